@@ -1,0 +1,1 @@
+"""Serve RWKV recurrent language models on any GPU that WebGPU reaches."""

@@ -1,0 +1,77 @@
+"""Every exception that the project raises on purpose.
+
+    RnnEngineError
+    ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
+    ├── NotFoundError          a named thing (model, state) does not exist            (HTTP 404)
+    ├── ModelError             a model file can't be read or does not fit             (at load)
+    ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
+    ├── DeviceError            no such device, or it can't do what is asked           (at load)
+    │   └── DeviceMemoryError  the device has too little memory left                  (at load)
+    ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
+    ├── OverloadedError        the queue is full                                      (HTTP 429)
+    ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
+    └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
+
+A message names what is wrong, shows the bad value and says what is allowed.
+"""
+
+from __future__ import annotations
+
+
+class RnnEngineError(Exception):
+    """Base of all exceptions raised on purpose."""
+
+
+class InvalidRequestError(RnnEngineError):
+    """A request field holds a value that is not allowed."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field}: {_shorten(value)} is not allowed; expected {allowed}")
+
+
+class NotFoundError(RnnEngineError):
+    """A named thing does not exist."""
+
+
+class ModelError(RnnEngineError):
+    """A model file can't be read, or its tensors do not make a model that we know."""
+
+
+class TokenizerError(RnnEngineError):
+    """A tokenizer can't be read, or does not fit the model."""
+
+
+class DeviceError(RnnEngineError):
+    """No such device, or it can't do what is asked of it."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The device has too little memory left."""
+
+
+class StateError(RnnEngineError):
+    """A state does not fit the model, or its file is damaged."""
+
+
+class OverloadedError(RnnEngineError):
+    """The queue is full; the request was not accepted and may be sent again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class EngineClosedError(RnnEngineError):
+    """The engine is stopping or has stopped."""
+
+
+class StepError(RnnEngineError):
+    """The forward pass failed; only the requests of that step are lost."""
+
+
+def _shorten(value: object, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

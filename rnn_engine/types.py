@@ -1,0 +1,147 @@
+"""The words that all layers share: the shape of a model, a sequence's state, a step's batch and its read-out.
+
+Knows numpy and nothing else of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32: TypeAlias = NDArray[np.float32]
+I32: TypeAlias = NDArray[np.int32]
+
+State: TypeAlias = Mapping[str, F32]
+"""All recurrent tensors of one sequence on the host: field name -> [L, *StateField.shape] f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One recurrent tensor of a layer: its name, its shape in one layer, and its value before the first token."""
+
+    name: str
+    shape: tuple[int, ...]
+    fill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRanks:
+    """Inner sizes R of the v7 low-rank adapters: decay (w), in-context rate (a), value residual (v), gate (g)."""
+
+    w: int
+    a: int
+    v: int
+    g: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model, all read from its tensors."""
+
+    version: str  # "v7"
+    num_layers: int  # L
+    width: int  # D
+    num_heads: int  # H
+    head_size: int  # N; H * N == D
+    ffn_width: int  # F
+    vocab_size: int  # V
+    ranks: AdapterRanks  # R
+
+    @property
+    def state_fields(self) -> tuple[StateField, ...]:
+        """The recurrent tensors of one layer, in the order in which they are stored."""
+        return (
+            StateField("att_shift", (self.width,)),
+            StateField("wkv", (self.num_heads, self.head_size, self.head_size)),  # [H, value, key]
+            StateField("ffn_shift", (self.width,)),
+        )
+
+    def initial_state(self) -> dict[str, F32]:
+        """The state before the first token."""
+        return {
+            field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32)
+            for field in self.state_fields
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Consecutive tokens of one sequence, to be run in one step from the state that its slot holds.
+
+    The logits of the last `rows` positions are computed: 0 for a prefill chunk that is not the last,
+    1 at decode, `len(tokens)` where every position is scored. `targets`, where given, holds one token id
+    a row; the read-out then has the logit at that id.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    rows: int = 0
+    targets: Sequence[int] | None = None
+
+
+Batch: TypeAlias = Sequence[TokenRun]
+"""What one step runs: at most one run a slot, and in all at most the runner's `max_tokens` and `max_rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What a step says of its logit rows, ordered as the batch's runs and, inside a run, by position.
+
+    R rows, K candidates. `full_row` reads a whole row back; it may be called until the runner's next step.
+    """
+
+    ids: I32  # [R, K] token ids of the K greatest logits, greatest first, equal logits by ascending id
+    logits: F32  # [R, K] their logits
+    logsumexp: F32  # [R] log of the sum of exp over the whole row
+    target_logits: F32  # [R] the logit at the row's target; NaN where the run has no targets
+    full_row: Callable[[int], F32]  # row -> [V] logits
+
+
+class Runner(Protocol):
+    """A model on a device, with a live state for each slot. Not thread-safe: one worker thread owns it.
+
+    A result does not depend on batch mates, on the slot, or on how a sequence was cut into runs.
+    """
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens that one step takes, over all its runs; bounds the work of one submit."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """The most logit rows that one step computes."""
+        ...
+
+    def step(self, batch: Batch) -> Readout:
+        """Run every token of `batch` and advance its slots' states.
+
+        Raises StepError where the device fails; the states of the batch's slots are then undefined.
+        """
+        ...
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        """Put `state` into `slot`; None is the state before the first token."""
+        ...
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        """A copy of the state that `slot` holds."""
+        ...
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Fork: `target` becomes a copy of `source`, on the device."""
+        ...
+
+    def close(self) -> None:
+        """Free the device's memory. Idempotent."""
+        ...
