@@ -1,0 +1,184 @@
+"""What a client asks of an engine, and what it hears back: the vocabulary between server, engine and scheduler.
+
+Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a request is made
+(`GenerateRequest.check`), so that everything below may trust them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.types import ModelShape
+
+FinishReason: TypeAlias = Literal["stop", "length"]
+
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from a row of logits.
+
+    Order: logits - penalties + bias, softmax, keep the `top_k` most likely, keep tokens while the mass before
+    a token is <= `top_p`, raise to 1 / temperature, renormalise, draw. Temperature 0 is greedy. The first sight
+    of a token adds `presence_penalty` to its penalty, every sight adds `frequency_penalty`, and every generated
+    token multiplies all penalties by `penalty_decay`.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 0.5
+    top_k: int = 128  # 0 = no limit
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_decay: float = 0.99654026
+    bias: Mapping[int, float] = NO_BIAS  # token id -> added to its logit
+    seed: int | None = None  # None = a random one, told in `Finished.seed`
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check_range("top_k", self.top_k, 0, shape.vocab_size)
+        _check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _check_range("penalty_decay", self.penalty_decay, 0.0, 1.0)
+        for token, bias in self.bias.items():
+            _check_range("logit_bias token id", token, 0, shape.vocab_size - 1)
+            _check_range("logit_bias value", bias, -1000.0, 1000.0)
+        if self.seed is not None:
+            _check_range("seed", self.seed, 0, 2**64 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One sequence to run and to continue."""
+
+    prompt: Sequence[int]  # token ids, not empty
+    max_tokens: int = 256  # 0 = only run the prompt
+    stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
+    stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: int | None = (
+        None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
+    )
+    prompt_logprobs: bool = False  # also for every prompt token but the first (`PromptScored`)
+    penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, which seed the penalties
+
+    def check(self, shape: ModelShape, max_logprobs: int) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        if len(self.prompt) == 0:
+            raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
+        for position, token in enumerate(self.prompt):
+            if not 0 <= token < shape.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt token {position}", token, f"a token id from 0 to {shape.vocab_size - 1}"
+                )
+        _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        if any(len(stop) == 0 for stop in self.stop):
+            raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, max_logprobs)
+        self.sampling.check(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """One token with its natural-log probability under the model, before penalties and bias."""
+
+    token: int
+    data: bytes  # the bytes that the token stands for
+    logprob: float | None  # None where not asked for, or for the first token of a prompt
+    top: tuple[tuple[int, float], ...] = ()  # the most likely (token, logprob), likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event: the request has a slot and its prompt has been run."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Follows `Started` where `prompt_logprobs` was asked for: one entry a prompt token."""
+
+    tokens: tuple[TokenInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More text, whole characters only, and the tokens that it came with (text may lag behind tokens)."""
+
+    text: str
+    tokens: tuple[TokenInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event."""
+
+    reason: FinishReason
+    completion_tokens: int
+    seed: int
+    stop: bytes | int | None = None  # the stop string or token that ended it
+
+
+Event: TypeAlias = Started | PromptScored | TextDelta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client may know of a loaded engine."""
+
+    model: str  # the name that clients use
+    shape: ModelShape
+    device: str
+    weights: str  # "f16" or "f32"
+    num_slots: int
+    max_logprobs: int  # the most alternatives a token
+    tokenizer: str
+    created: int  # Unix time of the load, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the scheduler."""
+
+    active: int  # requests that hold a slot
+    queued: int
+
+
+class EngineLike(Protocol):
+    """The few methods through which the server and the CLI reach a local or a remote engine."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
+
+        Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
+        Raises InvalidRequestError at once, OverloadedError or EngineClosedError before the first event,
+        and StepError where the device fails.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop taking requests, end the running ones with EngineClosedError, and free the device."""
+        ...
+
+
+def _check_range(field_name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise InvalidRequestError(field_name, value, f"a number from {low} to {high}")
