@@ -62,9 +62,7 @@ class GenerateRequest:
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    logprobs: int | None = (
-        None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
-    )
+    logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     prompt_logprobs: bool = False  # also for every prompt token but the first (`PromptScored`)
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, which seed the penalties
 

@@ -63,8 +63,7 @@ class ModelShape:
     def initial_state(self) -> dict[str, F32]:
         """The state before the first token."""
         return {
-            field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32)
-            for field in self.state_fields
+            field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32) for field in self.state_fields
         }
 
 
