@@ -1,0 +1,153 @@
+"""RWKV-7 models with random weights: small, from a fixed seed, in memory or as a safetensors file.
+
+The magnitudes are those of trained models: decays from nearly 0.55 to nearly 1, activations near one, logits that
+spread over several units, so that a wrong sum shows and the greatest logit stands clear of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from safetensors.numpy import save_file
+
+from rnn_engine.types import AdapterRanks, ModelShape
+
+FileDtype = Literal["f16", "bf16", "f32"]
+Convention = Literal["blinkdl", "ai00"]
+
+_FILE_DTYPES: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
+_ADAPTERS = {f"{kind}{half}" for kind in "wavg" for half in (1, 2)}
+_STORED_AS_1_1_D = {"x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "w0", "a0", "v0", "k_k", "k_a"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorModel:
+    """A model in memory, with the part of a model file's interface that a forward pass needs."""
+
+    shape: ModelShape
+    tensors: dict[str, NDArray[Any]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        return self.tensors[name]
+
+
+def tiny_shape(
+    layers: int = 2,
+    width: int = 64,
+    head_size: int = 16,
+    ffn: int | None = None,
+    vocab: int = 96,
+    ranks: AdapterRanks | None = None,
+) -> ModelShape:
+    """A shape small enough for any test; `ffn` is four times the width unless given."""
+    return ModelShape(
+        version="v7",
+        num_layers=layers,
+        width=width,
+        num_heads=width // head_size,
+        head_size=head_size,
+        ffn_width=4 * width if ffn is None else ffn,
+        vocab_size=vocab,
+        ranks=AdapterRanks(w=16, a=12, v=8, g=24) if ranks is None else ranks,
+    )
+
+
+def random_model(
+    shape: ModelShape, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
+) -> TensorModel:
+    """Random weights as arrays of `dtype`; the same seed gives the same numbers in every dtype.
+
+    Values have `bits` significant bits: 8 lose nothing in f16, bf16 and f32, 11 lose nothing in f16 and f32.
+    `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files do.
+    """
+    generator = np.random.default_rng(seed)
+    tensors = {}
+    for name, values in _draw_tensors(shape, generator):
+        if layer0_v or name not in {f"blocks.0.att.v{i}" for i in range(3)}:
+            tensors[name] = _round_to_f16(values, bits).astype(dtype)
+    return TensorModel(shape, tensors)
+
+
+def save_safetensors(
+    model: TensorModel, path: Path, dtype: FileDtype = "f16", convention: Convention = "blinkdl"
+) -> Path:
+    """Write `model` as published files are: vectors as [1, 1, D]; ai00's files have the adapters transposed."""
+    stored = {}
+    for name, values in model.tensors.items():
+        last_part = name.rpartition(".")[2]
+        if convention == "ai00" and last_part in _ADAPTERS:
+            values = values.T
+        if last_part in _STORED_AS_1_1_D:
+            values = values.reshape(1, 1, -1)
+        stored[name] = np.ascontiguousarray(values, dtype=_FILE_DTYPES[dtype])
+    save_file(stored, path)
+    return path
+
+
+def _draw_tensors(shape: ModelShape, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    yield "emb.weight", generator.normal(0.0, 1.0, (shape.vocab_size, shape.width))
+    yield from _draw_norm("blocks.0.ln0", shape.width, generator)
+    for layer in range(shape.num_layers):
+        yield from _draw_norm(f"blocks.{layer}.ln1", shape.width, generator)
+        yield from _draw_norm(f"blocks.{layer}.ln2", shape.width, generator)
+        yield from _draw_time_mix(f"blocks.{layer}.att", shape, generator)
+        yield from _draw_channel_mix(f"blocks.{layer}.ffn", shape, generator)
+    yield from _draw_norm("ln_out", shape.width, generator)
+    yield "head.weight", 4.0 * _draw_matrix(shape.vocab_size, shape.width, generator)
+
+
+def _draw_time_mix(
+    prefix: str, shape: ModelShape, generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    width, ranks = shape.width, shape.ranks
+    for kind in "rwkvag":
+        yield f"{prefix}.x_{kind}", generator.uniform(0.0, 1.0, width)
+    yield f"{prefix}.w0", generator.permutation(np.linspace(-6.0, 2.0, width))
+    yield f"{prefix}.a0", generator.normal(0.0, 1.0, width)
+    yield f"{prefix}.v0", generator.normal(0.5, 1.0, width)
+    for kind, rank, strength in (("w", ranks.w, 1.0), ("a", ranks.a, 1.0), ("v", ranks.v, 1.0), ("g", ranks.g, 2.0)):
+        yield f"{prefix}.{kind}1", generator.normal(0.0, width**-0.5, (width, rank))
+        yield f"{prefix}.{kind}2", generator.normal(0.0, strength * rank**-0.5, (rank, width))
+    yield f"{prefix}.k_k", generator.normal(0.85, 0.1, width)
+    yield f"{prefix}.k_a", generator.normal(1.0, 0.1, width)
+    yield f"{prefix}.r_k", generator.normal(0.0, 0.3, (shape.num_heads, shape.head_size))
+    for matrix in ("receptance", "key", "value", "output"):
+        yield f"{prefix}.{matrix}.weight", _draw_matrix(width, width, generator)
+    yield from _draw_norm(f"{prefix}.ln_x", width, generator)
+
+
+def _draw_channel_mix(
+    prefix: str, shape: ModelShape, generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    yield f"{prefix}.x_k", generator.uniform(0.0, 1.0, shape.width)
+    yield f"{prefix}.key.weight", _draw_matrix(shape.ffn_width, shape.width, generator)
+    yield f"{prefix}.value.weight", _draw_matrix(shape.width, shape.ffn_width, generator)
+
+
+def _draw_matrix(rows: int, columns: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """[out, in], such that inputs of unit size give outputs of unit size."""
+    return generator.normal(0.0, columns**-0.5, (rows, columns))
+
+
+def _draw_norm(prefix: str, width: int, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    yield f"{prefix}.weight", generator.normal(1.0, 0.2, width)
+    yield f"{prefix}.bias", generator.normal(0.0, 0.1, width)
+
+
+def _round_to_f16(values: NDArray[np.float64], bits: int) -> NDArray[np.float16]:
+    mantissa, exponent = np.frexp(values)
+    rounded: NDArray[np.float64] = np.ldexp(np.round(np.ldexp(mantissa, bits)), exponent - bits)
+    return rounded.astype(np.float16)
