@@ -6,7 +6,7 @@ Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
@@ -163,7 +163,7 @@ class EngineLike(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> bytes: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
