@@ -1,0 +1,71 @@
+# Two commands matter: `make serve` and `make test`. Each does its own set-up and is quick when that is done.
+
+# What `make serve` passes on; set them on the command line: make serve PORT=8000 MODEL=path/to/model.safetensors
+PORT = 65530
+HOST =
+MODEL =
+DEVICE =
+SLOTS =
+TOKENIZER =
+
+# A Python 3.11 or newer; empty = the first that is found.
+PYTHON =
+
+BIN = .venv/bin
+SETUP = PYTHON='$(PYTHON)' tools/setup/setup.sh
+SERVE_OPTIONS = --port '$(PORT)' \
+	$(if $(HOST),--host '$(HOST)') \
+	$(if $(SLOTS),--slots '$(SLOTS)') \
+	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
+
+.DEFAULT_GOAL = help
+.PHONY: help setup setup-dev serve test lint format types unit bench demo-model demo-model-check clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+	@echo
+	@echo 'make serve takes PORT, HOST, MODEL, DEVICE, SLOTS and TOKENIZER: make serve PORT=8000 MODEL=model.safetensors'
+
+setup: ## Make .venv ready to serve
+	@$(SETUP)
+
+setup-dev:
+	@$(SETUP) --dev
+
+serve: ## Serve a model over HTTP (the one that comes with the project, unless MODEL is set)
+	@device='$(DEVICE)'; \
+	if [ -n "$$device" ]; then $(SETUP); else device=$$($(SETUP) --device preferred); fi && \
+	exec $(BIN)/rnn-engine serve $(if $(MODEL),'$(MODEL)') --device "$$device" $(SERVE_OPTIONS)
+
+test: device lint types unit ## Check everything that must hold: lint, types, tests
+
+.PHONY: device
+device:
+	@$(SETUP) --dev --device required >/dev/null
+
+lint: setup-dev ## Check style and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup-dev ## Format the code, and repair style where that is safe
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup-dev ## Check types
+	$(BIN)/mypy
+
+unit: setup-dev ## Run the tests
+	$(BIN)/pytest
+
+bench: setup-dev ## Measure speed on this machine (tools/bench)
+	$(BIN)/python -m tools.bench
+
+demo-model: setup-dev ## Train the model that comes with the project from nothing (needs hours, or a GPU)
+	tools/demo_model/build.sh
+
+demo-model-check: setup-dev ## Check that training and export still work (minutes; needs torch)
+	tools/demo_model/check.sh
+
+clean: ## Delete all that the other targets made, the virtual environment too
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,130 @@
+"""The rules that keep the parts of the project apart, and the search for breaches of them.
+
+docs/architecture.md tells the reasons. A unit is a module or package that the table of layers names.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.imports import Import, find_files, find_imports, module_name
+
+PRODUCT = ("rnn_engine", "server", "states", "shaders")
+DEVELOPMENT = ("tests", "tools")
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("rnn_engine.errors", "rnn_engine.config", "rnn_engine.types", "rnn_engine.requests"),
+    (
+        "shaders",
+        "rnn_engine.model",
+        "rnn_engine.tokenizer",
+        "rnn_engine.sampling",
+        "rnn_engine.grammar",
+        "rnn_engine.reference",
+        "rnn_engine.demo",
+        "states",
+    ),
+    ("rnn_engine.gpu",),
+    ("rnn_engine.forward",),
+    ("rnn_engine.scheduler",),
+    ("rnn_engine.engine", "rnn_engine"),
+    ("server", "rnn_engine.cli"),
+)
+LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
+WORDS = 0  # the layer whose modules may import each other
+
+SIDEWAYS = frozenset({("rnn_engine.cli", "server.app"), ("rnn_engine", "rnn_engine.engine")})
+"""The imports inside a layer that are allowed all the same: the command line starts the server, and the
+package `rnn_engine` itself offers the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restricted:
+    """A module that few may import."""
+
+    target: str
+    allowed: tuple[str, ...]  # modules, with all that is below them
+    reason: str
+
+
+RESTRICTED = (
+    Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
+    Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
+    Restricted("torch", ("tools",), "torch is for tools alone"),
+    Restricted(
+        "rnn_engine.reference",
+        ("rnn_engine.reference", "rnn_engine.forward.cpu", *DEVELOPMENT),
+        "the reference is an oracle: only tests, tools and rnn_engine/forward/cpu.py use it",
+    ),
+)
+
+
+def find_breaches(root: Path) -> list[str]:
+    """One line a breach: file, line and the rule."""
+    product = find_imports(root, PRODUCT)
+    everything = product + find_imports(root, DEVELOPMENT)
+    declared = _declared_distributions(root)
+    breaches = [(found, rule) for found in product for rule in _layer_breaches(found)]
+    breaches += [(found, rule) for found in everything for rule in _restriction_breaches(found)]
+    breaches += [(found, rule) for found in product for rule in _undeclared(found, declared)]
+    return sorted({f"{found.place}: imports {found.target}: {rule}" for found, rule in breaches} | _strays(root))
+
+
+def unit_of(module: str) -> str:
+    """The unit that a module of the product belongs to: the longest that its name begins with."""
+    parts = module.split(".")
+    return next(unit for length in range(len(parts), 0, -1) if (unit := ".".join(parts[:length])) in LAYER_OF)
+
+
+def _strays(root: Path) -> set[str]:
+    """Files of rnn_engine that belong to no unit but the package itself."""
+    names = {path.relative_to(root): module_name(path.relative_to(root)) for path in find_files(root, ("rnn_engine",))}
+    strays = [path for path, name in names.items() if name not in LAYER_OF and unit_of(name) == "rnn_engine"]
+    return {f"{path.as_posix()}:1: is in no layer; the table in tests/support/layers.py names all" for path in strays}
+
+
+def _layer_breaches(found: Import) -> Iterator[str]:
+    if not _is_within(found.target, PRODUCT):
+        return
+    importer, target = unit_of(found.importer), unit_of(found.target)
+    if importer == target or _is_sideways(importer, found.target):
+        return
+    above, below = LAYER_OF[importer], LAYER_OF[target]
+    if below > above:
+        yield f"{importer} (layer {above}) may not import from a higher layer ({target}: {below})"
+    elif below == above != WORDS:
+        yield f"{importer} and {target} are both in layer {above} and may not import each other"
+
+
+def _is_sideways(importer: str, target: str) -> bool:
+    return any(importer == unit and _is_within(target, (module,)) for unit, module in SIDEWAYS)
+
+
+def _restriction_breaches(found: Import) -> Iterator[str]:
+    for rule in RESTRICTED:
+        if _is_within(found.target, (rule.target,)) and not _is_within(found.importer, rule.allowed):
+            yield rule.reason
+    if _is_within(found.importer, PRODUCT) and _is_within(found.target, DEVELOPMENT):
+        yield "tests/ and tools/ are not part of what is installed"
+
+
+def _undeclared(found: Import, declared: frozenset[str]) -> Iterator[str]:
+    top = found.target.partition(".")[0]
+    known = top in sys.stdlib_module_names or top in PRODUCT or top in DEVELOPMENT
+    if not known and top.lower() not in declared:
+        yield f"pyproject.toml does not list {top} among its dependencies"
+
+
+def _declared_distributions(root: Path) -> frozenset[str]:
+    """The dependencies of pyproject.toml as module names: lower case, with underscores."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    names = (requirement.split(">")[0].split("=")[0].split("<")[0] for requirement in project["dependencies"])
+    return frozenset(name.strip().lower().replace("-", "_") for name in names)
+
+
+def _is_within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -1,0 +1,84 @@
+"""The virtual environment `.venv` and the packages in it.
+
+A record in `.venv` says what was installed from which pyproject.toml, so that a second call has nothing to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from tools.setup.pip_wheel import fetch_pip_wheel
+from tools.setup.shell import SetupError, Shell
+
+Extra = Literal["run", "dev"]  # run: what serving needs; dev: that and what linting and testing need
+
+REQUIREMENT = {"run": ".", "dev": ".[dev]"}
+
+
+class Environment:
+    """The `.venv` of a checkout."""
+
+    def __init__(self, root: Path, shell: Shell) -> None:
+        self.root = root
+        self.folder = root / ".venv"
+        self.python = self.folder / "bin" / "python"
+        self._record_path = self.folder / "rnn-engine-setup.json"
+        self._shell = shell
+
+    def ensure(self, extra: Extra) -> None:
+        """Make the environment hold the packages of `extra`; quick where it does already."""
+        key = self._key()
+        record = self._read_record()
+        if self.python.exists() and key in (record.get(extra), record.get("dev")):
+            return
+        if record.get("root", str(self.root)) != str(self.root) or not self._works():
+            self._create()
+            record = {}
+        self._install(extra)
+        self._record_path.write_text(json.dumps({**record, "root": str(self.root), extra: key}, indent=2) + "\n")
+
+    def _key(self) -> str:
+        """Changes when the packages have to be installed again."""
+        packages = sorted(path.name for path in self.root.iterdir() if any(path.glob("*.py")))
+        pyproject = (self.root / "pyproject.toml").read_bytes()
+        facts = [sys.version, str(self.root), ",".join(packages), hashlib.sha256(pyproject).hexdigest()]
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+    def _read_record(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._record_path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _works(self) -> bool:
+        """Whether the environment has this Python's version, and pip."""
+        return self._shell.read(str(self.python), "-c", "import pip, sys; print(sys.version)") == f"{sys.version}\n"
+
+    def _create(self) -> None:
+        self._shell.say(f"making a virtual environment with Python {sys.version.split()[0]}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        base = getattr(sys, "_base_executable", sys.executable)
+        if find_spec("venv") is None:
+            raise SetupError("this Python has no module venv; on Debian and Ubuntu: apt install python3-venv")
+        if find_spec("ensurepip") is not None:
+            self._shell.run(base, "-m", "venv", str(self.folder))
+            return
+        self._shell.run(base, "-m", "venv", "--without-pip", str(self.folder))
+        wheel = fetch_pip_wheel(self.folder / "pip-download", self._shell)
+        self._shell.run(str(self.python), f"{wheel}/pip", "install", "--quiet", "--no-index", str(wheel))
+        shutil.rmtree(self.folder / "pip-download")
+
+    def _install(self, extra: Extra) -> None:
+        self._shell.say(f"installing packages into .venv ({extra}); the first time this takes a minute or two")
+        command = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--editable"]
+        try:
+            self._shell.run(str(self.python), *command, REQUIREMENT[extra], cwd=str(self.root))
+        except SetupError as error:
+            raise SetupError(f"pip could not install the packages; its own words are above ({error})") from error

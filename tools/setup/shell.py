@@ -1,0 +1,62 @@
+"""How the set-up reaches the system: running commands, becoming root, telling the user.
+
+Tests put a scripted one in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+
+class SetupError(Exception):
+    """The set-up can't go on; the message says what the user has to do."""
+
+
+class Shell:
+    """The machine's own shell."""
+
+    def say(self, message: str) -> None:
+        print(f"setup: {message}", file=sys.stderr, flush=True)
+
+    def has(self, program: str) -> bool:
+        return shutil.which(program) is not None
+
+    def run(self, *command: str, env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
+        """Run a command that speaks for itself on stderr. Raises SetupError where it fails."""
+        done = subprocess.run(
+            command, env=_environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
+        )
+        if done.returncode != 0:
+            raise SetupError(f"this command failed with status {done.returncode}: {' '.join(command)}")
+
+    def read(self, *command: str) -> str | None:
+        """What a command prints on stdout, or None where it fails; its stderr is dropped."""
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    @functools.cached_property
+    def root_prefix(self) -> tuple[str, ...] | None:
+        """What to put before a command so that root runs it; None where this user can't without a password."""
+        if os.geteuid() == 0:
+            return ()
+        if self.has("sudo") and self.read("sudo", "-n", "true") is not None:
+            return ("sudo", "-n")
+        return None
+
+    def run_as_root(self, *command: str) -> None:
+        """Raises SetupError where the command fails or nobody here may be root."""
+        if self.root_prefix is None:
+            raise SetupError(f"root is needed to run: {' '.join(command)}")
+        self.run(*self.root_prefix, *command)
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if extra is None else {**os.environ, **extra}
