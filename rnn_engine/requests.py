@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, Protocol, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError
@@ -16,17 +15,15 @@ from rnn_engine.types import ModelShape
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
-NO_BIAS: Mapping[int, float] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn from a row of logits.
 
     Order: logits - penalties + bias, softmax, keep the `top_k` most likely, keep tokens while the mass before
-    a token is <= `top_p`, raise to 1 / temperature, renormalise, draw. Temperature 0 is greedy. The first sight
-    of a token adds `presence_penalty` to its penalty, every sight adds `frequency_penalty`, and every generated
-    token multiplies all penalties by `penalty_decay`.
+    a token is <= `top_p`, raise to 1 / temperature, renormalise, draw. Temperature 0 is greedy. Every generated
+    token multiplies all penalties by `penalty_decay`, then adds `frequency_penalty` to its own and, at its first
+    sight, `presence_penalty`.
     """
 
     temperature: float = 1.0
@@ -35,7 +32,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     penalty_decay: float = 0.99654026
-    bias: Mapping[int, float] = NO_BIAS  # token id -> added to its logit
+    bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
     seed: int | None = None  # None = a random one, told in `Finished.seed`
 
     def check(self, shape: ModelShape) -> None:
@@ -64,17 +61,14 @@ class GenerateRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     prompt_logprobs: bool = False  # also for every prompt token but the first (`PromptScored`)
-    penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, which seed the penalties
+    penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
 
     def check(self, shape: ModelShape, max_logprobs: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         if len(self.prompt) == 0:
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
-        for position, token in enumerate(self.prompt):
-            if not 0 <= token < shape.vocab_size:
-                raise InvalidRequestError(
-                    f"prompt token {position}", token, f"a token id from 0 to {shape.vocab_size - 1}"
-                )
+        for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
+            _check_tokens(field_name, getattr(self, field_name), shape.vocab_size)
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         if any(len(stop) == 0 for stop in self.stop):
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
@@ -175,6 +169,12 @@ class EngineLike(Protocol):
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, and free the device."""
         ...
+
+
+def _check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError(f"{field_name} token {position}", token, f"a token id from 0 to {vocab_size - 1}")
 
 
 def _check_range(field_name: str, value: float, low: float, high: float) -> None:
