@@ -1,0 +1,61 @@
+"""The models and token sequences that the golden files cover."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rnn_engine.types import AdapterRanks, ModelShape
+from tests.support.models import tiny_shape
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model with random weights, and how many random tokens are run through it."""
+
+    name: str
+    shape: ModelShape
+    seed: int
+    num_tokens: int
+    layer0_v: bool = True  # whether the file holds layer 0's v0, v1, v2, which nothing reads
+
+
+CASES = (
+    Case(
+        "v7-one-layer-head16",
+        tiny_shape(layers=1, width=32, head_size=16, vocab=12, ranks=AdapterRanks(w=4, a=8, v=2, g=16)),
+        seed=701,
+        num_tokens=300,  # more than 8 bits count
+        layer0_v=False,
+    ),
+    Case(
+        "v7-deep-head16-odd-sizes",
+        tiny_shape(layers=5, width=48, head_size=16, ffn=100, vocab=12, ranks=AdapterRanks(w=5, a=7, v=3, g=9)),
+        seed=702,
+        num_tokens=61,
+    ),
+    Case(
+        "v7-vocab500-head16",
+        tiny_shape(layers=3, width=64, head_size=16, ffn=224, vocab=500, ranks=AdapterRanks(w=16, a=12, v=8, g=24)),
+        seed=703,
+        num_tokens=70,
+    ),
+    Case(
+        "v7-head32",
+        tiny_shape(layers=2, width=96, head_size=32, ffn=160, vocab=12, ranks=AdapterRanks(w=8, a=8, v=8, g=8)),
+        seed=704,
+        num_tokens=33,
+        layer0_v=False,
+    ),
+    Case(
+        "v7-vocab500-head64",
+        tiny_shape(layers=2, width=128, head_size=64, ffn=192, vocab=500, ranks=AdapterRanks(w=24, a=16, v=8, g=40)),
+        seed=705,
+        num_tokens=50,
+    ),
+    Case(
+        "v7-single-head128",
+        tiny_shape(layers=2, width=128, head_size=128, ffn=128, vocab=12, ranks=AdapterRanks(w=6, a=10, v=4, g=12)),
+        seed=706,
+        num_tokens=25,
+    ),
+)
