@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 
 
 class SetupError(Exception):
@@ -26,12 +25,20 @@ class Shell:
     def has(self, program: str) -> bool:
         return shutil.which(program) is not None
 
-    def run(self, *command: str, env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
-        """Run a command that speaks for itself on stderr. Raises SetupError where it fails."""
+    def run(self, *command: str, cwd: str | None = None) -> None:
+        """Run a command; what it prints is shown only where it fails, and then SetupError is raised."""
         done = subprocess.run(
-            command, env=_environment(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
+            command,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if done.returncode != 0:
+            print(done.stdout, file=sys.stderr, flush=True)
             raise SetupError(f"this command failed with status {done.returncode}: {' '.join(command)}")
 
     def read(self, *command: str) -> str | None:
@@ -56,7 +63,3 @@ class Shell:
         if self.root_prefix is None:
             raise SetupError(f"root is needed to run: {' '.join(command)}")
         self.run(*self.root_prefix, *command)
-
-
-def _environment(extra: Mapping[str, str] | None) -> dict[str, str] | None:
-    return None if extra is None else {**os.environ, **extra}
