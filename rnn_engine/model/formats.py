@@ -1,0 +1,92 @@
+"""Tells file formats apart by how a file begins, and opens the file with the right reader.
+
+A new format is one reader module and one line in `_FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.pth_file import PthFile
+from rnn_engine.model.safetensors_file import SafetensorsFile
+from rnn_engine.model.source import TensorSource
+
+_HEAD_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A format that is read: how it is recognised and what opens it."""
+
+    recognises: Callable[[bytes], bool]  # the file's first bytes -> whether it is of this format
+    open: Callable[[Path], TensorSource]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A kind of file that people pass by mistake, or that is not read yet, and what to say of it."""
+
+    prefix: bytes
+    message: str
+
+
+_FORMATS = (
+    _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
+    _Format(lambda head: head[8:9] == b"{", SafetensorsFile),
+)
+
+_REFUSALS = (
+    _Refusal(
+        b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9",
+        "a .pth file in the layout that torch wrote before version 1.6; load it in a newer torch and save it again",
+    ),
+    _Refusal(b"GGUF", "a GGUF file, which is not read yet; use the model's .safetensors or .pth file"),
+    _Refusal(
+        b"version https://git-lfs",
+        "a Git LFS pointer and not the model itself; fetch it with `git lfs pull` or download the file directly",
+    ),
+    _Refusal(b"<!DOCTYPE", "a web page and not a model; download the file itself"),
+    _Refusal(b"<html", "a web page and not a model; download the file itself"),
+)
+
+
+def open_source(path: Path) -> TensorSource:
+    """Open a file of tensors in whichever format it is.
+
+    Raises ModelError where the file is missing, can't be read, or is of no known format.
+    """
+    head = _read_head(path)
+    for refusal in _REFUSALS:
+        if head.startswith(refusal.prefix):
+            raise ModelError(f"{path} is {refusal.message}")
+    for file_format in _FORMATS:
+        if file_format.recognises(head):
+            return _open(file_format, path)
+    raise ModelError(
+        f"{path} is neither a safetensors file nor a .pth file: it begins with {head[:16]!r}; is its download complete?"
+    )
+
+
+def _open(file_format: _Format, path: Path) -> TensorSource:
+    try:
+        return file_format.open(path)
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _read_head(path: Path) -> bytes:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder; expected a model file (.safetensors, .st or .pth)")
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)") from error
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error
+    if not head:
+        raise ModelError(f"{path} is empty; is its download complete?")
+    return head

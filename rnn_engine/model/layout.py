@@ -1,0 +1,134 @@
+"""What a version of RWKV asks of a file: which tensors, how its sizes follow from theirs, and the check of all of them.
+
+Knows no version. A version's module lists its tensors with their dimensions as letters; sizes are read off the tensors
+at hand, and then every tensor is held against them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.source import TensorInfo
+from rnn_engine.types import ModelShape
+
+Sizes = Mapping[str, int]
+"""Dimension letter -> its size."""
+
+WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
+
+_BLOCK = re.compile(r"blocks\.([0-9]{1,6})\..*")
+_MOST_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor of a model: its name, its dimensions as letters, and whether a file must have it."""
+
+    name: str
+    dims: tuple[str, ...]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A version's tensors, and how its shape follows from the sizes of their dimensions."""
+
+    specs: Callable[[int], tuple[TensorSpec, ...]]  # number of layers -> every tensor
+    make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """What the check of a file yields."""
+
+    shape: ModelShape
+    tensors: Mapping[str, TensorInfo]  # in the layout's order, leading axes of size 1 gone
+
+
+def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
+    """Hold a file's tensors, in BlinkDL's names and orientation, against a layout.
+
+    Raises ModelError that names what is missing, unknown, of the wrong type or of the wrong shape.
+    """
+    num_layers = _count_layers(tensors)
+    specs = layout.specs(num_layers)
+    _check_names(specs, tensors)
+    present = [spec for spec in specs if spec.name in tensors]
+    squeezed = {spec.name: _squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
+    _check_dtypes(squeezed)
+    sizes = _read_sizes(present, squeezed)
+    _check_shapes(present, squeezed, sizes)
+    return CheckedModel(layout.make_shape(num_layers, sizes), squeezed)
+
+
+def _count_layers(names: Iterable[str]) -> int:
+    found = {int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))}
+    count = max(found) + 1
+    if missing := [f"blocks.{layer}" for layer in range(count) if layer not in found]:
+        raise ModelError(f"layers are missing below blocks.{count - 1}: {_abbreviate(missing)}")
+    return count
+
+
+def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
+    names = set(names)
+    if missing := [spec.name for spec in specs if spec.required and spec.name not in names]:
+        raise ModelError(f"{_count(missing, 'tensor')} missing: {_abbreviate(missing)}")
+    if unknown := sorted(names - {spec.name for spec in specs}):
+        raise ModelError(
+            f"{_count(unknown, 'tensor')} that no served RWKV version has: {_abbreviate(unknown)}; "
+            "running the model without would give wrong results"
+        )
+
+
+def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
+    wrong = [f"{name} is {info.dtype.name}" for name, info in tensors.items() if info.dtype not in WEIGHT_DTYPES]
+    if wrong:
+        allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
+        raise ModelError(
+            f"{_count(wrong, 'tensor')} of the wrong element type: {_abbreviate(wrong)}; expected {allowed}"
+        )
+
+
+def _read_sizes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """The size of each dimension, as the first tensor that has it says."""
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        shape = tensors[spec.name].shape
+        if len(shape) == len(spec.dims):
+            for letter, size in zip(spec.dims, shape, strict=True):
+                sizes.setdefault(letter, size)
+    return sizes
+
+
+def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo], sizes: Sizes) -> None:
+    wrong = []
+    for spec in specs:
+        shape = tensors[spec.name].shape
+        expected = [sizes.get(letter, letter) for letter in spec.dims]
+        if list(shape) != expected or 0 in shape:
+            wrong.append(f"{spec.name} is {list(shape)}, expected [{', '.join(map(str, expected))}]")
+    if wrong:
+        raise ModelError(f"{_count(wrong, 'tensor')} of the wrong shape: {_abbreviate(wrong)}")
+
+
+def _squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
+    shape = info.shape
+    while len(shape) > num_dims and shape[0] == 1:
+        shape = shape[1:]
+    return TensorInfo(shape, info.dtype)
+
+
+def _count(items: list[str], noun: str) -> str:
+    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
+
+
+def _abbreviate(items: list[str]) -> str:
+    shown = "; ".join(items[:_MOST_SHOWN])
+    return shown if len(items) <= _MOST_SHOWN else f"{shown}; and {len(items) - _MOST_SHOWN} more"

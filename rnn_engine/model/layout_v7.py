@@ -1,0 +1,81 @@
+"""RWKV-7's tensors, in BlinkDL's names and orientation.
+
+D width, V vocabulary, H heads, N head size, F ffn width, R the inner size of each adapter. Layer 0 has the embedding's
+norm besides, and no use for the value residual's adapter, since it is where the first value comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.layout import Layout, Sizes, TensorSpec
+from rnn_engine.types import AdapterRanks, ModelShape
+
+
+def _specs(num_layers: int) -> tuple[TensorSpec, ...]:
+    layers = [spec for layer in range(num_layers) for spec in _layer_specs(layer)]
+    return (
+        TensorSpec("emb.weight", ("V", "D")),
+        *_norm("blocks.0.ln0"),
+        *layers,
+        *_norm("ln_out"),
+        TensorSpec("head.weight", ("V", "D")),
+    )
+
+
+def _layer_specs(layer: int) -> Iterator[TensorSpec]:
+    block = f"blocks.{layer}"
+    yield from _norm(f"{block}.ln1")
+    for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"):
+        yield TensorSpec(f"{block}.att.{name}", ("D",))
+    for adapter in ("w", "a", "g"):
+        yield from _adapter(block, adapter, required=True)
+    yield from _adapter(block, "v", required=layer > 0)
+    yield TensorSpec(f"{block}.att.r_k", ("H", "N"))
+    for name in ("receptance", "key", "value", "output"):
+        yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
+    yield from _norm(f"{block}.att.ln_x")
+    yield TensorSpec(
+        f"{block}.att.time_state", ("H", "N", "N"), required=False
+    )  # [H, value, key], a tuned initial state
+    yield from _norm(f"{block}.ln2")
+    yield TensorSpec(f"{block}.ffn.x_k", ("D",))
+    yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
+    yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))
+
+
+def _norm(name: str) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", ("D",))
+    yield TensorSpec(f"{name}.bias", ("D",))
+
+
+def _adapter(block: str, letter: str, *, required: bool) -> Iterator[TensorSpec]:
+    inner = f"R_{letter}"
+    if letter != "g":  # the gate has no bias
+        yield TensorSpec(f"{block}.att.{letter}0", ("D",), required)
+    yield TensorSpec(f"{block}.att.{letter}1", ("D", inner), required)
+    yield TensorSpec(f"{block}.att.{letter}2", (inner, "D"), required)
+
+
+def _make_shape(num_layers: int, sizes: Sizes) -> ModelShape:
+    width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
+    if num_heads * head_size != width:
+        raise ModelError(
+            f"blocks.0.att.r_k is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
+            f"expected a product of {width}, the model's width"
+        )
+    return ModelShape(
+        version="v7",
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        head_size=head_size,
+        ffn_width=sizes["F"],
+        vocab_size=sizes["V"],
+        ranks=AdapterRanks(w=sizes["R_w"], a=sizes["R_a"], v=sizes.get("R_v", 0), g=sizes["R_g"]),
+    )
+
+
+LAYOUT: Final = Layout(_specs, _make_shape)
