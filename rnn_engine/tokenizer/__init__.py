@@ -1,0 +1,7 @@
+"""Text to token ids and back: the World vocabulary, Hugging Face tokenizers, or none."""
+
+from rnn_engine.tokenizer.base import Tokenizer
+from rnn_engine.tokenizer.load import load_tokenizer
+from rnn_engine.tokenizer.none import NoTokenizer
+
+__all__ = ["NoTokenizer", "Tokenizer", "load_tokenizer"]

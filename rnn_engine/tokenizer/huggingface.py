@@ -1,0 +1,66 @@
+"""Any tokenizer that comes as a Hugging Face tokenizer.json.
+
+Text that spells one of the vocabulary's added tokens becomes that token, as everywhere in that world; other text in
+angle brackets is plain text. Nothing is put before or after a text, and none is cut.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from rnn_engine.errors import InvalidRequestError, TokenizerError
+from rnn_engine.tokenizer.base import check_text
+from rnn_engine.tokenizer.pieces import piece_decoder
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer read from a tokenizer.json.
+
+    Raises TokenizerError where the file can't be read, or its pieces can't be turned into bytes one by one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._library = _load(path)
+        self._pieces = _read_pieces(path, self._library)
+
+    @property
+    def size(self) -> int:
+        return max(self._pieces, default=-1) + 1
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        try:
+            return self._library.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises plain exceptions
+            raise InvalidRequestError("text", text, f"text that the tokenizer can encode ({error})") from error
+
+    def decode_bytes(self, token: int) -> bytes:
+        return self._pieces.get(token, b"")
+
+
+def _load(path: Path) -> LibraryTokenizer:
+    try:
+        library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
+    except Exception as error:  # the library raises plain exceptions
+        raise TokenizerError(f"{path} is no Hugging Face tokenizer.json: {error}") from error
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _read_pieces(path: Path, library: LibraryTokenizer) -> dict[int, bytes]:
+    """Token id -> its bytes; special tokens have none, and other added tokens are what they spell."""
+    try:
+        to_bytes = piece_decoder(json.loads(library.to_str())["decoder"])
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    pieces = {token: to_bytes(piece) for piece, token in library.get_vocab(with_added_tokens=False).items()}
+    for token, added in library.get_added_tokens_decoder().items():
+        pieces[token] = b"" if added.special else added.content.encode("utf-8")
+    return pieces

@@ -1,0 +1,57 @@
+"""Chooses and loads the tokenizer of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from rnn_engine.errors import TokenizerError
+from rnn_engine.tokenizer.base import Tokenizer
+from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
+from rnn_engine.tokenizer.none import NoTokenizer
+from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WORLD_SIZE, WorldTokenizer
+
+_FILE_NAME: Final = "tokenizer.json"
+
+
+def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
+    """The tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json.
+
+    `auto` takes a tokenizer.json that lies beside the model, else World where the model's vocabulary is as large as
+    World's, else none. Raises TokenizerError where the file can't be read or the vocabulary does not fit the model.
+    """
+    match choice:
+        case "auto":
+            tokenizer = _find(model_path, vocab_size)
+        case "world":
+            tokenizer = WorldTokenizer()
+        case "none":
+            tokenizer = NoTokenizer(vocab_size, "none was asked for")
+        case _:
+            tokenizer = _from_file(choice)
+    if tokenizer.size > vocab_size:
+        raise TokenizerError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.size} ids and the model's vocabulary {vocab_size}; "
+            f"expected at most {vocab_size}, or the choice none to work with token ids"
+        )
+    return tokenizer
+
+
+def _find(model_path: Path, vocab_size: int) -> Tokenizer:
+    beside = model_path.parent / _FILE_NAME
+    if beside.is_file():
+        return HuggingFaceTokenizer(beside)
+    if WORLD_SIZE <= vocab_size <= WORLD_PADDED_SIZE:
+        return WorldTokenizer()
+    return NoTokenizer(
+        vocab_size,
+        f"there is no {_FILE_NAME} beside it, and its vocabulary of {vocab_size} is not World's "
+        f"({WORLD_SIZE} to {WORLD_PADDED_SIZE})",
+    )
+
+
+def _from_file(choice: str) -> Tokenizer:
+    path = Path(choice)
+    if not path.is_file():
+        raise TokenizerError(f"tokenizer {choice!r}: no such file; expected auto, world, none or a {_FILE_NAME}")
+    return HuggingFaceTokenizer(path)

@@ -1,0 +1,25 @@
+"""Stands in where a model has no tokenizer: clients then send and receive token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rnn_engine.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class NoTokenizer:
+    """Knows the range of ids, no text, and why there is no tokenizer."""
+
+    size: int
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return "none"
+
+    def encode(self, text: str) -> list[int]:
+        raise InvalidRequestError("text", text, f"token ids, as the model has no tokenizer: {self.reason}")
+
+    def decode_bytes(self, _token: int) -> bytes:
+        return b""

@@ -1,0 +1,48 @@
+"""The World vocabulary, which most RWKV models use: 65529 byte strings, greedy longest match, and 0 as end of text.
+
+The library encodes. It can't decode a token that is a part of a character, so the table of byte strings is read here,
+from the vocabulary file that comes with it.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+from pyrwkv_tokenizer import RWKVTokenizer
+
+from rnn_engine.tokenizer.base import check_text
+
+WORLD_SIZE: Final = 65530  # ids 0..65529
+WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them
+
+
+class WorldTokenizer:
+    """The World tokenizer."""
+
+    name = "world"
+    size = WORLD_SIZE
+
+    def __init__(self) -> None:
+        self._library = RWKVTokenizer()
+        self._pieces = _read_pieces(Path(self._library.vocab_filepath))
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        ids: list[int] = self._library.encode(text)
+        return ids
+
+    def decode_bytes(self, token: int) -> bytes:
+        return self._pieces.get(token, b"")
+
+
+def _read_pieces(path: Path) -> dict[int, bytes]:
+    """Token id -> its bytes, from lines of an id, a Python literal (str or bytes) and a length."""
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        entries = [line.split(" ", 1) for line in lines]
+    literals = ast.literal_eval(f"[{','.join(rest.rsplit(' ', 1)[0] for _, rest in entries)}]")
+    return {
+        int(token): literal if isinstance(literal, bytes) else literal.encode("utf-8")
+        for (token, _), literal in zip(entries, literals, strict=True)
+    }
