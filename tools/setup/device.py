@@ -57,8 +57,8 @@ def find_device(environment: Environment, shell: Shell, *, required: bool) -> st
         record.write_text(json.dumps({"drivers": _fingerprint()}) + "\n")
         return "auto"
     if required:
-        raise SetupError(f"no Vulkan device was found, and the tests need one. {mesa.ADVICE}")
-    shell.say(f"no Vulkan device was found; going on with the CPU reference, which is slow. {mesa.ADVICE}")
+        raise SetupError(f"no Vulkan device was found, and the tests need one.\n{mesa.advice(shell)}")
+    shell.say(f"no Vulkan device was found; going on with the CPU reference, which is slow.\n{mesa.advice(shell)}")
     return "cpu"
 
 
@@ -72,7 +72,7 @@ def _probe(environment: Environment, shell: Shell) -> list[Adapter]:
 def _describe(adapter: Adapter, shell: Shell) -> None:
     shell.say(f"found {adapter.device} ({adapter.backend}; {adapter.description})")
     if adapter.is_slow_mesa:
-        shell.say(f"Mesa {mesa.FAST_VERSION} or newer runs the same kernels many times faster. {mesa.ADVICE}")
+        shell.say(f"Mesa {mesa.FAST_VERSION} or newer runs the same kernels many times faster.\n{mesa.advice(shell)}")
 
 
 def _recorded(path: Path) -> object:

@@ -19,16 +19,28 @@ BACKPORTS = f"{OLD_RELEASE}-backports"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SOURCE_FILE = Path("/etc/apt/sources.list.d") / f"{BACKPORTS}.sources"
 
-ADVICE = (
-    "To get Mesa's software driver, as root, on Debian 13 or newer and on Ubuntu: "
-    f"apt install {' '.join(PACKAGES)}; on Debian 12, once {BACKPORTS} is among its sources: "
-    f"apt install -t {BACKPORTS} {' '.join(PACKAGES)}. A GPU needs its vendor's Vulkan driver."
+OTHER_SYSTEMS = (
+    "Install the Vulkan driver of your GPU or, where there is none, Mesa's software driver "
+    "(mesa-vulkan-drivers on Fedora, vulkan-swrast on Arch)."
 )
 
 
 def can_install(shell: Shell) -> bool:
     """Whether apt is at hand and may be used without a password."""
     return shell.has("apt-get") and shell.root_prefix is not None
+
+
+def advice(shell: Shell) -> str:
+    """What a person has to do as root, as commands to copy."""
+    if not shell.has("apt-get"):
+        return OTHER_SYSTEMS
+    sources = _sources(shell)
+    lines = ["As root:"]
+    if OLD_RELEASE in sources and BACKPORTS not in sources:
+        lines.append(f"printf '{_source_text(sources[OLD_RELEASE])}' > {SOURCE_FILE}".replace("\n", "\\n"))
+    release = ["--target-release", BACKPORTS] if OLD_RELEASE in sources else []
+    lines += ["apt-get update", " ".join(["apt-get install", *release, *PACKAGES])]
+    return "\n    ".join(lines) + "\nA GPU needs its vendor's Vulkan driver instead."
 
 
 def install(shell: Shell) -> None:
@@ -65,10 +77,14 @@ def _sources(shell: Shell) -> dict[str, str]:
 def _add_backports(address: str, shell: Shell) -> None:
     """Add the backports of the archive that the release itself comes from. Raises SetupError, leaving no trace."""
     shell.say(f"adding {SOURCE_FILE}")
-    text = f"Types: deb\nURIs: {address}\nSuites: {BACKPORTS}\nComponents: main\nSigned-By: {KEYRING}\n"
-    shell.run_as_root("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, os.fspath(SOURCE_FILE))
+    write = ("sh", "-c", 'printf %s "$1" > "$2"', "sh", _source_text(address), os.fspath(SOURCE_FILE))
+    shell.run_as_root(*write)
     try:
         shell.run_as_root(*APT, "update", "--error-on=any")
     except SetupError:
         shell.run_as_root("rm", "--force", os.fspath(SOURCE_FILE))
         raise
+
+
+def _source_text(address: str) -> str:
+    return f"Types: deb\nURIs: {address}\nSuites: {BACKPORTS}\nComponents: main\nSigned-By: {KEYRING}\n"
