@@ -28,7 +28,7 @@ class SamplingParams:
 
     temperature: float = 1.0
     top_p: float = 0.5
-    top_k: int = 128  # 0 = no limit
+    top_k: int = 128  # 0 = no limit; may exceed the vocabulary
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     penalty_decay: float = 0.99654026
@@ -39,7 +39,7 @@ class SamplingParams:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0)
-        _check_range("top_k", self.top_k, 0, shape.vocab_size)
+        _check_range("top_k", self.top_k, 0, 2**31 - 1)
         _check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _check_range("penalty_decay", self.penalty_decay, 0.0, 1.0)
@@ -115,7 +115,7 @@ class Finished:
     """The last event."""
 
     reason: FinishReason
-    completion_tokens: int
+    completion_tokens: int  # all that were drawn, a stop token included
     seed: int
     stop: bytes | int | None = None  # the stop string or token that ended it
 

@@ -1,0 +1,160 @@
+"""The engine: puts model, tokenizer, runner and scheduler together, and is the project's Python API.
+
+Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from
+that thread into the request's own inbox, which has no bound, so that a slow reader slows nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
+from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
+from rnn_engine.scheduler import Delivery, Scheduler, Worker
+from rnn_engine.tokenizer import Tokenizer
+from rnn_engine.types import Runner
+
+MAX_LOGPROBS = 20
+RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
+
+_Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
+
+
+class Engine:
+    """One loaded model that serves many requests at once. Implements `EngineLike`.
+
+    Make it inside a running event loop. It owns `runner` from then on and closes it in `close`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        *,
+        model: str,
+        device: str,
+        weights: str,
+        max_queued: int = 64,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_queued = max_queued
+        self._info = EngineInfo(
+            model=model,
+            shape=runner.shape,
+            device=device,
+            weights=weights,
+            num_slots=runner.num_slots,
+            max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
+            tokenizer=tokenizer.name,
+            created=int(time.time()),
+        )
+        self._loop = asyncio.get_running_loop()
+        self._keys = itertools.count()
+        self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
+        self._request_seconds: float | None = None  # a running mean
+        self._closing = False
+        self._ended = asyncio.Event()
+        self._scheduler = Scheduler(runner, tokenizer.decode_bytes)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner))
+        self._worker.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def stats(self) -> EngineStats:
+        active = self._scheduler.num_live
+        return EngineStats(active=active, queued=max(len(self._inboxes) - active, 0))
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        for token in tokens:
+            if not 0 <= token < self._info.shape.vocab_size:
+                raise InvalidRequestError("token", token, f"a token id from 0 to {self._info.shape.vocab_size - 1}")
+        return b"".join(map(self._tokenizer.decode_bytes, tokens))
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """See `EngineLike.generate`. The request is queued when the iteration begins."""
+        request.check(self._info.shape, self._info.max_logprobs)
+        return self._generate(request)
+
+    async def close(self) -> None:
+        """Stop taking requests, end the running ones with EngineClosedError, free the device. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._worker.stop()
+        await self._ended.wait()
+        self._worker.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        self._refuse_if_full()
+        key = next(self._keys)
+        inbox = self._inboxes[key] = _Inbox()
+        begun = time.monotonic()
+        self._worker.call(partial(self._scheduler.submit, key, request))
+        try:
+            while True:
+                outcome = await inbox.get()
+                if isinstance(outcome, RnnEngineError):
+                    raise outcome
+                if isinstance(outcome, Finished):
+                    self._note_duration(time.monotonic() - begun)
+                yield outcome
+                if isinstance(outcome, Finished):
+                    return
+        finally:
+            del self._inboxes[key]
+            self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
+
+    def _refuse_if_full(self) -> None:
+        if self._closing:
+            raise EngineClosedError("the engine has stopped")
+        if len(self._inboxes) >= self._scheduler.capacity + self._max_queued:
+            seconds = RETRY_SECONDS if self._request_seconds is None else self._request_seconds
+            raise OverloadedError(
+                f"{len(self._inboxes)} requests are running or queued; expected at most {self._scheduler.capacity} "
+                f"running and {self._max_queued} queued",
+                retry_after=seconds / self._scheduler.capacity,
+            )
+
+    def _note_duration(self, seconds: float) -> None:
+        before = seconds if self._request_seconds is None else self._request_seconds
+        self._request_seconds = before + 0.1 * (seconds - before)
+
+    def _post(self, deliveries: list[Delivery]) -> None:
+        """Called on the worker's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._dispatch, deliveries)
+        except RuntimeError:  # the loop was closed, so nobody is left to hear anything
+            self._worker.stop()
+
+    def _dispatch(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            inbox = self._inboxes.get(delivery.key)
+            if inbox is not None:  # else its client has left
+                inbox.put_nowait(delivery.outcome)
+
+    def _end(self, runner: Runner) -> None:
+        """Called on the worker's thread, as the last thing it does."""
+        try:
+            runner.close()
+        finally:
+            with suppress(RuntimeError):  # the loop was closed, so nobody waits
+                self._loop.call_soon_threadsafe(self._ended.set)

@@ -1,0 +1,142 @@
+"""Continuous batching: requests join and leave the slots of one runner at every step.
+
+Synchronous, for one thread; sees the model through the `Runner` protocol. Knows neither clients nor threads.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rnn_engine.errors import RnnEngineError, StepError
+from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.sampling import LogitRow
+from rnn_engine.scheduler.batching import share
+from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.types import Readout, Runner, TokenRun
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Something that the client of one request is to hear. After a `Finished` or an error nothing more comes."""
+
+    key: int
+    outcome: Event | RnnEngineError
+
+
+class Scheduler:
+    """Requests wait in order of arrival for a free slot; every request in a slot advances in every step.
+
+    Requests have been checked, and a key stands for one request for ever. `token_bytes` gives a token's text.
+    """
+
+    def __init__(self, runner: Runner, token_bytes: Callable[[int], bytes]) -> None:
+        self._runner = runner
+        self._token_bytes = token_bytes
+        self._waiting: dict[int, GenerateRequest] = {}  # oldest first
+        self._live: dict[int, LiveSequence] = {}  # oldest first
+        # With no more sequences than tokens and rows in a step, each can always run one token.
+        self.capacity = min(runner.num_slots, runner.max_tokens, runner.max_rows)
+        self._free = list(range(self.capacity))  # a heap
+
+    @property
+    def num_live(self) -> int:
+        """How many requests hold a slot."""
+        return len(self._live)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._live)
+
+    def submit(self, key: int, request: GenerateRequest) -> None:
+        """Queue `request`."""
+        self._waiting[key] = request
+
+    def cancel(self, key: int) -> None:
+        """Forget a request, wherever it is; its slot is free at once. One that has ended is no error."""
+        self._waiting.pop(key, None)
+        if key in self._live:
+            self._release(key)
+
+    def abort(self, make_error: Callable[[], RnnEngineError]) -> list[Delivery]:
+        """End every request with an error of its own."""
+        keys = [*self._live, *self._waiting]
+        for key in keys:
+            self.cancel(key)
+        return [Delivery(key, make_error()) for key in keys]
+
+    def step(self) -> list[Delivery]:
+        """Give free slots to waiting requests, then run one batch. Never raises what the runner raises."""
+        deliveries = self._admit()
+        grants = share([live.demand for live in self._live.values()], self._runner.max_tokens, self._runner.max_rows)
+        runs = {key: live.run(count) for (key, live), count in zip(self._live.items(), grants, strict=True)}
+        if not runs:
+            return deliveries
+        try:
+            readout = self._runner.step(list(runs.values()))
+        except Exception as error:
+            logger.exception("a step over %d requests failed", len(runs))
+            return deliveries + [self._fail(key, error) for key in runs]
+        return deliveries + self._advance(runs, readout)
+
+    def _admit(self) -> list[Delivery]:
+        failures = []
+        while self._free and self._waiting:
+            key = next(iter(self._waiting))
+            request = self._waiting.pop(key)
+            slot = heapq.heappop(self._free)
+            try:
+                self._live[key] = LiveSequence(request, slot, self._prepare(slot), self._token_bytes)
+            except Exception as error:
+                logger.exception("a request could not start")
+                heapq.heappush(self._free, slot)
+                failures.append(Delivery(key, _failure(error)))
+        return failures
+
+    def _prepare(self, slot: int) -> int:
+        """Put the state that a request starts from into `slot`; how many prompt tokens it covers already."""
+        self._runner.write_state(slot, None)
+        return 0
+
+    def _advance(self, runs: Mapping[int, TokenRun], readout: Readout) -> list[Delivery]:
+        deliveries = []
+        first = 0
+        for key, run in runs.items():
+            rows = range(first, first + run.rows)
+            first += run.rows
+            deliveries += self._advance_one(key, run, readout, rows)
+        return deliveries
+
+    def _advance_one(self, key: int, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
+        live = self._live[key]
+        try:
+            logit_rows = [LogitRow.of(readout, row, self._runner.shape.vocab_size) for row in rows]
+            events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
+        except Exception as error:
+            logger.exception("a request failed after its step")
+            return [self._fail(key, error)]
+        if live.finished:
+            self._release(key)
+        return [Delivery(key, event) for event in events]
+
+    def _fail(self, key: int, error: Exception) -> Delivery:
+        self._release(key)
+        return Delivery(key, _failure(error))
+
+    def _release(self, key: int) -> None:
+        heapq.heappush(self._free, self._live.pop(key).slot)
+
+
+def _failure(error: Exception) -> StepError:
+    """An error of its own for each request, so that tracebacks do not mix."""
+    failure = StepError(str(error) or type(error).__name__)
+    failure.__cause__ = error
+    return failure

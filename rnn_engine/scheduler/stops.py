@@ -1,0 +1,81 @@
+"""Find stop strings in a stream of bytes that arrives in pieces (Aho and Corasick's automaton).
+
+Works on bytes alone; knows neither tokens nor characters. The match that ends first wins; of those that end at the
+same byte, the longest. What is found does not depend on how the stream was cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes bytes through up to the first stop string, holding back what may still become one."""
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self._automaton = _Automaton(stops)
+        self._node = 0
+        self._held = bytearray()
+        self.match: bytes | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes that are certain to lie before any match. After a match nothing more may be fed."""
+        for byte in data:
+            self._held.append(byte)
+            self._node = self._automaton.next(self._node, byte)
+            match = self._automaton.match[self._node]
+            if match is not None:
+                self.match = match
+                del self._held[-len(match) :]
+                return self.flush()
+        return self._release(len(self._held) - self._automaton.depth[self._node])
+
+    def flush(self) -> bytes:
+        """The bytes that were held back, since no more will come."""
+        return self._release(len(self._held))
+
+    def _release(self, count: int) -> bytes:
+        released = bytes(self._held[:count])
+        del self._held[:count]
+        return released
+
+
+class _Automaton:
+    """A node stands for the longest end of the stream that begins a stop string; node 0 for none."""
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self._children: list[dict[int, int]] = [{}]
+        self._fallback = [0]  # node -> the node of its longest proper end
+        self.depth = [0]
+        self.match: list[bytes | None] = [None]  # the longest stop string that ends here
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def next(self, node: int, byte: int) -> int:
+        while node and byte not in self._children[node]:
+            node = self._fallback[node]
+        return self._children[node].get(byte, 0)
+
+    def _insert(self, stop: bytes) -> None:
+        node = 0
+        for byte in stop:
+            if byte not in self._children[node]:
+                self._children[node][byte] = len(self._children)
+                self._children.append({})
+                self._fallback.append(0)
+                self.depth.append(self.depth[node] + 1)
+                self.match.append(None)
+            node = self._children[node][byte]
+        self.match[node] = stop
+
+    def _link(self) -> None:
+        """Set the fallbacks, nodes nearer to the root first, and hand matches down along them."""
+        nodes = deque(self._children[0].values())
+        while nodes:
+            node = nodes.popleft()
+            for byte, child in self._children[node].items():
+                self._fallback[child] = self.next(self._fallback[node], byte)
+                self.match[child] = self.match[child] or self.match[self._fallback[child]]
+                nodes.append(child)

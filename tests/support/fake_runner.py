@@ -1,0 +1,145 @@
+"""A runner without a model: the logits are a function, which the test chooses, of a sequence's tokens so far.
+
+It keeps a slot's tokens as its state, refuses every batch that breaks the `Runner` contract, can be told to fail,
+and, as a real runner's, its read-out's whole rows can be read only until the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from rnn_engine.errors import StepError
+from rnn_engine.types import F32, Batch, ModelShape, Readout, State, TokenRun
+from tests.support.models import tiny_shape
+
+Tokens: TypeAlias = tuple[int, ...]
+Logits: TypeAlias = Callable[[Tokens], F32]  # the tokens so far -> [V]
+
+NEVER_STEPPED = 0  # the number of a state that holds no token
+
+
+def random_logits(vocab_size: int, spread: float = 3.0) -> Logits:
+    """Rows that look random and depend on every token so far and on their order."""
+
+    def logits(tokens: Tokens) -> F32:
+        generator = np.random.default_rng([token + 1 for token in tokens])
+        return generator.normal(0.0, spread, vocab_size).astype(np.float32)
+
+    return logits
+
+
+def scripted_logits(vocab_size: int, script: Sequence[int], margin: float = 100.0) -> Logits:
+    """Rows that make a greedy client hear `script`, then token 0 for ever, whatever the prompt.
+
+    The place in the script is the longest of its beginnings that the tokens so far end with.
+    """
+
+    def logits(tokens: Tokens) -> F32:
+        place = next(n for n in range(len(script), -1, -1) if tokens[len(tokens) - n :] == tuple(script[:n]))
+        row = np.zeros(vocab_size, np.float32)
+        row[script[place] if place < len(script) else 0] = margin
+        return row
+
+    return logits
+
+
+@dataclass
+class FakeRunner:
+    """Set `fail_when` to make a step raise StepError, `on_step` to look on. `batches` lists what was run."""
+
+    logits: Logits
+    shape: ModelShape = field(default_factory=lambda: tiny_shape(vocab=257))
+    num_slots: int = 4
+    max_tokens: int = 32
+    max_rows: int = 16
+    num_candidates: int = 8
+    fail_when: Callable[[Batch], bool] = lambda batch: False
+    on_step: Callable[[Batch], None] = lambda batch: None
+    batches: list[list[TokenRun]] = field(default_factory=list)
+    rows_read: int = 0
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.slots: list[Tokens | None] = [None] * self.num_slots  # None = undefined
+        self._states: list[Tokens] = [()]  # a state's number -> the tokens that it holds
+
+    def step(self, batch: Batch) -> Readout:
+        self._check(batch)
+        self.batches.append(list(batch))
+        self.on_step(batch)
+        if self.fail_when(batch):
+            for run in batch:
+                self.slots[run.slot] = None
+            raise StepError("told to fail")
+        rows: list[F32] = []
+        targets: list[float] = []
+        for run in batch:
+            rows += self._run(run)
+            targets += self._target_logits(run, rows)
+        return self._read_out(rows, targets)
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        number = NEVER_STEPPED if state is None else int(state["att_shift"][0, 0])
+        self.slots[slot] = self._states[number]
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        state = self.shape.initial_state()
+        state["att_shift"][0, 0] = len(self._states)
+        self._states.append(self._tokens(slot))
+        return state
+
+    def copy_state(self, source: int, target: int) -> None:
+        self.slots[target] = self._tokens(source)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _tokens(self, slot: int) -> Tokens:
+        tokens = self.slots[slot]
+        assert tokens is not None, f"slot {slot} is used before a state was written to it"
+        return tokens
+
+    def _run(self, run: TokenRun) -> list[F32]:
+        before = self._tokens(run.slot)
+        after = self.slots[run.slot] = before + tuple(run.tokens)
+        return [self.logits(after[: len(after) - left]) for left in reversed(range(run.rows))]
+
+    def _target_logits(self, run: TokenRun, rows: list[F32]) -> list[float]:
+        if run.targets is None:
+            return [np.nan] * run.rows
+        return [float(row[target]) for row, target in zip(rows[len(rows) - run.rows :], run.targets, strict=True)]
+
+    def _read_out(self, rows: list[F32], targets: list[float]) -> Readout:
+        step = len(self.batches)
+
+        def full_row(row: int) -> F32:
+            assert step == len(self.batches), "a row of an earlier step is read"
+            self.rows_read += 1
+            return rows[row].copy()
+
+        table = np.array(rows, np.float32).reshape(len(rows), self.shape.vocab_size)
+        ids = np.argsort(-table, axis=1, kind="stable")[:, : self.num_candidates].astype(np.int32)
+        return Readout(
+            ids=ids,
+            logits=np.take_along_axis(table, ids, axis=1),
+            logsumexp=np.logaddexp.reduce(table.astype(np.float64), axis=1).astype(np.float32),
+            target_logits=np.array(targets, np.float32),
+            full_row=full_row,
+        )
+
+    def _check(self, batch: Batch) -> None:
+        slots = [run.slot for run in batch]
+        assert not self.closed, "a closed runner is used"
+        assert batch, "an empty batch"
+        assert len(set(slots)) == len(slots), f"two runs of one slot: {slots}"
+        assert all(0 <= slot < self.num_slots for slot in slots), f"no such slot: {slots}"
+        assert sum(len(run.tokens) for run in batch) <= self.max_tokens, "more tokens than a step takes"
+        assert sum(run.rows for run in batch) <= self.max_rows, "more rows than a step computes"
+        for run in batch:
+            assert 0 <= run.rows <= len(run.tokens) > 0, f"a run without sense: {run}"
+            assert all(0 <= token < self.shape.vocab_size for token in run.tokens), f"no such token: {run}"
+            assert run.targets is None or len(run.targets) == run.rows, f"not a target a row: {run}"
