@@ -50,7 +50,10 @@ def find_device(environment: Environment, shell: Shell, *, required: bool) -> st
         return "auto"
     adapters = _probe(environment, shell)
     if not adapters and mesa.can_install(shell):
-        mesa.install(shell)
+        try:
+            mesa.install(shell)
+        except SetupError as error:
+            shell.say(f"that failed: {error}")
         adapters = _probe(environment, shell)
     if adapters:
         _describe(adapters[0], shell)

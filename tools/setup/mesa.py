@@ -18,6 +18,11 @@ OLD_RELEASE = "bookworm"
 BACKPORTS = f"{OLD_RELEASE}-backports"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SOURCE_FILE = Path("/etc/apt/sources.list.d") / f"{BACKPORTS}.sources"
+ONLY_OUR_SOURCE = (
+    *("-o", f"Dir::Etc::SourceList={SOURCE_FILE}"),
+    *("-o", "Dir::Etc::SourceParts=-"),
+    *("-o", "APT::Get::List-Cleanup=false"),  # keep the lists of the other sources
+)
 
 OTHER_SYSTEMS = (
     "Install the Vulkan driver of your GPU or, where there is none, Mesa's software driver "
@@ -46,7 +51,10 @@ def advice(shell: Shell) -> str:
 def install(shell: Shell) -> None:
     """Install the drivers. Raises SetupError where apt fails."""
     shell.say(f"no Vulkan device was found; installing {' and '.join(PACKAGES)} with apt")
-    shell.run_as_root(*APT, "update")
+    try:
+        shell.run_as_root(*APT, "update")
+    except SetupError:
+        shell.say("not all of apt's package lists could be updated; going on with those that there are")
     release = _release_options(shell)
     shell.run_as_root(*APT, "install", "--yes", "--no-install-recommends", *release, *PACKAGES)
 
@@ -75,12 +83,12 @@ def _sources(shell: Shell) -> dict[str, str]:
 
 
 def _add_backports(address: str, shell: Shell) -> None:
-    """Add the backports of the archive that the release itself comes from. Raises SetupError, leaving no trace."""
+    """Add the backports of the archive that the release comes from. Raises SetupError, leaving no trace."""
     shell.say(f"adding {SOURCE_FILE}")
     write = ("sh", "-c", 'printf %s "$1" > "$2"', "sh", _source_text(address), os.fspath(SOURCE_FILE))
     shell.run_as_root(*write)
     try:
-        shell.run_as_root(*APT, "update", "--error-on=any")
+        shell.run_as_root(*APT, *ONLY_OUR_SOURCE, "update", "--error-on=any")
     except SetupError:
         shell.run_as_root("rm", "--force", os.fspath(SOURCE_FILE))
         raise
