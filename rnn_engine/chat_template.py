@@ -1,0 +1,93 @@
+"""A chat as one text: how the messages of a conversation become the prompt that a model continues.
+
+Knows text alone; knows neither tokens nor HTTP. A record is `{role}: {content}`, records are joined by a blank line,
+and the prompt ends with the name of the one who speaks next, `Assistant:`. A blank line inside a message would look
+like the end of a record, so runs of blank lines become one line break.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from rnn_engine.errors import InvalidRequestError
+
+
+class Role(Enum):
+    """Who speaks; the value is the name that the model reads."""
+
+    SYSTEM = "System"
+    USER = "User"
+    ASSISTANT = "Assistant"
+    OBSERVATION = "Observation"
+
+
+_ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
+    {
+        "system": Role.SYSTEM,
+        "developer": Role.SYSTEM,
+        "user": Role.USER,
+        "assistant": Role.ASSISTANT,
+        "observation": Role.OBSERVATION,
+        "tool": Role.OBSERVATION,
+    }
+)
+
+
+def parse_role(word: object, field_name: str) -> Role:
+    """The role that a client's word means, in any case."""
+    role = _ROLE_WORDS.get(word.lower()) if isinstance(word, str) else None
+    if role is None:
+        raise InvalidRequestError(field_name, word, f"one of {', '.join(_ROLE_WORDS)}, in any case")
+    return role
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The texts around the messages.
+
+    `record` may hold {role} and {content}; `prefix` may hold {assistant}, {user}, {system} and {observation}, which
+    stand for the names of the roles.
+    """
+
+    record: str = "{role}: {content}"
+    prefix: str = "{assistant}:"
+    sep: str = "\n\n"
+    names: Mapping[Role, str] = field(default_factory=dict)  # a role that is absent has its own name
+
+    def __post_init__(self) -> None:
+        if "{content}" not in self.record:
+            raise InvalidRequestError("template.record", self.record, "a text with {content} in it")
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt after which the assistant speaks."""
+        records = [self._record(message) for message in messages]
+        names = {role.value.lower(): self._name(role) for role in Role}
+        return self.sep.join([*records, _fill(self.prefix, names)])
+
+    def _record(self, message: ChatMessage) -> str:
+        return _fill(self.record, {"role": self._name(message.role), "content": clean(message.content)})
+
+    def _name(self, role: Role) -> str:
+        return self.names.get(role, role.value)
+
+
+def clean(content: str) -> str:
+    """`content` without blank lines and without white space around it."""
+    return re.sub(r"\n\s*\n", "\n", content).strip()
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Put the values in place of their {names}, in one pass, so that a value's own braces stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)

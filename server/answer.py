@@ -1,0 +1,164 @@
+"""Runs the engine requests of one call and answers it, whole or as a stream.
+
+Knows the order of events and the frame around the choices; what a choice looks like is the form's.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.requests import (
+    EngineLike,
+    Event,
+    Finished,
+    GenerateRequest,
+    PromptScored,
+    Started,
+    TextDelta,
+    TokenInfo,
+)
+from server.errors import describe
+from server.fleet import Fleet
+from server.keys import ENGINE
+from server.schemas.generation import GenerationBody
+from server.sse import EventStream
+from server.usage import Tally
+from server.wire import json_response
+
+Choice: TypeAlias = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All that one engine request gave."""
+
+    prompt: tuple[TokenInfo, ...] = ()  # empty unless the prompt was scored
+    text: str = ""
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        match event:
+            case PromptScored():
+                self.prompt = event.tokens
+            case TextDelta():
+                self.text += event.text
+                self.tokens.extend(event.tokens)
+
+
+class Form(Protocol):
+    """How the choices of one call look. Each choice's methods are called in the order of its events."""
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    @property
+    def object(self) -> str: ...
+
+    @property
+    def chunk_object(self) -> str: ...
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
+        """What a stream says of a choice before its text; `prompt` is empty unless it was scored."""
+        ...
+
+    def delta(self, index: int, delta: TextDelta) -> Choice | None:
+        """More text, or None where there is nothing to say yet."""
+        ...
+
+    def closing(self, index: int, finished: Finished) -> Choice:
+        """Why and how the choice ended."""
+        ...
+
+    def whole(self, index: int, outcome: Outcome, finished: Finished) -> Choice:
+        """The choice in an answer that is no stream."""
+        ...
+
+
+async def answer(
+    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest]
+) -> web.StreamResponse:
+    """Run `calls`, one a choice, and answer. Raises InvalidRequestError before any of them runs."""
+    engine = request.app[ENGINE]
+    for call in calls:
+        call.check(engine.info.shape, engine.info.max_logprobs)
+    frame = _Frame(engine, form)
+    async with Fleet(engine, calls, limit=engine.info.num_slots) as fleet:
+        if body.stream:
+            return await _stream(request, fleet, frame, Tally(body.n), body.include_usage)
+        return await _whole(fleet, frame, Tally(body.n), len(calls))
+
+
+class _Frame:
+    """The object around the choices: the same id, time and model in every chunk."""
+
+    def __init__(self, engine: EngineLike, form: Form) -> None:
+        self.form = form
+        self._common = {
+            "id": f"{form.id_prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": engine.info.model,
+        }
+
+    def whole(self, choices: Sequence[Choice], tally: Tally) -> Mapping[str, object]:
+        return {"object": self.form.object, **self._common, "choices": choices, "usage": tally.usage()}
+
+    def chunk(self, choices: Sequence[Choice], **extra: object) -> Mapping[str, object]:
+        return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
+
+
+async def _whole(fleet: Fleet, frame: _Frame, tally: Tally, count: int) -> web.Response:
+    outcomes = [Outcome() for _ in range(count)]
+    choices: dict[int, Choice] = {}
+    async for index, event in fleet:
+        tally.add(index, event)
+        outcomes[index].add(event)
+        if isinstance(event, Finished):
+            choices[index] = frame.form.whole(index, outcomes[index], event)
+    return json_response(frame.whole([choices[index] for index in range(count)], tally))
+
+
+async def _stream(
+    request: web.Request, fleet: Fleet, frame: _Frame, tally: Tally, include_usage: bool
+) -> web.StreamResponse:
+    stream = EventStream(request)
+    first = await anext(fleet)  # what fails up to here has a status of its own
+    await stream.open()
+    extra = {"usage": None} if include_usage else {}
+    try:
+        async for index, event in _chain(first, fleet):
+            tally.add(index, event)
+            choice = _choice(frame.form, index, event, scored=fleet.requests[index].prompt_logprobs)
+            if choice is not None:
+                await stream.send(frame.chunk([choice], **extra))
+        if include_usage:
+            await stream.send(frame.chunk([], usage=tally.usage()))
+        await stream.done()
+    except ConnectionError:
+        raise
+    except Exception as error:
+        await stream.send(describe(error).body)
+    return await stream.close()
+
+
+async def _chain(first: tuple[int, Event], rest: Fleet) -> AsyncIterator[tuple[int, Event]]:
+    yield first
+    async for item in rest:
+        yield item
+
+
+def _choice(form: Form, index: int, event: Event, scored: bool) -> Choice | None:
+    match event:
+        case Started():
+            return None if scored else form.opening(index, ())
+        case PromptScored():
+            return form.opening(index, event.tokens)
+        case TextDelta():
+            return form.delta(index, event)
+        case Finished():
+            return form.closing(index, event)

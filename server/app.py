@@ -1,0 +1,127 @@
+"""The application and its life: load, listen, serve, drain, close.
+
+Knows aiohttp and signals; how an engine is loaded is the caller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.requests import EngineInfo, EngineLike
+from server.keys import ENGINE, LIFECYCLE, SETTINGS
+from server.lifecycle import Lifecycle
+from server.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware
+from server.routes import ALL_ROUTES
+from server.routing import add_routes
+from server.settings import ServerSettings
+
+LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
+OnReady: TypeAlias = Callable[[EngineInfo, str], None]
+
+_FAREWELL_SECONDS = 2.0  # for the error answers of requests that outlived the drain
+_log = logging.getLogger(__name__)
+
+
+def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
+    """The application over `engine`, which it closes when it is cleaned up."""
+    app = web.Application(
+        client_max_size=settings.max_body_bytes,
+        middlewares=[errors_middleware, preflight_middleware, admission_middleware(ALL_ROUTES)],
+    )
+    app[ENGINE] = engine
+    app[SETTINGS] = settings
+    app[LIFECYCLE] = Lifecycle()
+    app.on_response_prepare.append(allow_every_origin)
+    app.on_shutdown.append(_drain)
+    app.cleanup_ctx.append(_close_engine)
+    add_routes(app, ALL_ROUTES)
+    return app
+
+
+def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
+    """Serve until Ctrl-C or SIGTERM, then drain and return. A second signal does not wait for the drain.
+
+    The address is taken before the model is loaded, so that a port in use is known at once (OSError).
+    """
+    with _bind(settings.host, settings.port) as listener:
+        asyncio.run(_serve(load, settings, on_ready, listener))
+
+
+async def _serve(load: LoadEngine, settings: ServerSettings, on_ready: OnReady, listener: socket.socket) -> None:
+    engine = await load()
+    stop = asyncio.Event()
+    with _signals_set(stop):
+        runner = web.AppRunner(
+            make_app(engine, settings), handler_cancellation=True, shutdown_timeout=_FAREWELL_SECONDS
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener).start()
+            on_ready(engine.info, _url(listener))
+            await stop.wait()
+        finally:
+            await runner.cleanup()
+
+
+async def _drain(app: web.Application) -> None:
+    lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
+    if lifecycle.active:
+        _log.info("waiting up to %g s for %d running request(s)", seconds, lifecycle.active)
+    if not await lifecycle.drain(seconds):
+        _log.warning("ending %d request(s) that still run", lifecycle.active)
+        await app[ENGINE].close()
+
+
+async def _close_engine(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await app[ENGINE].close()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address but takes no connections yet."""
+    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if hasattr(signal, "SIGHUP"):  # elsewhere than on Windows, where the option would share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _signals_set(stop: asyncio.Event) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM sets `stop`; the next one acts as it did before."""
+    loop = asyncio.get_running_loop()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        restore()
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in previous:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        restore()

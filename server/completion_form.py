@@ -1,0 +1,67 @@
+"""The choices of /v1/completions. Knows tokens and text; knows nothing of streams or engines' events' order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rnn_engine.requests import EngineLike, Finished, GenerateRequest, TextDelta, TokenInfo
+from server.answer import Outcome
+from server.logprobs import CompletionTokens
+from server.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
+
+
+class CompletionForm:
+    """Choice number i answers `calls[i]` and begins with `echoes[i]`."""
+
+    id_prefix = "cmpl"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        body: CompletionRequest,
+        calls: Sequence[GenerateRequest],
+        echoes: Sequence[str],
+    ) -> None:
+        self._body = body
+        self._calls = calls
+        self._echoes = echoes
+        self._tokens = [CompletionTokens(engine) for _ in calls]
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> CompletionChoice | None:
+        if not (self._body.echo or self._body.return_token_ids):
+            return None
+        choice = self._choice(index, self._echoes[index], prompt)
+        return self._with_prompt_ids(choice, index)
+
+    def delta(self, index: int, delta: TextDelta) -> CompletionChoice | None:
+        if not delta.text and self._body.logprobs is None and not self._body.return_token_ids:
+            return None
+        choice = self._choice(index, delta.text, delta.tokens)
+        return self._with_ids(choice, delta.tokens)
+
+    def closing(self, index: int, finished: Finished) -> CompletionChoice:
+        choice = self._choice(index, "", ())
+        return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
+
+    def whole(self, index: int, outcome: Outcome, finished: Finished) -> CompletionChoice:
+        choice = self._choice(index, self._echoes[index] + outcome.text, [*outcome.prompt, *outcome.tokens])
+        choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
+        return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
+
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> CompletionChoice:
+        return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens), "finish_reason": None}
+
+    def _logprobs(self, index: int, tokens: Sequence[TokenInfo]) -> CompletionLogprobs | None:
+        return None if self._body.logprobs is None else self._tokens[index].describe(tokens)
+
+    def _with_prompt_ids(self, choice: CompletionChoice, index: int) -> CompletionChoice:
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        return choice
+
+    def _with_ids(self, choice: CompletionChoice, tokens: Sequence[TokenInfo]) -> CompletionChoice:
+        if self._body.return_token_ids:
+            choice["token_ids"] = [info.token for info in tokens]
+        return choice

@@ -1,0 +1,86 @@
+"""Exceptions as HTTP answers in OpenAI's shape. Knows every exception that a handler may raise."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    StateError,
+    StepError,
+    TokenizerError,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    """What every answer that is not a success holds, and the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error as a client sees it."""
+
+    status: int
+    message: str
+    type: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> ErrorBody:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        return web.json_response(self.body, status=self.status, headers=self.headers)
+
+
+def describe(error: Exception) -> Failure:
+    """The failure that a client is told of; what was not foreseen is logged and told without its details."""
+    match error:
+        case InvalidRequestError():
+            return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
+        case StateError() | TokenizerError():
+            return Failure(400, str(error), "invalid_request_error")
+        case NotFoundError():
+            return Failure(404, str(error), "invalid_request_error", "not_found")
+        case OverloadedError():
+            return Failure(429, str(error), "rate_limit_error", "overloaded", headers=_retry(error.retry_after))
+        case EngineClosedError():
+            return Failure(503, str(error), "server_error", "closing", headers=_retry(1.0))
+        case StepError():
+            return Failure(500, f"the model failed on this request: {error}", "server_error", "step_failed")
+    _log.error("a request failed", exc_info=error)
+    return Failure(500, "internal error; the server's log has the details", "server_error", "internal_error")
+
+
+def _retry(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
+
+
+def describe_http(error: web.HTTPException, message: str) -> Failure:
+    """The failure that stands for an answer of aiohttp's own."""
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    code = error.reason.lower().replace(" ", "_")
+    headers = {name: error.headers[name] for name in ("Allow", "WWW-Authenticate") if name in error.headers}
+    return Failure(error.status, message, kind, code, headers=headers)

@@ -1,0 +1,50 @@
+"""Which requests are under way, and whether new ones are still taken. Knows nothing of what the requests do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rnn_engine.errors import EngineClosedError
+
+
+class Lifecycle:
+    """Counts the running requests, refuses new ones once closing, and waits for the last to end."""
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request for as long as the block runs. Raises EngineClosedError once closing."""
+        if self._closing:
+            raise EngineClosedError("the server is stopping and takes no new requests")
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more requests and wait for the running ones; False where some still run after `seconds`."""
+        self._closing = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True

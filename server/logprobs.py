@@ -1,0 +1,66 @@
+"""Log-probabilities of tokens in OpenAI's two forms. Knows tokens; knows nothing of requests."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from rnn_engine.requests import EngineLike, TokenInfo
+from server.schemas.chat import ChatLogprobs, ChatTokenLogprob, TokenLogprob
+from server.schemas.completions import CompletionLogprobs
+
+_LEAST = -9999.0  # what OpenAI says for an impossible token; JSON has no infinity
+
+
+def token_text(token: int, data: bytes) -> str:
+    """A name for a token that no other token has: its text, its bytes where these are no text, else its number."""
+    if not data:
+        return f"token_id:{token}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class CompletionTokens:
+    """The tokens of one text in the completions form; offsets go on from call to call."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def describe(self, tokens: Iterable[TokenInfo]) -> CompletionLogprobs:
+        """The entries of the next tokens."""
+        described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for info in tokens:
+            described["tokens"].append(token_text(info.token, info.data))
+            described["token_logprobs"].append(None if info.logprob is None else max(info.logprob, _LEAST))
+            described["top_logprobs"].append(self._alternatives(info))
+            described["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(info.data))
+        return described
+
+    def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
+        """The likeliest tokens and the token itself."""
+        if info.logprob is None:
+            return None
+        tops = {
+            token_text(token, self._engine.detokenize([token])): max(logprob, _LEAST) for token, logprob in info.top
+        }
+        return tops | {token_text(info.token, info.data): max(info.logprob, _LEAST)}
+
+
+def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
+    """The tokens in the chat form."""
+    return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
+
+
+def _chat_entry(engine: EngineLike, info: TokenInfo) -> ChatTokenLogprob:
+    own = _entry(info.token, info.data, _LEAST if info.logprob is None else info.logprob)
+    tops = [_entry(token, engine.detokenize([token]), logprob) for token, logprob in info.top]
+    return {**own, "top_logprobs": tops}
+
+
+def _entry(token: int, data: bytes, logprob: float) -> TokenLogprob:
+    return {"token": token_text(token, data), "logprob": max(logprob, _LEAST), "bytes": list(data)}

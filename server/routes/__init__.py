@@ -1,0 +1,14 @@
+"""Every route that the server has, one group a file."""
+
+from __future__ import annotations
+
+from server.routes import chat, completions, health, models, tokens
+from server.routing import Route
+
+ALL_ROUTES: tuple[Route, ...] = (
+    *models.ROUTES,
+    *completions.ROUTES,
+    *chat.ROUTES,
+    *tokens.ROUTES,
+    *health.ROUTES,
+)

@@ -1,0 +1,52 @@
+"""Conversations to continue."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from rnn_engine.chat_template import Role
+from rnn_engine.requests import EngineLike, GenerateRequest
+from server.answer import answer
+from server.chat_form import ChatForm
+from server.keys import ENGINE
+from server.routing import Route
+from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    body = ChatRequest.parse(await request.read())
+    prompt = engine.tokenize(body.chat_template.render(body.conversation))
+    earlier = _earlier_replies(engine, body)
+    calls = [_call(body, prompt, earlier, copy) for copy in range(body.n)]
+    return await answer(request, body, ChatForm(engine, body, calls), calls)
+
+
+def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
+    """The tokens that the penalties already count."""
+    replies = [message.content for message in body.messages if message.role is Role.ASSISTANT]
+    return [token for reply in replies for token in engine.tokenize(reply)]
+
+
+def _call(body: ChatRequest, prompt: list[int], earlier: list[int], copy: int) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=prompt,
+        max_tokens=body.max_tokens,
+        stop=body.stop_bytes,
+        sampling=body.sampling(copy),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        penalised_prompt=earlier,
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Continue a conversation.",
+        ChatCompletion,
+        request=ChatRequest,
+        chunk=ChatCompletionChunk,
+    ),
+)

@@ -1,0 +1,26 @@
+"""Whether the server takes requests, and how busy it is."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from server.keys import ENGINE, LIFECYCLE
+from server.routing import Route
+from server.schemas.models import Health
+from server.wire import json_response
+
+
+async def health(request: web.Request) -> web.Response:
+    engine, lifecycle = request.app[ENGINE], request.app[LIFECYCLE]
+    stats = engine.stats()
+    body: Health = {
+        "status": "closing" if lifecycle.closing else "ok",
+        "model": engine.info.model,
+        "requests": lifecycle.active,
+        "active": stats.active,
+        "queued": stats.queued,
+    }
+    return json_response(body, status=503 if lifecycle.closing else 200)
+
+
+ROUTES = (Route("GET", "/health", health, "Whether the server takes requests.", Health, always=True),)

@@ -1,0 +1,36 @@
+"""Text to tokens and back."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from rnn_engine.errors import InvalidRequestError
+from server.keys import ENGINE
+from server.routing import Route
+from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from server.wire import json_response
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    body = TokenizeRequest.parse(await request.read())
+    tokens = request.app[ENGINE].tokenize(body.content)
+    answer: Tokens = {"tokens": tokens, "count": len(tokens)}
+    return json_response(answer)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    body = DetokenizeRequest.parse(await request.read())
+    engine = request.app[ENGINE]
+    last = engine.info.shape.vocab_size - 1
+    for token in body.tokens:
+        if not 0 <= token <= last:
+            raise InvalidRequestError("tokens", token, f"token ids from 0 to {last}")
+    data = engine.detokenize(body.tokens)
+    answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
+    return json_response(answer)
+
+
+ROUTES = (
+    Route("POST", "/tokenize", tokenize, "The tokens of a text.", Tokens, request=TokenizeRequest),
+    Route("POST", "/detokenize", detokenize, "The text of tokens.", Text, request=DetokenizeRequest),
+)

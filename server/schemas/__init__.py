@@ -1,0 +1,1 @@
+"""The bodies that clients send (pydantic) and receive (TypedDicts), field by field."""

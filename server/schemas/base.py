@@ -1,0 +1,101 @@
+"""Strict request bodies whose errors are one clear sentence. Knows pydantic, no particular body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails, from_json
+
+from rnn_engine.errors import InvalidRequestError
+
+NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+FieldCheck: TypeAlias = Callable[[Any, ValidationInfo], Any]
+
+
+class RequestBody(BaseModel):
+    """A JSON object from a client: no silent conversions, no unknown fields, and null where a field has a default
+    means that default (official clients send it so)."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
+    aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
+    keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """The body as an object. Raises InvalidRequestError."""
+        try:
+            data = from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise InvalidRequestError("body", body.decode(errors="replace"), f"JSON ({error})") from None
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise _translate(error.errors(include_url=False)[0]) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _admit(cls, data: object) -> dict[str, object]:
+        if not isinstance(data, dict):
+            raise InvalidRequestError("body", data, "a JSON object")
+        known = {*cls.model_fields, *cls.aliases, *cls.ignored}
+        for name in data:
+            if name not in known:
+                raise InvalidRequestError(name, data[name], f"one of the fields {', '.join(sorted(known))}")
+        fields = {name: value for name, value in data.items() if name not in cls.ignored}
+        return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
+
+    @classmethod
+    def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:
+        renamed: dict[str, object] = {}
+        for name, value in fields.items():
+            field = cls.aliases.get(name, name)
+            if renamed.get(field) is None:
+                renamed[field] = value
+            elif value is not None and renamed[field] != value:
+                raise InvalidRequestError(name, value, f"the same value as {field}, which is another name for it")
+        return renamed
+
+    @classmethod
+    def _means_default(cls, name: str, value: object) -> bool:
+        return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
+
+
+def only(*allowed: object, because: str) -> BeforeValidator:
+    """Accept nothing but these values of a field that this server does not have."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401
+        if value not in allowed:
+            words = " or ".join("null" if choice is None else repr(choice) for choice in allowed)
+            raise InvalidRequestError(str(info.field_name), value, f"{words}, since {because}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_EXPECTED: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "a value; the field is required",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "string_type": "a string",
+        "list_type": "a list",
+        "dict_type": "an object",
+        "greater_than_equal": "at least {ge}",
+        "less_than_equal": "at most {le}",
+        "too_short": "at least {min_length} item(s)",
+        "too_long": "at most {max_length} items",
+        "literal_error": "{expected}",
+    }
+)
+
+
+def _translate(error: ErrorDetails) -> InvalidRequestError:
+    place = ".".join(str(part) for part in error["loc"]) or "body"
+    expected = _EXPECTED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    return InvalidRequestError(place, None if error["type"] == "missing" else error["input"], expected)

@@ -1,0 +1,211 @@
+"""The bodies of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role, parse_role
+from rnn_engine.errors import InvalidRequestError
+from server.schemas.base import RequestBody, only
+from server.schemas.generation import GenerationBody, Stop
+from server.schemas.usage import Usage
+
+_TEMPLATE = ChatTemplate()
+_NO_TOOLS = "this server does not call tools"
+_TEXT_ONLY = "the model reads and writes text only"
+
+
+def _parse_content(value: object) -> str:
+    """A string, or the joined text parts; null is an empty text."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise InvalidRequestError("content", value, "a string or a list of text parts")
+    return "".join(_parse_part(part) for part in value)
+
+
+def _parse_part(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise InvalidRequestError("content", part, 'text parts as {"type": "text", "text": "..."}')
+
+
+def _parse_names(value: object) -> dict[Role, str]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
+        raise InvalidRequestError("names", value, 'an object of roles and names, as {"user": "Bob"}')
+    return {parse_role(role, "names"): name for role, name in value.items()}
+
+
+def _parse_role(value: object) -> Role:
+    return parse_role(value, "role")
+
+
+_TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+Content: TypeAlias = Annotated[
+    str,
+    PlainValidator(_parse_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
+]
+RoleWord: TypeAlias = Annotated[Role, PlainValidator(_parse_role), WithJsonSchema({"type": "string"})]
+Names: TypeAlias = Annotated[
+    dict[Role, str],
+    PlainValidator(_parse_names),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
+
+
+class Message(RequestBody):
+    """One message. What a client sends back of our own answers is accepted."""
+
+    ignored: ClassVar = frozenset({"annotations", "audio", "name", "reasoning_content", "refusal", "tool_call_id"})
+
+    role: RoleWord = Field(
+        description="system (or developer), user, assistant, tool (or observation), in any case of letters."
+    )
+    content: Content = Field(default="", description="A text, or a list of text parts, which are joined.")
+    tool_calls: Annotated[list[Any] | None, only(None, [], because=_NO_TOOLS)] = Field(
+        default=None, description="Only null."
+    )
+    function_call: Annotated[None, only(None, because=_NO_TOOLS)] = Field(default=None, description="Only null.")
+
+
+class TemplateBody(RequestBody):
+    record: str = Field(default=_TEMPLATE.record, description="A message: {role} and {content} stand for its parts.")
+    prefix: str = Field(
+        default=_TEMPLATE.prefix, description="The end of the prompt: {assistant} stands for that role's name."
+    )
+    sep: str = Field(default=_TEMPLATE.sep, description="What stands between the records.")
+
+
+class ResponseFormat(RequestBody):
+    type: Annotated[str, only("text", because="the form of the text can't be forced")] = Field(
+        description="Only `text`."
+    )
+
+
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, dict) else value
+
+
+class ChatRequest(GenerationBody):
+    """A conversation to continue."""
+
+    ignored: ClassVar = GenerationBody.ignored | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"}
+    aliases: ClassVar = {**GenerationBody.aliases, "max_completion_tokens": "max_tokens"}
+    keeps_null: ClassVar = frozenset({"stop"})
+
+    messages: Annotated[list[Message], BeforeValidator(_one_or_more)] = Field(
+        min_length=1, description="The conversation so far: one message or a list."
+    )
+    names: Names = Field(default={}, description="Role -> the name that the model reads for it.")
+    template: TemplateBody = Field(default=TemplateBody(), description="The texts around the messages.")
+    stop: Stop = Field(default=("\n\n",), description="Texts before which the answer ends; null for none.")
+    logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
+    )
+    return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    response_format: ResponseFormat | None = Field(default=None, description="Only null or text.")
+    tools: Annotated[list[Any] | None, only(None, [], because=_NO_TOOLS)] = Field(
+        default=None, description="Only null."
+    )
+    tool_choice: Annotated[str | None, only(None, "none", "auto", because=_NO_TOOLS)] = Field(
+        default=None, description="Only null, none or auto."
+    )
+    functions: Annotated[list[Any] | None, only(None, [], because=_NO_TOOLS)] = Field(
+        default=None, description="Only null."
+    )
+    function_call: Annotated[str | None, only(None, "none", "auto", because=_NO_TOOLS)] = Field(
+        default=None, description="Only null, none or auto."
+    )
+    modalities: Annotated[list[str] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
+        default=None, description="Only text."
+    )
+    audio: Annotated[None, only(None, because=_TEXT_ONLY)] = Field(default=None, description="Only null.")
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", self.top_logprobs, "null unless logprobs is true")
+
+    @property
+    def conversation(self) -> list[ChatMessage]:
+        return [ChatMessage(message.role, message.content) for message in self.messages]
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        return ChatTemplate(self.template.record, self.template.prefix, self.template.sep, self.names)
+
+
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    seed: int
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class ChatCompletion(TypedDict):
+    """The answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    seed: NotRequired[int]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class ChatCompletionChunk(TypedDict):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]

@@ -1,0 +1,89 @@
+"""The bodies of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired, TypeAlias
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from server.schemas.base import only
+from server.schemas.generation import GenerationBody
+from server.schemas.usage import Usage
+
+Prompt: TypeAlias = str | tuple[int, ...]
+
+_PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+def _parse_prompts(value: object) -> tuple[Prompt, ...]:
+    """Every form of `prompt` as a list of prompts."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise InvalidRequestError("prompt", value, _PROMPT_FORMS)
+    if all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if all(type(item) is int for item in value):
+        return (tuple(value),)
+    if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        return tuple(tuple(item) for item in value)
+    raise InvalidRequestError("prompt", value, _PROMPT_FORMS)
+
+
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+Prompts: TypeAlias = Annotated[
+    tuple[Prompt, ...],
+    PlainValidator(_parse_prompts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _INTEGERS, {"type": "array", "items": _INTEGERS}]}),
+]
+
+
+class CompletionRequest(GenerationBody):
+    """A text or tokens to continue."""
+
+    prompt: Prompts = Field(
+        description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
+    )
+    echo: bool = Field(default=False, description="Begin the answer with the prompt.")
+    logprobs: int | None = Field(
+        default=None,
+        description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others.",
+    )
+    return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    best_of: Annotated[int | None, only(None, 1, because="every answer is returned; use n")] = Field(
+        default=None, description="Only 1."
+    )
+    suffix: Annotated[None, only(None, "", because="the model can't fill in text before an end")] = Field(
+        default=None, description="Only null."
+    )
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    seed: NotRequired[int]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+
+
+class Completion(TypedDict):
+    """The answer, and with `stream` each event (there `usage` comes only where it is asked for)."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage | None]

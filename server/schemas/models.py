@@ -1,0 +1,45 @@
+"""The bodies of /v1/models and /health."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class ModelMeta(TypedDict):
+    version: str
+    num_layers: int
+    width: int
+    num_heads: int
+    head_size: int
+    ffn_width: int
+    vocab_size: int
+    device: str
+    weights: str
+    num_slots: int
+    max_logprobs: int
+    tokenizer: str
+
+
+class ModelEntry(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["rnn-engine"]
+    meta: ModelMeta
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Health(TypedDict):
+    """`closing` comes with status 503; `requests` counts HTTP requests, the others what the engine runs of them."""
+
+    status: Literal["ok", "closing"]
+    model: str
+    requests: int
+    active: int
+    queued: int

@@ -1,0 +1,32 @@
+"""Counts what an answer costs while its events pass by."""
+
+from __future__ import annotations
+
+from rnn_engine.requests import Event, Finished, Started
+from server.schemas.usage import Usage
+
+
+class Tally:
+    """The usage of an answer of `copies` choices a prompt, the choices numbered prompt by prompt."""
+
+    def __init__(self, copies: int) -> None:
+        self._copies = copies
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+
+    def add(self, choice: int, event: Event) -> None:
+        """Count one event. A prompt counts once: by its first copy."""
+        if isinstance(event, Finished):
+            self._completion_tokens += event.completion_tokens
+        elif isinstance(event, Started) and choice % self._copies == 0:
+            self._prompt_tokens += event.prompt_tokens
+            self._cached_tokens += event.cached_tokens
+
+    def usage(self) -> Usage:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+        }

@@ -1,0 +1,148 @@
+"""An engine without a model: it answers every prompt with a text that the test chooses, one byte a token.
+
+Token 0 ends a text and token b + 1 stands for byte b. It keeps the promises of `EngineLike` that the server leans on
+(checks, events in order, stop strings, limits, slots, closing) and can be held, overloaded or made to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
+from rnn_engine.requests import (
+    EngineInfo,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PromptScored,
+    Started,
+    TextDelta,
+    TokenInfo,
+)
+from tests.support.models import tiny_shape
+
+VOCAB_SIZE = 257
+RANDOM_SEED = 4321
+
+
+def encode(text: str) -> list[int]:
+    """The fake engine's tokens of `text`."""
+    return [byte + 1 for byte in text.encode()]
+
+
+@dataclass
+class FakeEngine:
+    """Answers `reply(request)`; `hold` stops every request before its token number `hold` until `release` is set."""
+
+    reply: Callable[[GenerateRequest], str] = lambda request: " Hello there!"
+    num_slots: int = 2
+    cached_tokens: int = 0
+    hold: int | None = None
+    fail_at: int | None = None  # raise StepError before this token
+    vanish_at: int | None = None  # end without `Finished` before this token
+    refuse: OverloadedError | None = None
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
+    requests: list[GenerateRequest] = field(default_factory=list)
+    active: int = 0
+    most_active: int = 0
+    closed: bool = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return EngineInfo(
+            model="fake",
+            shape=tiny_shape(vocab=VOCAB_SIZE),
+            device="none",
+            weights="f32",
+            num_slots=self.num_slots,
+            max_logprobs=20,
+            tokenizer="bytes",
+            created=1_700_000_000,
+        )
+
+    def stats(self) -> EngineStats:
+        return EngineStats(active=self.active, queued=0)
+
+    def tokenize(self, text: str) -> list[int]:
+        return encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return bytes(token - 1 for token in tokens if token > 0)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        request.check(self.info.shape, self.info.max_logprobs)
+        if self.refuse is not None:
+            raise self.refuse
+        if self.closed:
+            raise EngineClosedError("the engine has stopped")
+        self.requests.append(request)
+        with self._slot():
+            yield Started(prompt_tokens=len(request.prompt), cached_tokens=self.cached_tokens)
+            if request.prompt_logprobs:
+                yield PromptScored(tuple(self._score(request, request.prompt)))
+            async for event in self._decode(request):
+                yield event
+
+    async def close(self) -> None:
+        self.closed = True
+        self.release.set()
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        self.active += 1
+        self.most_active = max(self.most_active, self.active)
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.left.set()
+            raise
+        finally:
+            self.active -= 1
+
+    async def _decode(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        text, reason, stop = self._plan(request)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        tokens = [byte + 1 for byte in text]
+        for position, token in enumerate(tokens):
+            await self._obstacles(position)
+            if position == self.vanish_at:
+                return
+            [info] = self._score(request, [token], first=False)
+            yield TextDelta(decoder.decode(info.data), (info,))
+        await self._obstacles(len(tokens))
+        seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
+        yield Finished(reason, len(tokens), seed, stop)
+
+    def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
+        text = self.reply(request).encode()
+        cuts = [(text.find(stop), stop) for stop in request.stop if stop in text]
+        if cuts and min(cuts)[0] <= request.max_tokens:
+            return text[: min(cuts)[0]], "stop", min(cuts)[1]
+        if len(text) >= request.max_tokens:
+            return text[: request.max_tokens], "length", None
+        return text, "stop", 0
+
+    async def _obstacles(self, position: int) -> None:
+        await asyncio.sleep(0)
+        if position == self.fail_at:
+            raise StepError("the device was lost")
+        if position == self.hold:
+            self.held.set()
+            await self.release.wait()
+        if self.closed:
+            raise EngineClosedError("the engine is stopping")
+
+    def _score(self, request: GenerateRequest, tokens: Sequence[int], first: bool = True) -> Iterator[TokenInfo]:
+        """Token t has log-probability -t / 100; token 1 is always the likeliest."""
+        for position, token in enumerate(tokens):
+            scored = request.logprobs is not None and not (first and position == 0)
+            top = tuple((rank + 1, -(rank + 1) / 100) for rank in range(request.logprobs or 0)) if scored else ()
+            yield TokenInfo(token, self.detokenize([token]), -token / 100 if scored else None, top)
