@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,22 @@ class ModelShape:
         return {
             field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32) for field in self.state_fields
         }
+
+
+class Model(Protocol):
+    """A model's tensors: an open file, or anything else that has them."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """A tensor in BlinkDL's naming and orientation, of the type as stored; stays valid when the file is closed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""What a runner demands of a batch, whatever device it runs on.
+
+Knows the limits of a runner; does not know how a step is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.types import Batch, ModelShape, TokenRun
+
+
+def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
+    """Raise InvalidRequestError for the first thing in `batch` that a step does not take."""
+    if len(batch) == 0:
+        raise InvalidRequestError("batch", list(batch), "at least one token run")
+    for position, run in enumerate(batch):
+        _check_run(f"run {position}", run, shape, num_slots)
+    _check_slots_differ(batch)
+    _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
+    _check_total("rows", [run.rows for run in batch], max_rows)
+
+
+def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
+    """Raise InvalidRequestError where a runner has no such slot."""
+    if not 0 <= slot < num_slots:
+        raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
+
+
+def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> None:
+    check_slot(run.slot, num_slots, f"{name}: slot")
+    if len(run.tokens) == 0:
+        raise InvalidRequestError(f"{name}: tokens", list(run.tokens), "at least one token")
+    _check_ids(f"{name}: token", run.tokens, shape.vocab_size)
+    if not 0 <= run.rows <= len(run.tokens):
+        raise InvalidRequestError(f"{name}: rows", run.rows, f"a number from 0 to {len(run.tokens)}, its token count")
+    if run.targets is not None:
+        if len(run.targets) != run.rows:
+            raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
+        _check_ids(f"{name}: target", run.targets, shape.vocab_size)
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    values = np.asarray(ids)
+    if values.dtype.kind in "iu" and (len(values) == 0 or (values.min() >= 0 and values.max() < vocab_size)):
+        return
+    for position, value in enumerate(ids):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < vocab_size:
+            raise InvalidRequestError(f"{name} {position}", value, f"a token id from 0 to {vocab_size - 1}")
+
+
+def _check_slots_differ(batch: Batch) -> None:
+    seen: set[int] = set()
+    for position, run in enumerate(batch):
+        if run.slot in seen:
+            raise InvalidRequestError(f"run {position}: slot", run.slot, "a slot that no other run of the batch has")
+        seen.add(run.slot)
+
+
+def _check_total(name: str, counts: Sequence[int], limit: int) -> None:
+    if sum(counts) > limit:
+        raise InvalidRequestError(f"batch {name}", sum(counts), f"at most {limit} over all runs")

@@ -1,0 +1,147 @@
+"""Runs a model with numpy behind the same protocol as a GPU: for machines without one, and to compare with.
+
+Knows slots, batches and read-outs; the mathematics is the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import StepError
+from rnn_engine.forward.batch import check_batch, check_slot
+from rnn_engine.forward.state import check_state
+from rnn_engine.reference.v7 import project_to_logits, run_layers
+from rnn_engine.reference.weights import Weights
+from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State, TokenRun
+
+
+class Model(Protocol):
+    """An open model file, or anything that has a model's tensors."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def tensor(self, name: str) -> NDArray[Any]: ...
+
+
+class CpuRunner:
+    """A `Runner` in f32. The model may be closed once this exists; weights are cast to f32 when first used."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        num_slots: int = 8,
+        max_tokens: int = 256,
+        max_rows: int = 64,
+        num_candidates: int = 128,
+    ) -> None:
+        """`num_candidates` is K of the read-outs, or the vocabulary where that is smaller."""
+        self._shape = model.shape
+        self._num_slots = num_slots
+        self._max_tokens = max_tokens
+        self._max_rows = max_rows
+        self._num_candidates = min(num_candidates, model.shape.vocab_size)
+        self._weights: Weights | None = Weights(
+            model.shape, {name: model.tensor(name) for name in model.names}.__getitem__
+        )
+        self._initial = model.shape.initial_state()  # field -> [L, ...]
+        self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @property
+    def num_slots(self) -> int:
+        return self._num_slots
+
+    @property
+    def max_tokens(self) -> int:
+        return self._max_tokens
+
+    @property
+    def max_rows(self) -> int:
+        return self._max_rows
+
+    def step(self, batch: Batch) -> Readout:
+        check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
+        if self._weights is None:
+            raise StepError("the runner is closed")
+        slots = [run.slot for run in batch]
+        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])  # [T]
+        lengths = [len(run.tokens) for run in batch]
+        before = {name: values[slots] for name, values in self._live.items()}
+        hidden, after = run_layers(self._weights, tokens, lengths, before)  # [T, D]
+        for name, values in after.items():
+            self._live[name][slots] = values
+        logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]
+        if not np.isfinite(logits).all():
+            raise StepError("the model gave logits that are not finite; its weights or a state may be damaged")
+        return _read_out(logits, _row_targets(batch), self._num_candidates)
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        check_slot(slot, self._num_slots)
+        if state is not None:
+            check_state(state, self._shape)
+        for name, values in (self._initial if state is None else state).items():
+            self._live[name][slot] = values
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        check_slot(slot, self._num_slots)
+        return {name: values[slot].copy() for name, values in self._live.items()}
+
+    def copy_state(self, source: int, target: int) -> None:
+        check_slot(source, self._num_slots, "source slot")
+        check_slot(target, self._num_slots, "target slot")
+        for values in self._live.values():
+            values[target] = values[source]
+
+    def close(self) -> None:
+        self._weights = None
+
+
+def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
+    """Where on the token axis the rows are: the last `rows` tokens of each run. [R]"""
+    ends = np.cumsum([len(run.tokens) for run in batch])
+    return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
+
+
+def _row_targets(batch: Sequence[TokenRun]) -> list[int | None]:
+    """The target of each row, None where its run has none. [R]"""
+    return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
+
+
+def _read_out(logits: F32, targets: Sequence[int | None], num_candidates: int) -> Readout:
+    ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
+    for row, values in enumerate(logits):
+        ids[row] = _greatest(values, num_candidates)
+    target_logits = [np.nan if target is None else row[target] for row, target in zip(logits, targets, strict=True)]
+    return Readout(
+        ids=ids,
+        logits=np.take_along_axis(logits, ids, axis=-1),
+        logsumexp=_logsumexp(logits),
+        target_logits=np.array(target_logits, np.float32),
+        full_row=lambda row: logits[row].copy(),
+    )
+
+
+def _greatest(row: F32, count: int) -> I32:
+    """Ids of the `count` greatest of row [V], greatest first, equal ones by ascending id."""
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` where others equal the least
+    return ids[np.argsort(-row[ids], kind="stable")[:count]]
+
+
+def _logsumexp(logits: F32) -> F32:
+    """[R, V] -> [R]"""
+    peak = logits.max(axis=-1)
+    total = np.exp(logits - peak[:, np.newaxis]).sum(axis=-1, dtype=np.float64)
+    return np.asarray(peak + np.log(total), np.float32)

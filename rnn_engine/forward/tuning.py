@@ -1,0 +1,75 @@
+"""Which variant of a kernel to run, by the kind of device and the number of tokens.
+
+The figures behind the choices are in docs/performance.md. Everything here changes speed alone, never a result's
+meaning: any variant is right on any device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rnn_engine.gpu import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ProductVariant:
+    """How product.wgsl shares out its work: see there."""
+
+    tokens: int
+    groups: int
+    panels: int
+    splits: int
+    broadcast: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a workgroup."""
+        return 8 * self.groups * self.panels
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The variants for one kind of device."""
+
+    products: tuple[ProductVariant, ...]  # by ascending token count; the first that takes all tokens is run
+    tiled: bool  # beyond that: product_tiled.wgsl, or the last variant again and again
+    norm_threads: int
+    candidate_threads: int
+    max_tokens: int  # of a step, where the user does not say
+
+    def product(self, num_tokens: int) -> ProductVariant | None:
+        """The variant for so many tokens; None for the tiled kernel."""
+        for variant in self.products:
+            if num_tokens <= variant.tokens:
+                return variant
+        return None if self.tiled else self.products[-1]
+
+
+def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
+    """The choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
+    if device.is_software:
+        return Tuning(
+            products=(
+                ProductVariant(tokens=1, groups=1, panels=4, splits=1, broadcast=can_broadcast),
+                ProductVariant(tokens=2, groups=1, panels=4, splits=1, broadcast=can_broadcast),
+                ProductVariant(tokens=4, groups=1, panels=4, splits=1, broadcast=can_broadcast),
+                ProductVariant(tokens=8, groups=1, panels=2, splits=1, broadcast=can_broadcast),
+            ),
+            tiled=False,
+            norm_threads=8,
+            candidate_threads=64,
+            max_tokens=64,
+        )
+    return Tuning(
+        products=(
+            ProductVariant(tokens=1, groups=1, panels=1, splits=16, broadcast=False),
+            ProductVariant(tokens=2, groups=1, panels=1, splits=16, broadcast=False),
+            ProductVariant(tokens=4, groups=1, panels=1, splits=16, broadcast=False),
+            ProductVariant(tokens=8, groups=1, panels=1, splits=16, broadcast=False),
+            ProductVariant(tokens=16, groups=1, panels=1, splits=16, broadcast=False),
+        ),
+        tiled=True,
+        norm_threads=128,
+        candidate_threads=256,
+        max_tokens=256,
+    )

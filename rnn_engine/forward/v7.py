@@ -1,0 +1,365 @@
+"""RWKV-7 as dispatches: its weights on a device, the buffers between its kernels, and the plan of a step.
+
+Eight dispatches a layer:
+norm and token shift into six mixes · r, k, v and the adapters' first halves · the adapters' second halves ·
+the recurrence of every head · output, added to the residual · norm and token shift · key, squared relu · value, added.
+The maths is that of rnn_engine/reference/v7.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import wgpu
+
+from rnn_engine.errors import DeviceError
+from rnn_engine.forward.packing import padded
+from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
+from rnn_engine.forward.tuning import Tuning
+from rnn_engine.gpu import Device, Dispatch, Kernel, Plan
+from rnn_engine.types import F32, Model, ModelShape
+from shaders import Constant
+
+Progress = Callable[[str, int, int], None]
+"""Called while loading with what is being done, how many parts are done, and how many there are."""
+
+_HEAD_SIZES = (16, 32, 64, 128)
+_MIXES = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
+_VECTORS = (
+    *(f"att.{mix}" for mix in _MIXES),
+    "ffn.x_k",
+    *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
+    *("att.w0", "att.a0", "att.v0"),
+    *("att.k_k", "att.k_a", "att.r_k", "att.ln_x.weight", "att.ln_x.bias"),
+)  # all of size D, packed in this order
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step takes, and how many slots there are."""
+
+    num_slots: int
+    max_tokens: int
+    max_rows: int
+    num_candidates: int
+
+    def constants(self) -> dict[str, Constant]:
+        """The constants of batch.wgsl; a step has at most one run a slot."""
+        return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
+
+
+class StateLayout:
+    """How a layer's buffer holds a slot's state: both copies of both shifts, then wkv as [H, N / 4, N, 4].
+
+    The two copies are sides 0 and 1: a step reads the side that its run names and writes the other one.
+    """
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
+        self.att_shift = 0  # [2, D]
+        self.ffn_shift = 2 * shape.width  # [2, D]
+        self.wkv = 4 * shape.width
+        self.stride = 4 * shape.width + shape.width * shape.head_size
+
+    def pack(self, att_shift: F32, wkv: F32, ffn_shift: F32) -> F32:
+        """One layer's fields -> [stride], with side 0 in use."""
+        heads, size = self.shape.num_heads, self.shape.head_size
+        turned = wkv.reshape(heads, size, size // 4, 4).transpose(0, 2, 1, 3)
+        unused = np.zeros(self.shape.width, np.float32)
+        return np.concatenate([att_shift, unused, ffn_shift, unused, turned.reshape(-1)])
+
+    def unpack(self, packed: F32, side: int) -> tuple[F32, F32, F32]:
+        """[stride] -> att_shift [D], wkv [H, value, key], ffn_shift [D], with the shifts of `side`."""
+        width, heads, size = self.shape.width, self.shape.num_heads, self.shape.head_size
+        shifts = packed[: self.wkv].reshape(2, 2, width)
+        turned = packed[self.wkv :].reshape(heads, size // 4, size, 4).transpose(0, 2, 1, 3)
+        return shifts[0, side].copy(), turned.reshape(heads, size, size).copy(), shifts[1, side].copy()
+
+
+class Scratch:
+    """The buffers between the kernels of a step. `x` is the residual stream; hidden are the adapters' inner vectors."""
+
+    def __init__(self, shape: ModelShape, limits: StepLimits, device: Device) -> None:
+        tokens, width = limits.max_tokens, shape.width
+        self.hidden_strides = {name: padded(getattr(shape.ranks, name)) for name in "wagv"}
+        self.hidden_starts: dict[str, int] = {}
+        place = 3 * tokens * width  # behind r, k and v
+        for name, stride in self.hidden_strides.items():
+            self.hidden_starts[name] = place
+            place += tokens * stride
+        batch_words = 4 + 4 * limits.num_slots + 2 * limits.max_rows + tokens
+        self.batch = device.create_buffer("batch", 4 * batch_words)
+        self.x = device.create_buffer("x", 4 * tokens * width)
+        self.mixes = device.create_buffer("mixes", 4 * 6 * tokens * width)
+        self.projected = device.create_buffer("projected", 4 * place)
+        self.gates = device.create_buffer("gates", 4 * 4 * tokens * width)
+        self.v_first = device.create_buffer("v_first", 4 * tokens * width)
+        self.mixed = device.create_buffer("mixed", 4 * tokens * width)
+        self.ffn_hidden = device.create_buffer("ffn hidden", 4 * tokens * padded(shape.ffn_width))
+        self.normed = device.create_buffer("normed rows", 4 * limits.max_rows * width)
+        self.logits = device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size)
+        self.readout_words = 2 + 2 * limits.num_candidates  # of a row
+        self.readout = device.create_buffer("readout", 4 * limits.max_rows * self.readout_words)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    att_norm: tuple[Kernel, wgpu.GPUBindGroup]
+    projections: Product
+    gates: Product
+    recurrence: tuple[Kernel, wgpu.GPUBindGroup]
+    output: Product
+    ffn_norm: tuple[Kernel, wgpu.GPUBindGroup]
+    key: Product
+    value: Product
+
+
+class ForwardV7:
+    """The model on its device: `plan` says what a step dispatches."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        kernels: ProductKernels,
+        limits: StepLimits,
+        progress: Progress,
+    ) -> None:
+        shape = model.shape
+        if shape.head_size not in _HEAD_SIZES:
+            raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected one of {_HEAD_SIZES}")
+        self.shape = shape
+        self.state_layout = StateLayout(shape)
+        self.scratch = Scratch(shape, limits, device)
+        self.states = [
+            device.create_buffer(f"states of layer {layer}", 4 * limits.num_slots * self.state_layout.stride)
+            for layer in range(shape.num_layers)
+        ]
+        self._model = model
+        self._device = device
+        self._products = kernels
+        self._kernels = kernels.kernels
+        self._tuning: Tuning = kernels.tuning
+        self._limits = limits
+        self._layers: list[_Layer] = []
+        for layer in range(shape.num_layers):
+            progress("loading layers", layer, shape.num_layers + 1)
+            self._layers.append(self._load_layer(layer))
+        progress("loading the head", shape.num_layers, shape.num_layers + 1)
+        self._load_head()
+        progress("loaded", shape.num_layers + 1, shape.num_layers + 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of matrices that a step reads, the head's included."""
+        return self._head.weight_bytes + sum(
+            product.weight_bytes
+            for layer in self._layers
+            for product in (layer.projections, layer.gates, layer.output, layer.key, layer.value)
+        )
+
+    def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
+        """The dispatches of a step; logits and read-outs where `num_rows` is not 0."""
+        return Plan(tuple(self._dispatches(num_tokens, num_runs, num_rows)))
+
+    def _dispatches(self, num_tokens: int, num_runs: int, num_rows: int) -> Iterator[Dispatch]:
+        for index, layer in enumerate(self._layers):
+            name = f"layer {index}"
+            yield Dispatch(f"{name} att norm", *layer.att_norm, num_tokens)
+            yield from layer.projections.dispatches(num_tokens)
+            yield from layer.gates.dispatches(num_tokens)
+            yield Dispatch(f"{name} recurrence", *layer.recurrence, self.shape.num_heads, num_runs)
+            yield from layer.output.dispatches(num_tokens)
+            yield Dispatch(f"{name} ffn norm", *layer.ffn_norm, num_tokens)
+            yield from layer.key.dispatches(num_tokens)
+            yield from layer.value.dispatches(num_tokens)
+        if num_rows:
+            yield Dispatch("norm rows", *self._norm_rows, num_rows)
+            yield from self._head.dispatches(num_rows)
+            yield Dispatch("candidates", *self._candidates, num_rows)
+
+    def _load_layer(self, layer: int) -> _Layer:
+        scratch, tokens, width = self.scratch, self._limits.max_tokens, self.shape.width
+        vectors, offsets = self._load_vectors(layer)
+
+        def matrix_product(
+            label: str, matrices: list[Matrix], inputs: wgpu.GPUBuffer, outputs: wgpu.GPUBuffer
+        ) -> Product:
+            buffers = ProductBuffers(scratch.batch, vectors, inputs, outputs)
+            return Product(f"layer {layer} {label}", matrices, buffers, self._products, self._device)
+
+        def one_matrix(name: str, columns: int, activation: Activation, rows: int = width) -> list[Matrix]:
+            weights = self._model.tensor(f"blocks.{layer}.{name}.weight")
+            return [Matrix(weights, 0, padded(columns), 0, padded(rows), activation)]
+
+        projections = [
+            Matrix(
+                self._model.tensor(f"blocks.{layer}.att.{name}.weight"),
+                inputs_start=_MIXES.index(mix) * tokens * width,
+                inputs_stride=width,
+                outputs_start=plane * tokens * width,
+                outputs_stride=width,
+            )
+            for plane, (name, mix) in enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
+        ]
+        gates: list[Matrix] = []
+        for plane, (name, first, second) in enumerate(
+            (
+                ("w", Activation.TANH, Activation.DECAY),
+                ("a", Activation.NONE, Activation.BIASED_SIGMOID),
+                ("g", Activation.SIGMOID, Activation.NONE),
+                ("v", Activation.NONE, Activation.BIASED_SIGMOID),
+            )
+        ):
+            if name == "v" and layer == 0:
+                continue
+            start, stride = scratch.hidden_starts[name], scratch.hidden_strides[name]
+            down = self._model.tensor(f"blocks.{layer}.att.{name}1")
+            up = self._model.tensor(f"blocks.{layer}.att.{name}2")
+            mix = _MIXES.index(f"x_{name}") * tokens * width
+            bias = offsets.get(f"att.{name}0", 0)
+            projections.append(Matrix(down.T, mix, width, start, stride, first))
+            gates.append(Matrix(up.T, start, stride, plane * tokens * width, width, second, bias))
+        return _Layer(
+            att_norm=self._norm_shift(
+                "ln1", "att.x_r", len(_MIXES), self.state_layout.att_shift, layer, vectors, offsets
+            ),
+            projections=matrix_product("projections", projections, scratch.mixes, scratch.projected),
+            gates=matrix_product("gates", gates, scratch.projected, scratch.gates),
+            recurrence=self._recurrence(layer, vectors, offsets),
+            output=matrix_product(
+                "output", one_matrix("att.output", width, Activation.RESIDUAL), scratch.mixed, scratch.x
+            ),
+            ffn_norm=self._norm_shift("ln2", "ffn.x_k", 1, self.state_layout.ffn_shift, layer, vectors, offsets),
+            key=matrix_product(
+                "key",
+                one_matrix("ffn.key", width, Activation.SQUARED_RELU, self.shape.ffn_width),
+                scratch.mixes,
+                scratch.ffn_hidden,
+            ),
+            value=matrix_product(
+                "value",
+                one_matrix("ffn.value", self.shape.ffn_width, Activation.RESIDUAL),
+                scratch.ffn_hidden,
+                scratch.x,
+            ),
+        )
+
+    def _load_vectors(self, layer: int) -> tuple[wgpu.GPUBuffer, dict[str, int]]:
+        """A layer's vectors in one buffer, and where in it each starts."""
+        names = [name for name in _VECTORS if self._model.has(f"blocks.{layer}.{name}")]
+        width = self.shape.width
+        packed = np.concatenate(
+            [self._model.tensor(f"blocks.{layer}.{name}").astype(np.float32).reshape(width) for name in names]
+        )
+        buffer = self._device.create_buffer(f"layer {layer} vectors", packed.nbytes)
+        self._device.upload(buffer, 0, packed)
+        return buffer, {name: index * width for index, name in enumerate(names)}
+
+    def _norm_shift(
+        self,
+        norm: str,
+        mix: str,
+        num_mixes: int,
+        shift: int,
+        layer: int,
+        vectors: wgpu.GPUBuffer,
+        offsets: dict[str, int],
+    ) -> tuple[Kernel, wgpu.GPUBindGroup]:
+        kernel = self._kernels.get(
+            "norm_shift",
+            {
+                **self._limits.constants(),
+                "THREADS": self._tuning.norm_threads,
+                "WIDTH": self.shape.width,
+                "STATE_STRIDE": self.state_layout.stride,
+                "SHIFT_OFFSET": shift,
+                "MIXES": num_mixes,
+                "MIX": offsets[mix],
+                "NORM_WEIGHT": offsets[f"{norm}.weight"],
+                "NORM_BIAS": offsets[f"{norm}.bias"],
+            },
+        )
+        buffers = {
+            "batch": self.scratch.batch,
+            "x": self.scratch.x,
+            "vectors": vectors,
+            "state": self.states[layer],
+            "mixes": self.scratch.mixes,
+        }
+        return kernel, self._kernels.bind(kernel.source, buffers)
+
+    def _recurrence(
+        self, layer: int, vectors: wgpu.GPUBuffer, offsets: dict[str, int]
+    ) -> tuple[Kernel, wgpu.GPUBindGroup]:
+        kernel = self._kernels.get(
+            "wkv7",
+            {
+                **self._limits.constants(),
+                "WIDTH": self.shape.width,
+                "HEAD_SIZE": self.shape.head_size,
+                "STATE_STRIDE": self.state_layout.stride,
+                "WKV_OFFSET": self.state_layout.wkv,
+                "IS_FIRST_LAYER": layer == 0,
+                "K_K": offsets["att.k_k"],
+                "K_A": offsets["att.k_a"],
+                "R_K": offsets["att.r_k"],
+                "GROUP_NORM_WEIGHT": offsets["att.ln_x.weight"],
+                "GROUP_NORM_BIAS": offsets["att.ln_x.bias"],
+            },
+        )
+        buffers = {
+            "batch": self.scratch.batch,
+            "vectors": vectors,
+            "projected": self.scratch.projected,
+            "gates": self.scratch.gates,
+            "v_first": self.scratch.v_first,
+            "state": self.states[layer],
+            "mixed": self.scratch.mixed,
+        }
+        return kernel, self._kernels.bind(kernel.source, buffers)
+
+    def _load_head(self) -> None:
+        scratch, shape = self.scratch, self.shape
+        vectors = np.concatenate(
+            [self._model.tensor(f"ln_out.{part}").astype(np.float32) for part in ("weight", "bias")]
+        )
+        vectors_buffer = self._device.create_buffer("ln_out", vectors.nbytes)
+        self._device.upload(vectors_buffer, 0, vectors)
+        norm = self._kernels.get(
+            "norm_rows",
+            {**self._limits.constants(), "THREADS": self._tuning.norm_threads, "WIDTH": shape.width},
+        )
+        self._norm_rows = (
+            norm,
+            self._kernels.bind(
+                norm.source,
+                {"batch": scratch.batch, "x": scratch.x, "vectors": vectors_buffer, "normed": scratch.normed},
+            ),
+        )
+        head = Matrix(self._model.tensor("head.weight"), 0, shape.width, 0, shape.vocab_size)
+        self._head = Product(
+            "head",
+            [head],
+            ProductBuffers(scratch.batch, vectors_buffer, scratch.normed, scratch.logits),
+            self._products,
+            self._device,
+            counts_rows=True,
+        )
+        candidates = self._kernels.get(
+            "candidates",
+            {
+                **self._limits.constants(),
+                "THREADS": self._tuning.candidate_threads,
+                "VOCAB": shape.vocab_size,
+                "K": self._limits.num_candidates,
+            },
+        )
+        self._candidates = (
+            candidates,
+            self._kernels.bind(
+                candidates.source, {"batch": scratch.batch, "logits": scratch.logits, "readout": scratch.readout}
+            ),
+        )

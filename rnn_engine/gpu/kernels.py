@@ -1,0 +1,102 @@
+"""Specialised compute pipelines, compiled once each, and bind groups by the names of the WGSL's variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import wgpu
+
+from rnn_engine.errors import DeviceError
+from rnn_engine.gpu import native
+from rnn_engine.gpu.device import Device
+from shaders import Constant, ShaderSource, specialise
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled pipeline. Kernels that come from one WGSL file share their bind groups."""
+
+    label: str
+    source: ShaderSource
+    pipeline: wgpu.GPUComputePipeline
+
+
+class Kernels:
+    """Compiles kernels for one device and keeps them."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kernels: dict[tuple[object, ...], Kernel] = {}
+        self._layouts: dict[tuple[object, ...], wgpu.GPUBindGroupLayout] = {}
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def get(self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, str] | None = None) -> Kernel:
+        """The kernel of `name`.wgsl with these constants and includes; compiled at the first call.
+
+        Raises DeviceError that shows the WGSL file and line where the device refuses it.
+        """
+        key = (name, tuple(constants.items()), tuple((includes or {}).items()))
+        if key not in self._kernels:
+            self._kernels[key] = self._compile(specialise(name, constants, includes))
+        return self._kernels[key]
+
+    def bind(self, source: ShaderSource, buffers: Mapping[str, wgpu.GPUBuffer]) -> wgpu.GPUBindGroup:
+        """A bind group that gives every variable of `source` its buffer.
+
+        Raises KeyError where the names are not those that the WGSL declares.
+        """
+        if buffers.keys() != source.bindings.keys():
+            raise KeyError(f"{source.name}.wgsl binds {sorted(source.bindings)}, not {sorted(buffers)}")
+        return self._device.wgpu_device.create_bind_group(
+            label=source.name,
+            layout=self._layout(source),
+            entries=[
+                {
+                    "binding": source.bindings[name].number,
+                    "resource": {"buffer": buffer, "offset": 0, "size": buffer.size},
+                }
+                for name, buffer in buffers.items()
+            ],
+        )
+
+    def _compile(self, source: ShaderSource) -> Kernel:
+        device = self._device.wgpu_device
+        try:
+            if self._device.checked:
+                module = device.create_shader_module(label=source.name, code=source.text)
+            else:
+                module = native.create_trusted_module(device, source.name, source.text)
+            pipeline = device.create_compute_pipeline(
+                label=source.name,
+                layout=device.create_pipeline_layout(bind_group_layouts=[self._layout(source)]),
+                compute={"module": module, "entry_point": "main"},
+            )
+        except wgpu.GPUError as error:
+            raise DeviceError(f"{self._device.info.name} refuses {_with_origins(str(error), source)}") from error
+        return Kernel(source.name, source, pipeline)
+
+    def _layout(self, source: ShaderSource) -> wgpu.GPUBindGroupLayout:
+        bindings = tuple(sorted((binding.number, binding.read_only) for binding in source.bindings.values()))
+        if bindings not in self._layouts:
+            self._layouts[bindings] = self._device.wgpu_device.create_bind_group_layout(
+                entries=[
+                    {
+                        "binding": number,
+                        "visibility": wgpu.ShaderStage.COMPUTE,
+                        "buffer": {"type": "read-only-storage" if read_only else "storage"},
+                    }
+                    for number, read_only in bindings
+                ]
+            )
+        return self._layouts[bindings]
+
+
+def _with_origins(message: str, source: ShaderSource) -> str:
+    """A compiler's message, headed by the file and line of our own that it speaks of."""
+    found = re.search(r"wgsl:(\d+):(\d+)", message)
+    place = source.origin(int(found[1])) if found else f"{source.name}.wgsl"
+    return f"{place}: {message}"

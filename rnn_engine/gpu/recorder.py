@@ -1,0 +1,80 @@
+"""Replays a plan: a flat list of dispatches with all handles prepared, so that a step costs little host time.
+
+WebGPU has no command buffer that can be submitted twice, so a plan is encoded anew for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import wgpu
+
+from rnn_engine.gpu import native
+from rnn_engine.gpu.device import Device
+from rnn_engine.gpu.kernels import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One kernel over x * y workgroups. `label` says what it computes."""
+
+    label: str
+    kernel: Kernel
+    bind_group: wgpu.GPUBindGroup
+    x: int
+    y: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the device does in one step, in order; to be read by people as well as by the recorder."""
+
+    dispatches: tuple[Dispatch, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{d.label}: {d.kernel.label} {d.x} x {d.y}" for d in self.dispatches)
+
+    @cached_property
+    def raw(self) -> tuple[native.RawDispatch, ...]:
+        return tuple((native.handle(d.kernel.pipeline), native.handle(d.bind_group), d.x, d.y) for d in self.dispatches)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCopy:
+    """Bytes to copy from one buffer to another, after a plan's dispatches."""
+
+    source: wgpu.GPUBuffer
+    source_offset: int
+    target: wgpu.GPUBuffer
+    target_offset: int
+    num_bytes: int
+
+
+class Recorder:
+    """Encodes and submits plans on one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device.wgpu_device
+
+    def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> None:
+        """Run `plan`, then `copies`; returns once they are submitted."""
+        encoder = self._device.create_command_encoder()
+        if plan is not None:
+            compute_pass = encoder.begin_compute_pass()
+            native.record(compute_pass, plan.raw)
+            compute_pass.end()
+        for copy in copies:
+            encoder.copy_buffer_to_buffer(
+                copy.source, copy.source_offset, copy.target, copy.target_offset, copy.num_bytes
+            )
+        self._device.queue.submit([encoder.finish()])
+
+    def read(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
+        """The first `num_bytes` of a mappable buffer, once all submitted work is done."""
+        buffer.map_sync(wgpu.MapMode.READ, 0, num_bytes)
+        try:
+            return bytes(buffer.read_mapped(0, num_bytes))
+        finally:
+            buffer.unmap()

@@ -1,0 +1,21 @@
+"""How wide a device's subgroups really are: what an adapter says of itself is only a range."""
+
+from __future__ import annotations
+
+import struct
+
+from rnn_engine.gpu.device import Device
+from rnn_engine.gpu.kernels import Kernels
+from rnn_engine.gpu.recorder import Dispatch, Plan, Recorder
+
+
+def measure_subgroup_size(device: Device, kernels: Kernels) -> int:
+    """Lanes of a subgroup; 0 where the device has no subgroups, or numbers lanes in an order of its own."""
+    if not device.has_subgroups:
+        return 0
+    kernel = kernels.get("subgroup_size", {"THREADS": 64})
+    buffer = device.create_buffer("subgroup size", 4)
+    bind_group = kernels.bind(kernel.source, {"size": buffer})
+    Recorder(device).submit(Plan((Dispatch("subgroup size", kernel, bind_group, 1),)))
+    (size,) = struct.unpack("<I", device.read(buffer, 0, 4))
+    return int(size)

@@ -1,0 +1,24 @@
+// What one step runs. Written by the host before every step, read by nearly every kernel.
+// A run is consecutive tokens of one slot; tokens of all runs lie on one axis; a row is a token whose logits are wanted.
+
+struct Run {
+    slot: u32,
+    start: u32,  // index of the run's first token
+    length: u32,
+    shift_side: u32, // which of the slot's two copies of each shift is read; the other one is written
+}
+
+struct Row {
+    token: u32,   // index of the token that the row belongs to
+    target_id: u32, // token id whose logit is read out
+}
+
+struct Batch {
+    num_tokens: u32,
+    num_runs: u32,
+    num_rows: u32,
+    unused: u32,
+    runs: array<Run, MAX_RUNS>,
+    rows: array<Row, MAX_ROWS>,
+    token_run: array<u32, MAX_TOKENS>, // token -> its run
+}

@@ -1,0 +1,16 @@
+// Forks one layer's state: slot `pair.target_slot` becomes a copy of slot `pair.source_slot`.
+
+struct Pair {
+    source_slot: u32,
+    target_slot: u32,
+}
+
+@group(0) @binding(0) var<storage, read> pair: Pair;
+@group(0) @binding(1) var<storage, read_write> state: array<f32>; // [slots, STATE_STRIDE]
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(global_invocation_id) thread: vec3<u32>) {
+    if thread.x < STATE_STRIDE {
+        state[pair.target_slot * STATE_STRIDE + thread.x] = state[pair.source_slot * STATE_STRIDE + thread.x];
+    }
+}

@@ -1,0 +1,41 @@
+// Layer norm, then the token shift into one or more mixes.
+// One workgroup a token: n = LN(x[t]); prev = the same of the token before it, or the slot's shift at a run's start;
+// mixes[m][t] = n + (prev - n) * mix[m]. The last n of every run becomes the slot's shift. The state holds two copies
+// of a shift, one to read and one to write, since the first and last token of a run are two workgroups in no order.
+
+#include batch
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> x: array<f32>;            // [T, WIDTH]
+@group(0) @binding(2) var<storage, read> vectors: array<f32>;      // the layer's vectors, packed
+@group(0) @binding(3) var<storage, read_write> state: array<f32>;  // [slots, STATE_STRIDE]
+@group(0) @binding(4) var<storage, read_write> mixes: array<f32>;  // [MIXES, MAX_TOKENS, WIDTH]
+
+#include norm
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let token = group.x;
+    let run = batch.runs[batch.token_run[token]];
+    let is_first = token == run.start;
+    let is_last = token + 1u == run.start + run.length;
+    let here = token * WIDTH;
+    let before = select(here - WIDTH, here, is_first);
+    let shifts = run.slot * STATE_STRIDE + SHIFT_OFFSET; // [2, WIDTH]
+    let old_shift = shifts + run.shift_side * WIDTH;
+    let new_shift = shifts + (1u - run.shift_side) * WIDTH;
+
+    let stats_here = mean_and_scale(here, thread);
+    let stats_before = mean_and_scale(before, thread);
+    for (var d = thread; d < WIDTH; d += THREADS) {
+        let weight = vectors[NORM_WEIGHT + d];
+        let bias = vectors[NORM_BIAS + d];
+        let normed = (x[here + d] - stats_here.x) * stats_here.y * weight + bias;
+        let previous = select((x[before + d] - stats_before.x) * stats_before.y * weight + bias, state[old_shift + d], is_first);
+        for (var m = 0u; m < MIXES; m++) {
+            mixes[(m * MAX_TOKENS + token) * WIDTH + d] = normed + (previous - normed) * vectors[MIX + m * WIDTH + d];
+        }
+        if is_last {
+            state[new_shift + d] = normed;
+        }
+    }
+}

@@ -1,0 +1,63 @@
+// A product is one or more matrices, each times inputs of its own, computed by one dispatch.
+// Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, a panel
+// in blocks of 8 columns: [rows / 8][columns / 8][8 rows][8 columns], both padded with zeros to multiples of 8.
+// So the threads that own neighbouring rows read neighbouring memory, and any kernel below reads it in full lines.
+
+const PANEL = 8u; // rows of a panel, columns of a block
+
+struct Segment {
+    first_row: u32,     // where it starts among the rows of all segments, a multiple of 64
+    num_rows: u32,      // rows that are real; the next segment starts at the next multiple of 64
+    num_blocks: u32,    // blocks of 8 columns
+    weights_start: u32, // index of its first block in `weights`
+    inputs_start: u32,  // index of the first token's first input in `inputs`
+    inputs_stride: u32, // floats from one token's inputs to the next
+    outputs_start: u32, // index of the first token's first output in `outputs`
+    outputs_stride: u32,
+    bias_start: u32,    // index of the first row's bias in `vectors`
+    activation: u32,
+}
+
+struct Product {
+    counts_rows: u32, // 1 where a step's rows are run through, 0 where its tokens are
+    num_segments: u32,
+    segments: array<Segment, MAX_SEGMENTS>,
+}
+
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> product: Product;
+@group(0) @binding(2) var<storage, read> weights: array<Packed>;
+@group(0) @binding(3) var<storage, read> vectors: array<f32>;
+@group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> outputs: array<f32>;
+
+fn find_segment(row: u32) -> Segment {
+    var index = product.num_segments - 1u;
+    while product.segments[index].first_row > row {
+        index -= 1u;
+    }
+    return product.segments[index];
+}
+
+fn count_tokens() -> u32 {
+    return select(batch.num_tokens, batch.num_rows, product.counts_rows == 1u);
+}
+
+fn sigmoid(value: f32) -> f32 {
+    return 1.0 / (1.0 + exp(-value));
+}
+
+// What becomes of a finished sum. The clamp is there because tanh of a large argument is NaN on some drivers.
+fn store(segment: Segment, token: u32, row: u32, sum: f32) {
+    let place = segment.outputs_start + token * segment.outputs_stride + row;
+    let bias = segment.bias_start + row;
+    switch segment.activation {
+        case ACTIVATION_TANH: { outputs[place] = tanh(clamp(sum, -20.0, 20.0)); }
+        case ACTIVATION_SIGMOID: { outputs[place] = sigmoid(sum); }
+        case ACTIVATION_SQUARED_RELU: { let positive = max(sum, 0.0); outputs[place] = positive * positive; }
+        case ACTIVATION_BIASED_SIGMOID: { outputs[place] = sigmoid(sum + vectors[bias]); }
+        case ACTIVATION_DECAY: { outputs[place] = exp(-0.606531 * sigmoid(sum + vectors[bias])); }
+        case ACTIVATION_RESIDUAL: { outputs[place] += sum; }
+        default: { outputs[place] = sum; }
+    }
+}

@@ -1,0 +1,86 @@
+"""Turns a WGSL file into the text of a shader module: constants and includes in, text with a line map out.
+
+A kernel varies in two ways only. A line `#include NAME` is replaced by the file that the caller gives for NAME,
+or by NAME.wgsl itself. Constants become generated `const` lines at the top, since WGSL's `override` can't size
+an array. Bindings are numbered once, in the WGSL, and are known to everybody else by their variables' names.
+
+Knows text alone: nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TypeAlias
+
+Constant: TypeAlias = int | float | bool
+
+_INCLUDE = re.compile(r"^#include\s+(\w+)\s*$")
+_BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s*(read|read_write)\s*>\s*(\w+)\s*:")
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A storage buffer that a shader declares in group 0."""
+
+    number: int
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShaderSource:
+    """The text of one shader module.
+
+    `bindings` maps a variable's name to its binding. `lines` gives, for each line of `text`,
+    the file and line that it came from, so that a compiler's message can be traced back.
+    """
+
+    name: str
+    text: str
+    bindings: Mapping[str, Binding]
+    lines: tuple[tuple[str, int], ...]
+
+    def origin(self, line: int) -> str:
+        """Where the 1-based `line` of `text` came from, as `file:line`."""
+        file, number = self.lines[line - 1]
+        return f"{file}:{number}"
+
+
+def specialise(name: str, constants: Mapping[str, Constant], includes: Mapping[str, str] | None = None) -> ShaderSource:
+    """The module of `name`.wgsl with `constants` fixed and each `#include X` resolved through `includes`.
+
+    Raises KeyError for a constant or an include that the text never mentions: it would be a misspelling.
+    """
+    chosen = dict(includes or {})
+    header = [f"const {key} = {_literal(value)};" for key, value in constants.items()]
+    text: list[str] = list(header)
+    origins = [("constants", number) for number in range(1, len(header) + 1)]
+    used: set[str] = set()
+    _append(f"{name}.wgsl", chosen, used, text, origins)
+    body = "\n".join(text[len(header) :])
+    if unknown := set(chosen) - used:
+        raise KeyError(f"{name}.wgsl includes none of {sorted(unknown)}")
+    if unused := [key for key in constants if not re.search(rf"\b{key}\b", body)]:
+        raise KeyError(f"{name}.wgsl uses none of the constants {unused}")
+    bindings = {match[4]: Binding(int(match[1]), match[3] == "read") for match in _BINDING.finditer(body)}
+    return ShaderSource(name, "\n".join(text) + "\n", bindings, tuple(origins))
+
+
+def _append(
+    file: str, chosen: Mapping[str, str], used: set[str], text: list[str], origins: list[tuple[str, int]]
+) -> None:
+    for number, line in enumerate((files("shaders") / file).read_text("utf-8").splitlines(), 1):
+        if match := _INCLUDE.match(line):
+            used.add(match[1])
+            _append(f"{chosen.get(match[1], match[1])}.wgsl", chosen, used, text, origins)
+        else:
+            text.append(line)
+            origins.append((file, number))
+
+
+def _literal(value: Constant) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value}u" if isinstance(value, int) else f"{value!r}f"

@@ -1,0 +1,111 @@
+// The RWKV-7 recurrence of one head over one run, with everything that surrounds it inside a head.
+// Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
+//   v    = v + (v_first - v) * v_gate          (layer 0 keeps v_first instead)
+//   kk   = k * k_k, divided by its length;     k = k * (1 + (a - 1) * k_a)
+//   S    = S * decay + (S (-kk)) (kk * a)^T + v k^T;     y = S r
+//   out  = (group_norm(y) + sum(r * k * r_k) * v) * g
+
+#include batch
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> vectors: array<f32>;          // the layer's vectors, packed
+@group(0) @binding(2) var<storage, read> projected: array<f32>;        // r, k, v: [3, MAX_TOKENS, WIDTH]
+@group(0) @binding(3) var<storage, read> gates: array<f32>;            // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(4) var<storage, read_write> v_first: array<f32>;    // [MAX_TOKENS, WIDTH]
+@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, N / 4, N, 4]
+@group(0) @binding(6) var<storage, read_write> mixed: array<f32>;      // [T, WIDTH]
+
+const PLANE = MAX_TOKENS * WIDTH;
+const QUARTERS = HEAD_SIZE / 4u;
+
+// One head's vectors of the current token. Scalars, since writing one part of a vec4 may touch all four.
+const R = 0u;
+const DECAY = 1u;
+const RATED_K = 2u; // k after its in-context rate
+const KK = 3u;      // not yet of length 1
+const A = 4u;
+const BONUS = 5u;   // r * k * r_k
+const Y = 6u;
+var<workgroup> head: array<f32, 7u * HEAD_SIZE>;
+
+fn vector_part(vector: u32, j: u32) -> vec4<f32> {
+    let start = vector * HEAD_SIZE + 4u * j;
+    return vec4<f32>(head[start], head[start + 1u], head[start + 2u], head[start + 3u]);
+}
+
+fn set_vector(vector: u32, row: u32, value: f32) {
+    head[vector * HEAD_SIZE + row] = value;
+}
+
+@compute @workgroup_size(HEAD_SIZE)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
+    let run = batch.runs[group.y];
+    let channel = group.x * HEAD_SIZE + row;
+    let k_k = vectors[K_K + channel];
+    let k_a = vectors[K_A + channel];
+    let r_k = vectors[R_K + channel];
+    let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
+    let norm_bias = vectors[GROUP_NORM_BIAS + channel];
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + row;
+
+    var s: array<vec4<f32>, QUARTERS>;
+    for (var j = 0u; j < QUARTERS; j++) {
+        s[j] = state[state_start + j * HEAD_SIZE];
+    }
+
+    for (var token = run.start; token < run.start + run.length; token++) {
+        let place = token * WIDTH + channel;
+        let r = projected[place];
+        let k = projected[PLANE + place];
+        let a = gates[PLANE + place];
+        let rated_k = k * (1.0 + (a - 1.0) * k_a);
+        var v = projected[2u * PLANE + place];
+        if IS_FIRST_LAYER {
+            v_first[place] = v;
+        } else {
+            v += (v_first[place] - v) * gates[3u * PLANE + place];
+        }
+        set_vector(R, row, r);
+        set_vector(DECAY, row, gates[place]);
+        set_vector(RATED_K, row, rated_k);
+        set_vector(KK, row, k * k_k);
+        set_vector(A, row, a);
+        set_vector(BONUS, row, r * rated_k * r_k);
+        workgroupBarrier();
+
+        var squares = 0.0;
+        var projection = 0.0;
+        var bonus = 0.0;
+        for (var j = 0u; j < QUARTERS; j++) {
+            let kk = vector_part(KK, j);
+            squares += dot(kk, kk);
+            projection += dot(s[j], kk);
+            bonus += dot(vector_part(BONUS, j), vec4<f32>(1.0));
+        }
+        let scale = 1.0 / max(sqrt(squares), 1e-12);
+        let removed = -projection * scale * scale;
+        var y = 0.0;
+        for (var j = 0u; j < QUARTERS; j++) {
+            s[j] = s[j] * vector_part(DECAY, j) + removed * (vector_part(KK, j) * vector_part(A, j)) + v * vector_part(RATED_K, j);
+            y += dot(s[j], vector_part(R, j));
+        }
+        set_vector(Y, row, y);
+        workgroupBarrier();
+
+        var sum = 0.0;
+        for (var j = 0u; j < QUARTERS; j++) {
+            sum += dot(vector_part(Y, j), vec4<f32>(1.0));
+        }
+        let mean = sum / f32(HEAD_SIZE);
+        var variance = 0.0;
+        for (var j = 0u; j < QUARTERS; j++) {
+            let deviation = vector_part(Y, j) - mean;
+            variance += dot(deviation, deviation);
+        }
+        let normed = (y - mean) * inverseSqrt(variance / f32(HEAD_SIZE) + 64e-5) * norm_weight + norm_bias;
+        mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
+    }
+
+    for (var j = 0u; j < QUARTERS; j++) {
+        state[state_start + j * HEAD_SIZE] = s[j];
+    }
+}
