@@ -15,7 +15,6 @@ import numpy as np
 
 from rnn_engine.sampling.adjustments import F64, I64, Adjustments
 from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.types import F32
 
 # How far a runner's f32 log-sum-exp may be from the true one: a constant part, and one that grows with its size.
 LOGSUMEXP_ERROR = (1e-5, 1e-6)
@@ -36,17 +35,8 @@ class Ranking:
     rest_mass: tuple[float, float]  # the least and the most that the rest weighs
 
 
-def rank_full(row: F32, adjustments: Adjustments) -> Ranking:
-    """Rank every token of a whole row."""
-    raw = row.astype(np.float64)  # [V]
-    logits = raw.copy()
-    logits[adjustments.tokens] += adjustments.values
-    order = np.argsort(-logits, kind="stable")
-    return Ranking(order, raw[order], logits[order], 0, -math.inf, (0.0, 0.0))
-
-
-def rank_candidates(row: LogitRow, adjustments: Adjustments) -> Ranking:
-    """Rank the candidates of a row as far as the unread tokens can't come between them; perhaps none."""
+def rank(row: LogitRow, adjustments: Adjustments) -> Ranking:
+    """Rank the candidates of a row as far as the unread tokens can't come between them; perhaps none of them."""
     ids = row.ids.astype(np.int64)  # [K]
     raw = row.logits.astype(np.float64)
     logits = raw

@@ -6,19 +6,19 @@ the token depends on the row, the parameters and the seed alone: not on how many
 
 from __future__ import annotations
 
-import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rnn_engine.errors import StepError
 from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.adjustments import Adjustments
 from rnn_engine.sampling.nucleus import draw
-from rnn_engine.sampling.ranking import Ranking, rank_candidates, rank_full
+from rnn_engine.sampling.ranking import Ranking, rank
 from rnn_engine.sampling.rows import LogitRow
+
+SORTED_FIRST = 4096  # of a whole row; sorting all of a large vocabulary takes several times longer
 
 
 def random_seed() -> int:
@@ -43,30 +43,29 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, row: LogitRow) -> Draw:
-        """Draw a token from `row` and count it as generated.
-
-        Raises StepError where the row holds no probabilities: an infinite or undefined log-sum-exp.
-        """
-        if not math.isfinite(row.logsumexp):
-            raise StepError(f"the model's logits have a log-sum-exp of {row.logsumexp}; expected a finite number")
-        ranking, index = self._choose(row)
-        chosen = Draw(int(ranking.ids[index]), float(ranking.raw[index]) - row.logsumexp)
-        self._adjustments.generated(chosen.token)
-        return chosen
-
-    def _choose(self, row: LogitRow) -> tuple[Ranking, int]:
-        """The ranking that settled the draw, and the index of the drawn token in it."""
+        """Draw a token from `row` and count it as generated."""
         uniform = self._random.random() if self._params.temperature > 0.0 else None
-        ranking = rank_candidates(row, self._adjustments)
-        index = self._index(ranking, uniform)
-        if index is None:
-            ranking = rank_full(row.read_full(), self._adjustments)
+        for wider_row in _widening(row):
+            ranking = rank(wider_row, self._adjustments)
             index = self._index(ranking, uniform)
-        if index is None:
-            raise StepError("the model's logits are not numbers")
-        return ranking, index
+            if index is not None:
+                break
+        else:
+            raise AssertionError("a whole row settles every draw")
+        token = int(ranking.ids[index])
+        self._adjustments.generated(token)
+        return Draw(token, float(ranking.raw[index]) - row.logsumexp)
 
     def _index(self, ranking: Ranking, uniform: float | None) -> int | None:
         if uniform is None:  # greedy
             return 0 if len(ranking.ids) else None
         return draw(ranking, self._params, uniform)
+
+
+def _widening(row: LogitRow) -> Iterator[LogitRow]:
+    """`row`, then the same with more candidates, at last with all of them."""
+    yield row
+    full = row.read_full()
+    if len(full) > SORTED_FIRST:
+        yield LogitRow.of_full(full, SORTED_FIRST)
+    yield LogitRow.of_full(full, len(full))
