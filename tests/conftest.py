@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import wgpu
 from hypothesis import settings
+
+from rnn_engine.gpu import list_devices
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
@@ -12,8 +13,7 @@ settings.load_profile("project")
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Stop at once where there is no device: a test that skips for want of one would hide what it does not check."""
-    backends = [adapter.info["backend_type"] for adapter in wgpu.gpu.enumerate_adapters_sync()]
-    if not any(backend in ("Vulkan", "Metal", "D3D12") for backend in backends):
+    if not list_devices():
         pytest.exit(
             "the tests need a device that WebGPU can compute on, and wgpu finds none; `make test` installs Mesa's "
             "software driver where it can, and says what to install where it can't",
