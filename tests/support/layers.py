@@ -17,13 +17,12 @@ PRODUCT = ("rnn_engine", "server", "states", "shaders")
 DEVELOPMENT = ("tests", "tools")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("rnn_engine.errors", "rnn_engine.config", "rnn_engine.types", "rnn_engine.requests", "rnn_engine.chat_template"),
+    ("rnn_engine.errors", "rnn_engine.types", "rnn_engine.requests", "rnn_engine.chat_template"),
     (
         "shaders",
         "rnn_engine.model",
         "rnn_engine.tokenizer",
         "rnn_engine.sampling",
-        "rnn_engine.grammar",
         "rnn_engine.reference",
         "rnn_engine.demo",
         "states",

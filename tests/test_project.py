@@ -1,0 +1,125 @@
+"""What the documents, the Makefile and the distribution say is true of the code."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.layers import LAYERS, PRODUCT
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+UNITS = [unit for units in LAYERS for unit in units]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def make(*arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--no-print-directory", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    missing = [link for link in local_links(document.read_text()) if not resolves(document, link)]
+    assert missing == []
+
+
+def local_links(text: str) -> Iterator[str]:
+    without_code = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code):
+        if "://" not in link:
+            yield link
+
+
+def resolves(document: Path, link: str) -> bool:
+    name, _, heading = link.partition("#")
+    target = (document.parent / name).resolve() if name else document
+    if not target.exists():
+        return False
+    return not heading or heading in {anchor(line) for line in target.read_text().splitlines() if line.startswith("#")}
+
+
+def anchor(heading: str) -> str:
+    """The name that a heading has in links, as GitHub makes it."""
+    words = re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower())
+    return words.replace(" ", "-")
+
+
+def test_the_changelog_has_the_version() -> None:
+    version = tomllib.loads(read("pyproject.toml"))["project"]["version"]
+    assert f"## [{version}]" in read("CHANGELOG.md")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_make_targets_and_variables_in_documents_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z]+) =", read("Makefile"), flags=re.MULTILINE))
+    for target, rest in re.findall(r"(?:`|^ *|&& )make ([a-z-]+)([^`\n]*)", document.read_text(), flags=re.MULTILINE):
+        assert target in targets
+        assert set(re.findall(r"\b([A-Z]+)=", rest)) <= variables
+
+
+def test_make_help_lists_every_target() -> None:
+    listed = {line.split()[0] for line in make("help").splitlines() if re.match(r"[a-z-]+  ", line)}
+    phony = set(re.findall(r"^\.PHONY: (.*)", read("Makefile"), flags=re.MULTILINE)[0].split())
+    assert listed == phony - {"setup-dev", "device"}
+
+
+def test_make_serve_passes_on_what_is_set() -> None:
+    assert "rnn-engine serve --device \"$device\" --port '65530'" in " ".join(make("-n", "serve").split())
+    options = "PORT=8000 HOST=0.0.0.0 MODEL=a b.st DEVICE=cpu SLOTS=3 TOKENIZER=world"
+    command = make("-n", "serve", *re.split(r" (?=[A-Z]+=)", options))
+    for part in (
+        "device='cpu'",
+        "serve 'a b.st'",
+        "--port '8000'",
+        "--host '0.0.0.0'",
+        "--slots '3'",
+        "--tokenizer 'world'",
+    ):
+        assert part in command
+
+
+def test_every_unit_of_the_layers_exists_and_stands_in_the_architecture() -> None:
+    text = read("docs/architecture.md")
+    for unit in UNITS:
+        path = ROOT / unit.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").is_file(), unit
+        assert f"`{unit.replace('.', '/')}`" in text, unit
+
+
+def test_every_wgsl_file_is_used() -> None:
+    names = [re.compile(name) for path in ROOT.glob("rnn_engine/**/*.py") for name in texts_in(path.read_text())]
+    shaders = {path.stem: path.read_text() for path in ROOT.glob("shaders/*.wgsl")}
+    included = set(re.findall(r"^#include (\w+)$", "\n".join(shaders.values()), flags=re.MULTILINE))
+    assert [name for name in shaders if name not in included and not any(text.fullmatch(name) for text in names)] == []
+
+
+def texts_in(source: str) -> Iterator[str]:
+    """The texts of a Python file as patterns; a hole in an f-string, such as weights_{x}, stands for any word."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.escape(node.value)
+        if isinstance(node, ast.JoinedStr) and any(isinstance(part, ast.Constant) for part in node.values):
+            yield "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"\w+" for p in node.values)
+
+
+def test_what_is_read_at_run_time_is_part_of_the_distribution() -> None:
+    data = tomllib.loads(read("pyproject.toml"))["tool"]["setuptools"]["package-data"]
+    patterns = [str(ROOT / package.replace(".", "/") / pattern) for package, names in data.items() for pattern in names]
+    files = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*") if path.is_file()]
+    data_files = [path for path in files if path.suffix != ".py" and "__pycache__" not in path.parts]
+    assert [path for path in data_files if not any(path.match(pattern) for pattern in patterns)] == []
