@@ -25,7 +25,7 @@ class Role(Enum):
     OBSERVATION = "Observation"
 
 
-_ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
+ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
     {
         "system": Role.SYSTEM,
         "developer": Role.SYSTEM,
@@ -37,12 +37,9 @@ _ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
 )
 
 
-def parse_role(word: object, field_name: str) -> Role:
-    """The role that a client's word means, in any case."""
-    role = _ROLE_WORDS.get(word.lower()) if isinstance(word, str) else None
-    if role is None:
-        raise InvalidRequestError(field_name, word, f"one of {', '.join(_ROLE_WORDS)}, in any case")
-    return role
+def find_role(word: str) -> Role | None:
+    """The role that a client's word means, in any case of letters."""
+    return ROLE_WORDS.get(word.lower())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, from_json
 
 from rnn_engine.errors import InvalidRequestError
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
-FieldCheck: TypeAlias = Callable[[Any, ValidationInfo], Any]
+
+
+class RefusedError(ValueError):
+    """Raised by a check of one value; where in the body the value stands is known to pydantic alone."""
+
+    def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
+        self.value = value
+        self.allowed = allowed
+        self.below = below  # the part of the checked object that the value is
+        super().__init__(allowed)
 
 
 class RequestBody(BaseModel):
@@ -41,11 +50,11 @@ class RequestBody(BaseModel):
     @classmethod
     def _admit(cls, data: object) -> dict[str, object]:
         if not isinstance(data, dict):
-            raise InvalidRequestError("body", data, "a JSON object")
+            raise RefusedError(data, "a JSON object")
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
         for name in data:
             if name not in known:
-                raise InvalidRequestError(name, data[name], f"one of the fields {', '.join(sorted(known))}")
+                raise RefusedError(data[name], f"one of the fields {', '.join(sorted(known))}", below=name)
         fields = {name: value for name, value in data.items() if name not in cls.ignored}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
 
@@ -57,7 +66,7 @@ class RequestBody(BaseModel):
             if renamed.get(field) is None:
                 renamed[field] = value
             elif value is not None and renamed[field] != value:
-                raise InvalidRequestError(name, value, f"the same value as {field}, which is another name for it")
+                raise RefusedError(value, f"the same value as {field}, which is another name for it", below=name)
         return renamed
 
     @classmethod
@@ -68,10 +77,10 @@ class RequestBody(BaseModel):
 def only(*allowed: object, because: str) -> BeforeValidator:
     """Accept nothing but these values of a field that this server does not have."""
 
-    def check(value: Any, info: ValidationInfo) -> Any:  # noqa: ANN401
+    def check(value: Any) -> Any:  # noqa: ANN401
         if value not in allowed:
             words = " or ".join("null" if choice is None else repr(choice) for choice in allowed)
-            raise InvalidRequestError(str(info.field_name), value, f"{words}, since {because}")
+            raise RefusedError(value, f"{words}, since {because}")
         return value
 
     return BeforeValidator(check)
@@ -96,6 +105,12 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
 
 
 def _translate(error: ErrorDetails) -> InvalidRequestError:
-    place = ".".join(str(part) for part in error["loc"]) or "body"
-    expected = _EXPECTED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
-    return InvalidRequestError(place, None if error["type"] == "missing" else error["input"], expected)
+    place = [str(part) for part in error["loc"]]
+    context = error.get("ctx", {})
+    refused = context.get("error")
+    if isinstance(refused, RefusedError):
+        place += [] if refused.below is None else [refused.below]
+        return InvalidRequestError(".".join(place) or "body", refused.value, refused.allowed)
+    value = None if error["type"] == "missing" else error["input"]
+    expected = _EXPECTED.get(error["type"])
+    return InvalidRequestError(".".join(place), value, expected.format(**context) if expected else error["msg"])

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role, parse_role
+from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, ChatTemplate, Role, find_role
 from rnn_engine.errors import InvalidRequestError
-from server.schemas.base import RequestBody, only
+from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.generation import GenerationBody, Stop
 from server.schemas.usage import Usage
 
@@ -25,7 +25,7 @@ def _parse_content(value: object) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise InvalidRequestError("content", value, "a string or a list of text parts")
+        raise RefusedError(value, "a string or a list of text parts")
     return "".join(_parse_part(part) for part in value)
 
 
@@ -33,17 +33,20 @@ def _parse_part(part: object) -> str:
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-    raise InvalidRequestError("content", part, 'text parts as {"type": "text", "text": "..."}')
+    raise RefusedError(part, 'text parts as {"type": "text", "text": "..."}')
 
 
 def _parse_names(value: object) -> dict[Role, str]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value.values()):
-        raise InvalidRequestError("names", value, 'an object of roles and names, as {"user": "Bob"}')
-    return {parse_role(role, "names"): name for role, name in value.items()}
+        raise RefusedError(value, 'an object of roles and names, as {"user": "Bob"}')
+    return {_parse_role(role): name for role, name in value.items()}
 
 
 def _parse_role(value: object) -> Role:
-    return parse_role(value, "role")
+    role = find_role(value) if isinstance(value, str) else None
+    if role is None:
+        raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in any case of letters")
+    return role
 
 
 _TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}

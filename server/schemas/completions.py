@@ -7,8 +7,7 @@ from typing import Annotated, Literal, NotRequired, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from rnn_engine.errors import InvalidRequestError
-from server.schemas.base import only
+from server.schemas.base import RefusedError, only
 from server.schemas.generation import GenerationBody
 from server.schemas.usage import Usage
 
@@ -22,14 +21,14 @@ def _parse_prompts(value: object) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        raise InvalidRequestError("prompt", value, _PROMPT_FORMS)
+        raise RefusedError(value, _PROMPT_FORMS)
     if all(isinstance(item, str) for item in value):
         return tuple(value)
     if all(type(item) is int for item in value):
         return (tuple(value),)
     if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
         return tuple(tuple(item) for item in value)
-    raise InvalidRequestError("prompt", value, _PROMPT_FORMS)
+    raise RefusedError(value, _PROMPT_FORMS)
 
 
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}

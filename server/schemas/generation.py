@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import SamplingParams
-from server.schemas.base import RequestBody
+from server.schemas.base import RefusedError, RequestBody
 
 _SAMPLING = SamplingParams()
 _MAX_STOPS = 64
@@ -20,15 +20,15 @@ def _parse_stop(value: object) -> tuple[str, ...]:
     """One string or a list of them; null for none."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > _MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise InvalidRequestError("stop", value, f"null, a string, or up to {_MAX_STOPS} strings, none of them empty")
+        raise RefusedError(value, f"null, a string, or up to {_MAX_STOPS} strings, none of them empty")
     return tuple(stops)
 
 
 def _parse_bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict) or not all(type(bias) in (int, float) for bias in value.values()):
-        raise InvalidRequestError("logit_bias", value, 'an object of token ids and numbers, as {"65530": -1.5}')
+        raise RefusedError(value, 'an object of token ids and numbers, as {"65530": -1.5}')
     if not all(token.isascii() and token.isdigit() for token in value):
-        raise InvalidRequestError("logit_bias", value, "token ids as keys, in decimal digits")
+        raise RefusedError(value, "token ids as keys, in decimal digits")
     return {int(token): float(bias) for token, bias in value.items()}
 
 
@@ -37,7 +37,7 @@ def _parse_seed(value: object) -> int | None:
         return None
     if type(value) is int and 0 <= value < _SEEDS:
         return value
-    raise InvalidRequestError("seed", value, f"a whole number from 0 to {_SEEDS - 1}, or null or -1 for a random one")
+    raise RefusedError(value, f"a whole number from 0 to {_SEEDS - 1}, or null or -1 for a random one")
 
 
 Stop: TypeAlias = Annotated[

@@ -1,25 +1,21 @@
-"""A server over the fake engine, and helpers to read its answers."""
+"""A server over the fake engine."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
 import pytest
-from aiohttp.test_utils import TestClient
+from pytest_aiohttp.plugin import AiohttpClient
 
 from server.app import make_app
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-
-Serve = Callable[..., Awaitable[TestClient[Any, Any]]]
+from tests.support.http import Client, Serve
 
 
 @pytest.fixture
-def serve(aiohttp_client: Any) -> Serve:
-    """Start a server over an engine; keywords are the server's settings."""
+def serve(aiohttp_client: AiohttpClient) -> Serve:
+    """Start a server over an engine and give a client of it."""
 
-    async def start(engine: FakeEngine, **settings: Any) -> TestClient[Any, Any]:
-        return await aiohttp_client(make_app(engine, ServerSettings(**settings)))
+    async def start(engine: FakeEngine, settings: ServerSettings | None = None) -> Client:
+        return await aiohttp_client(make_app(engine, settings or ServerSettings()))
 
     return start

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rnn_engine.requests import GenerateRequest
 from server.schemas.completions import Completion
-from tests.server.conftest import Serve
 from tests.support.fake_engine import RANDOM_SEED, FakeEngine, encode
-from tests.support.http import check_shape, events
+from tests.support.http import Body, Serve, post, post_stream
 
 
 def told_apart(request: GenerateRequest) -> str:
     return f"{len(request.prompt)} tokens"
 
 
-async def complete(serve: Serve, engine: FakeEngine, **body: Any) -> dict[str, Any]:
-    client = await serve(engine)
-    response = await client.post("/v1/completions", json=body)
-    assert response.status == 200, await response.text()
-    answer: dict[str, Any] = await response.json()
-    check_shape(Completion, answer)
-    return answer
+async def complete(serve: Serve, engine: FakeEngine, **body: object) -> Body:
+    return await post(await serve(engine), "/v1/completions", Completion, body)
 
 
 async def test_answer_has_openai_shape(serve: Serve) -> None:
@@ -94,7 +86,7 @@ async def test_defaults(serve: Serve) -> None:
 
 async def test_sampling_fields_reach_the_engine(serve: Serve) -> None:
     engine = FakeEngine()
-    body = {
+    body: Body = {
         "temperature": 0.25,
         "top_p": 0.75,
         "top_k": 3,
@@ -134,7 +126,7 @@ async def test_harmless_fields_of_official_clients_are_accepted(serve: Serve) ->
 class TestLogprobs:
     async def test_tokens_and_offsets(self, serve: Serve) -> None:
         answer = await complete(serve, FakeEngine(reply=lambda _: "aé"), prompt="xy", logprobs=2)
-        a, e1, e2 = "a".encode()[0] + 1, 0xC3 + 1, 0xA9 + 1
+        a, e1, e2 = b"a"[0] + 1, 0xC3 + 1, 0xA9 + 1
         assert answer["choices"][0]["logprobs"] == {
             "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
             "token_logprobs": [-a / 100, -e1 / 100, -e2 / 100],
@@ -186,12 +178,9 @@ async def test_stream_gives_what_the_whole_answer_gives(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda request: f"é{len(request.prompt)}é", num_slots=2)
     body = {"prompt": ["x", "xy", "xyz"], "echo": True, "logprobs": 1, "return_token_ids": True, "n": 2, "seed": 1}
     client = await serve(engine)
-    whole = await (await client.post("/v1/completions", json=body)).json()
-    response = await client.post("/v1/completions", json={**body, "stream": True})
-    chunks = events(await response.text())
-    for chunk in chunks:
-        check_shape(Completion, chunk)
-        assert "usage" not in chunk
+    whole = await post(client, "/v1/completions", Completion, body)
+    chunks = await post_stream(client, "/v1/completions", Completion, body)
+    assert not any("usage" in chunk for chunk in chunks)
     for choice in whole["choices"]:
         parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
         assert "".join(part["text"] for part in parts) == choice["text"]

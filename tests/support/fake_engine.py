@@ -53,6 +53,7 @@ class FakeEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     active: int = 0
     most_active: int = 0
+    produced: int = 0  # tokens, over all requests
     closed: bool = False
 
     @property
@@ -115,6 +116,7 @@ class FakeEngine:
             await self._obstacles(position)
             if position == self.vanish_at:
                 return
+            self.produced += 1
             [info] = self._score(request, [token], first=False)
             yield TextDelta(decoder.decode(info.data), (info,))
         await self._obstacles(len(tokens))

@@ -1,21 +1,61 @@
-"""What the tests of the server read from its answers."""
+"""How the tests of the server ask and what they read from its answers."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
-from aiohttp import ClientResponse
+from aiohttp import ClientResponse, web
+from aiohttp.test_utils import TestClient
 from pydantic import TypeAdapter
 
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
 
-def events(body: str) -> list[Any]:
+Client: TypeAlias = TestClient[web.Request, web.Application]
+Body: TypeAlias = dict[str, Any]
+
+
+class Serve(Protocol):
+    """Starts a server over an engine and gives a client of it."""
+
+    async def __call__(self, engine: FakeEngine, settings: ServerSettings | None = None) -> Client: ...
+
+
+async def post(client: Client, path: str, kind: type[object], body: Body) -> Body:
+    """The answer to a request that succeeds, of the shape `kind`."""
+    response = await client.post(path, json=body)
+    assert response.status == 200, await response.text()
+    answer: Body = await response.json()
+    check_shape(kind, answer)
+    return answer
+
+
+async def post_stream(client: Client, path: str, kind: type[object], body: Body) -> list[Body]:
+    """The events of a stream that succeeds, each of the shape `kind`."""
+    response = await client.post(path, json={**body, "stream": True})
+    assert response.status == 200, await response.text()
+    assert response.content_type == "text/event-stream"
+    chunks = events(await response.text())
+    for chunk in chunks:
+        check_shape(kind, chunk)
+    return chunks
+
+
+def events(body: str) -> list[Body]:
     """The JSON events of a whole stream, which must be framed as the standard has it and end with [DONE]."""
     frames = body.split("\n\n")
     assert frames.pop() == "", "the last event lacks its blank line"
     assert frames.pop() == "data: [DONE]"
-    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    return [parse_event(frame) for frame in frames]
+
+
+def parse_event(frame: str) -> Body:
+    """One event without its blank line."""
+    assert frame.startswith("data: "), frame
+    assert "\n" not in frame, frame
+    event: Body = json.loads(frame.removeprefix("data: "))
+    return event
 
 
 def check_shape(kind: type[object], body: object) -> None:
@@ -23,10 +63,11 @@ def check_shape(kind: type[object], body: object) -> None:
     TypeAdapter(kind).validate_python(body, strict=True)
 
 
-async def error_of(response: ClientResponse, status: int) -> dict[str, Any]:
+async def error_of(response: ClientResponse, status: int) -> Body:
     """The error object of an answer, whose shape and status are checked."""
-    body = await response.json()
+    body: Body = await response.json()
     assert response.status == status, body
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    return body["error"]
+    error: Body = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

@@ -1,0 +1,167 @@
+"""/v1/chat/completions: the prompt that a conversation becomes, and the answer in both forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.schemas.chat import ChatCompletion, ChatCompletionChunk
+from tests.support.fake_engine import FakeEngine, encode
+from tests.support.http import Body, Serve, post, post_stream
+
+PATH = "/v1/chat/completions"
+HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def prompt_of(serve: Serve, body: Body) -> str:
+    """The text that the engine is given."""
+    engine = FakeEngine()
+    await post(await serve(engine), PATH, ChatCompletion, body)
+    return engine.detokenize(engine.requests[0].prompt).decode()
+
+
+async def test_answer_has_openai_shape(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: " Hello"))
+    answer = await post(client, PATH, ChatCompletion, {**HI, "seed": 3})
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "seed": 3,
+        }
+    ]
+    assert answer["usage"]["prompt_tokens"] == len("User: Hi\n\nAssistant:")
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
+async def test_stream_has_role_first_and_finish_reason_last(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "  Hé"))
+    body = {**HI, "stream_options": {"include_usage": True}, "max_completion_tokens": 9}
+    *chunks, last = await post_stream(client, PATH, ChatCompletionChunk, body)
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {"content": "H"},
+        {"content": "é"},
+        {},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == len("  Hé".encode())
+
+
+async def test_stream_without_usage_does_not_mention_it(serve: Serve) -> None:
+    chunks = await post_stream(await serve(FakeEngine()), PATH, ChatCompletionChunk, HI)
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+async def test_copies_stream_side_by_side(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda request: str(request.sampling.seed))
+    chunks = await post_stream(await serve(engine), PATH, ChatCompletionChunk, {**HI, "n": 2, "seed": 5})
+    texts = {0: "", 1: ""}
+    for chunk in chunks:
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
+    assert texts == {number: str(request.sampling.seed) for number, request in enumerate(engine.requests)}
+    assert texts[0] == "5" != texts[1]
+
+
+async def test_conversation_becomes_records(serve: Serve) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "USER", "content": " One\n\n\ntwo \n \n\t three\n"},
+        {"role": "Assistant", "content": "Yes.", "refusal": None, "tool_calls": None},
+        {"role": "tool", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]},
+        {"role": "developer", "content": "Go on."},
+    ]
+    assert await prompt_of(serve, {"messages": messages}) == (
+        "System: Be brief.\n\n"
+        "User: One\ntwo \n\t three\n\n"
+        "Assistant: Yes.\n\n"
+        "Observation: 42\n\n"
+        "System: Go on.\n\n"
+        "Assistant:"
+    )
+
+
+async def test_names_and_template_of_the_client(serve: Serve) -> None:
+    body = {
+        "messages": {"role": "User", "content": "{role}"},
+        "names": {"User": "Bob", "assistant": "Alice"},
+        "template": {"record": "<{role}>{content}", "prefix": "<{assistant}>", "sep": "|"},
+    }
+    assert await prompt_of(serve, body) == "<Bob>{role}|<Alice>"
+
+
+@pytest.mark.parametrize(
+    ("fields", "stops"), [({}, [b"\n\n"]), ({"stop": None}, []), ({"stop": "x"}, [b"x"]), ({"stop": []}, [])]
+)
+async def test_blank_line_ends_an_answer_unless_the_client_says_otherwise(
+    serve: Serve, fields: Body, stops: list[bytes]
+) -> None:
+    engine = FakeEngine(reply=lambda _: "One\n\nUser: Two")
+    answer = await post(await serve(engine), PATH, ChatCompletion, {**HI, **fields})
+    assert list(engine.requests[0].stop) == stops
+    assert (answer["choices"][0]["message"]["content"] == "One") == (stops == [b"\n\n"])
+
+
+async def test_earlier_replies_seed_the_penalties(serve: Serve) -> None:
+    engine = FakeEngine()
+    messages = [
+        {"role": role, "content": text} for role, text in [("assistant", "ab"), ("user", "c"), ("assistant", "d")]
+    ]
+    await post(await serve(engine), PATH, ChatCompletion, {"messages": messages})
+    assert list(engine.requests[0].penalised_prompt) == encode("abd")
+
+
+async def test_logprobs(serve: Serve) -> None:
+    body = {**HI, "logprobs": True, "top_logprobs": 1}
+    client = await serve(FakeEngine(reply=lambda _: "é"))
+    answer = await post(client, PATH, ChatCompletion, body)
+    entries = [
+        {
+            "token": f"bytes:\\x{byte:02x}",
+            "logprob": -(byte + 1) / 100,
+            "bytes": [byte],
+            "top_logprobs": [{"token": "\x00", "logprob": -0.01, "bytes": [0]}],
+        }
+        for byte in "é".encode()
+    ]
+    assert answer["choices"][0]["logprobs"] == {"content": entries, "refusal": None}
+    chunks = await post_stream(client, PATH, ChatCompletionChunk, body)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for part in parts if part is not None for entry in part["content"]] == entries
+
+
+async def test_logprobs_without_alternatives(serve: Serve) -> None:
+    engine = FakeEngine()
+    answer = await post(await serve(engine), PATH, ChatCompletion, {**HI, "logprobs": True})
+    assert engine.requests[0].logprobs == 0
+    assert all(entry["top_logprobs"] == [] for entry in answer["choices"][0]["logprobs"]["content"])
+
+
+async def test_token_ids_on_request(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: " ab"))
+    body = {**HI, "return_token_ids": True}
+    whole = await post(client, PATH, ChatCompletion, body)
+    assert whole["choices"][0]["token_ids"] == encode(" ab")
+    first, *chunks = await post_stream(client, PATH, ChatCompletionChunk, body)
+    assert first["choices"][0]["prompt_token_ids"] == encode("User: Hi\n\nAssistant:")
+    assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == encode(" ab")
+
+
+async def test_harmless_fields_of_official_clients_are_accepted(serve: Serve) -> None:
+    body = {
+        **HI,
+        "user": "me",
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "frequency_penalty": None,
+    }
+    await post(await serve(FakeEngine()), PATH, ChatCompletion, body)

@@ -1,0 +1,157 @@
+"""What goes wrong beside the body's fields: routes, sizes, keys, an engine that is full, failing or closing."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
+from rnn_engine.requests import GenerateRequest
+from server.errors import describe
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Serve, error_of, parse_event
+
+TEXT = {"prompt": "a"}
+
+
+async def test_unknown_route(serve: Serve) -> None:
+    error = await error_of(await (await serve(FakeEngine())).get("/v2/models"), 404)
+    assert error["message"] == "there is no GET /v2/models"
+
+
+async def test_unknown_model(serve: Serve) -> None:
+    error = await error_of(await (await serve(FakeEngine())).get("/v1/models/gpt-4"), 404)
+    assert error["code"] == "not_found"
+    assert "'gpt-4'" in error["message"]
+    assert "'fake'" in error["message"]
+
+
+async def test_wrong_method(serve: Serve) -> None:
+    response = await (await serve(FakeEngine())).get("/v1/completions")
+    error = await error_of(response, 405)
+    assert error["message"] == "/v1/completions takes POST, not GET"
+    assert response.headers["Allow"] == "POST"
+
+
+async def test_body_beyond_the_limit(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(max_body_bytes=100))
+    assert (await client.post("/v1/completions", json={"prompt": "a" * 50})).status == 200
+    error = await error_of(await client.post("/v1/completions", json={"prompt": "a" * 100}), 413)
+    assert "larger than 100 bytes" in error["message"]
+
+
+async def test_megabytes_are_taken(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    body = io.BytesIO(b'{"prompt": "' + b"a" * 1_500_000 + b'"}')
+    assert (await client.post("/v1/completions", data=body)).status == 200
+
+
+async def test_full_queue(serve: Serve) -> None:
+    engine = FakeEngine(refuse=OverloadedError("64 requests wait", retry_after=1.25))
+    response = await (await serve(engine)).post("/v1/completions", json=TEXT)
+    error = await error_of(response, 429)
+    assert error["message"] == "64 requests wait"
+    assert response.headers["Retry-After"] == "2"
+    assert response.headers["Retry-After-Ms"] == "1250"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_closed_engine(serve: Serve, stream: bool) -> None:
+    engine = FakeEngine(closed=True)
+    error = await error_of(await (await serve(engine)).post("/v1/completions", json={**TEXT, "stream": stream}), 503)
+    assert error["type"] == "server_error"
+
+
+@pytest.mark.parametrize(("engine", "words"), [(FakeEngine(fail_at=2), "device"), (FakeEngine(vanish_at=2), "early")])
+async def test_failure_of_a_whole_answer(serve: Serve, engine: FakeEngine, words: str) -> None:
+    error = await error_of(await (await serve(engine)).post("/v1/completions", json=TEXT), 500)
+    assert error["code"] == "step_failed"
+    assert words in error["message"]
+    assert engine.active == 0
+
+
+@pytest.mark.parametrize("engine", [FakeEngine(fail_at=2), FakeEngine(vanish_at=2)])
+async def test_failure_of_a_stream_is_its_last_event(serve: Serve, engine: FakeEngine) -> None:
+    response = await (await serve(engine)).post("/v1/completions", json={**TEXT, "stream": True})
+    assert response.status == 200
+    *frames, last, nothing = (await response.text()).split("\n\n")
+    assert nothing == ""
+    assert "".join(parse_event(frame)["choices"][0]["text"] for frame in frames) == " H"
+    assert parse_event(last)["error"]["code"] == "step_failed"
+
+
+async def test_one_failing_choice_leaves_the_others_no_slot(serve: Serve) -> None:
+    def reply(request: GenerateRequest) -> str:
+        return "x" * 1000 if request.prompt[0] == 1 else "\udcff"  # a text that can't be encoded
+
+    engine = FakeEngine(reply=reply)
+    response = await (await serve(engine)).post("/v1/completions", json={"prompt": [[1], [2]], "max_tokens": 1000})
+    assert (await error_of(response, 500))["code"] == "internal_error"
+    assert engine.active == 0
+
+
+async def test_unforeseen_error_is_logged_and_keeps_its_details(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    def reply(_: GenerateRequest) -> str:
+        raise KeyError("a secret")
+
+    with caplog.at_level(logging.ERROR):
+        response = await (await serve(FakeEngine(reply=reply))).post("/v1/completions", json=TEXT)
+        error = await error_of(response, 500)
+    assert "secret" not in error["message"]
+    assert "a secret" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(StateError("s"), 400), (TokenizerError("t"), 400), (NotFoundError("n"), 404)]
+)
+def test_statuses_of_other_exceptions(error: Exception, status: int) -> None:
+    assert describe(error).status == status
+
+
+async def test_server_goes_on_after_errors(serve: Serve) -> None:
+    engine = FakeEngine(fail_at=2)
+    client = await serve(engine)
+    assert (await client.post("/v1/completions", json=TEXT)).status == 500
+    engine.fail_at = None
+    assert (await client.post("/v1/completions", json=TEXT)).status == 200
+
+
+class TestApiKey:
+    SETTINGS = ServerSettings(api_key="s3cret")
+
+    @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}])
+    async def test_refuses(self, serve: Serve, headers: dict[str, str]) -> None:
+        response = await (await serve(FakeEngine(), self.SETTINGS)).get("/v1/models", headers=headers)
+        assert "Authorization: Bearer" in (await error_of(response, 401))["message"]
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    async def test_admits(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), self.SETTINGS)
+        assert (await client.get("/v1/models", headers={"Authorization": "Bearer s3cret"})).status == 200
+
+    async def test_health_needs_none(self, serve: Serve) -> None:
+        assert (await (await serve(FakeEngine(), self.SETTINGS)).get("/health")).status == 200
+
+    async def test_preflight_needs_none(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), self.SETTINGS)
+        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+        assert (await client.options("/v1/completions", headers=asked)).status == 204
+
+
+class TestWebPages:
+    async def test_preflight(self, serve: Serve) -> None:
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-a"}
+        response = await (await serve(FakeEngine())).options("/api/oai/chat/completions", headers=asked)
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Origin"] == "*"
+        assert response.headers["Access-Control-Allow-Headers"] == "authorization,x-a"
+        assert "POST" in response.headers["Access-Control-Allow-Methods"]
+
+    @pytest.mark.parametrize(("body", "status"), [(TEXT, 200), ({**TEXT, "stream": True}, 200), ({}, 400)])
+    async def test_pages_may_read_answers(self, serve: Serve, body: dict[str, object], status: int) -> None:
+        response = await (await serve(FakeEngine())).post("/v1/completions", json=body)
+        assert response.status == status
+        assert response.headers["Access-Control-Allow-Origin"] == "*"

@@ -1,0 +1,60 @@
+"""The small routes, and the names under which every route answers."""
+
+from __future__ import annotations
+
+from server.routes import ALL_ROUTES
+from server.schemas.models import Health, ModelEntry, ModelList
+from server.schemas.tokens import Text, Tokens
+from tests.support.fake_engine import FakeEngine, encode
+from tests.support.http import Serve, check_shape, error_of, post
+
+
+async def test_models(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    listed = await (await client.get("/v1/models")).json()
+    check_shape(ModelList, listed)
+    [entry] = listed["data"]
+    assert (entry["id"], entry["meta"]["vocab_size"], entry["meta"]["num_slots"]) == ("fake", 257, 2)
+    one = await (await client.get("/v1/models/fake")).json()
+    check_shape(ModelEntry, one)
+    assert one == entry
+
+
+async def test_every_v1_route_answers_under_the_names_of_ai00(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    routes = [route for route in ALL_ROUTES if route.path.startswith("/v1/")]
+    assert routes
+    for route in routes:
+        for path in route.paths:
+            assert path.startswith(("/v1/", "/api/oai/", "/api/oai/v1/"))
+            url = path.replace("{model:.+}", "fake")
+            assert (await client.request(route.method, url, json={})).status in (200, 400), path
+        assert len(set(route.paths)) == 3
+
+
+async def test_health(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    body = await (await client.get("/health")).json()
+    check_shape(Health, body)
+    assert body == {"status": "ok", "model": "fake", "requests": 0, "active": 0, "queued": 0}
+
+
+async def test_tokenize(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for name in ("content", "prompt"):
+        answer = await post(client, "/tokenize", Tokens, {name: "hé"})
+        assert answer == {"tokens": encode("hé"), "count": 3}
+
+
+async def test_detokenize(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    assert await post(client, "/detokenize", Text, {"tokens": encode("hé")}) == {
+        "content": "hé",
+        "bytes": [104, 195, 169],
+    }
+    assert (await post(client, "/detokenize", Text, {"tokens": encode("é")[:1]}))["content"] == "\ufffd"
+
+
+async def test_detokenize_refuses_unknown_tokens(serve: Serve) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post("/detokenize", json={"tokens": [1, 257]}), 400)
+    assert error["message"] == "tokens: 257 is not allowed; expected token ids from 0 to 256"

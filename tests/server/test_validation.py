@@ -1,0 +1,140 @@
+"""Bodies that are refused: the message names the field, shows its value and says what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, Serve, error_of
+
+HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
+TEXT: Body = {"prompt": "a"}
+
+BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": None}, "prompt", "a string, a list of strings"),
+    ({"prompt": 3}, "prompt", "3 is not allowed"),
+    ({"prompt": []}, "prompt", "a list of token ids"),
+    ({"prompt": [[]]}, "prompt", "at least one token"),
+    ({"prompt": ["a", 1]}, "prompt", "['a', 1]"),
+    ({"prompt": [True]}, "prompt", "[True]"),
+    ({"prompt": [1, 257]}, "prompt token 1", "257 is not allowed; expected a token id from 0 to 256"),
+    ({"prompt": [-1]}, "prompt token 0", "-1"),
+    ({**TEXT, "max_tokens": -1}, "max_tokens", "from 0"),
+    ({**TEXT, "max_tokens": "5"}, "max_tokens", "'5' is not allowed; expected a whole number"),
+    ({**TEXT, "max_tokens": 1.5}, "max_tokens", "1.5"),
+    ({**TEXT, "temperature": -0.1}, "temperature", "from 0.0 to 100.0"),
+    ({**TEXT, "temperature": "hot"}, "temperature", "'hot' is not allowed; expected a number"),
+    ({**TEXT, "top_p": 1.1}, "top_p", "from 0.0 to 1.0"),
+    ({**TEXT, "top_k": -1}, "top_k", "from 0 to"),
+    ({**TEXT, "penalty_decay": 2}, "penalty_decay", "from 0.0 to 1.0"),
+    ({**TEXT, "presence_penalty": 1e9}, "presence_penalty", "1000000000.0"),
+    ({**TEXT, "logit_bias": {"x": 1}}, "logit_bias", "token ids as keys"),
+    ({**TEXT, "logit_bias": {"1": "x"}}, "logit_bias", "token ids and numbers"),
+    ({**TEXT, "logit_bias": [1]}, "logit_bias", "[1]"),
+    ({**TEXT, "logit_bias": {"999": 1}}, "logit_bias token id", "999"),
+    ({**TEXT, "logit_bias": {"1": 1}, "bias": {"2": 1}}, "bias", "the same value as logit_bias"),
+    ({**TEXT, "seed": -2}, "seed", "-2"),
+    ({**TEXT, "seed": 2**64}, "seed", "from 0 to 18446744073709551615"),
+    ({**TEXT, "seed": True}, "seed", "True"),
+    ({**TEXT, "stop": ""}, "stop", "none of them empty"),
+    ({**TEXT, "stop": ["a", 1]}, "stop", "['a', 1]"),
+    ({**TEXT, "stop": ["a"] * 65}, "stop", "up to 64 strings"),
+    ({**TEXT, "n": 0}, "n", "at least 1"),
+    ({**TEXT, "n": 129}, "n", "at most 128"),
+    ({**TEXT, "stream": "yes"}, "stream", "true or false"),
+    ({**TEXT, "stream_options": {"include_usage": True}}, "stream_options", "unless stream is true"),
+    ({**TEXT, "stream": True, "stream_options": 1}, "stream_options", "a JSON object"),
+    ({**TEXT, "logprobs": 21}, "logprobs", "from 0 to 20"),
+    ({**TEXT, "logprobs": True}, "logprobs", "a whole number"),
+    ({**TEXT, "echo": 1}, "echo", "true or false"),
+    ({**TEXT, "suffix": "end"}, "suffix", "null or ''"),
+    ({**TEXT, "best_of": 2}, "best_of", "null or 1"),
+    ({**TEXT, "max_token": 5}, "max_token", "max_tokens, "),
+]
+
+BAD_CHATS: list[tuple[Body, str, str]] = [
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": "Hi"}, "messages", "a list"),
+    ({"messages": ["Hi"]}, "messages.0", "a JSON object"),
+    ({"messages": [{"content": "Hi"}]}, "messages.0.role", "required"),
+    ({"messages": [{"role": "king", "content": "Hi"}]}, "messages.0.role", "system, developer, user"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "5 is not allowed"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "text parts"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls", "does not call tools"),
+    ({**HI, "top_logprobs": 2}, "top_logprobs", "unless logprobs is true"),
+    ({**HI, "logprobs": 2}, "logprobs", "true or false"),
+    ({**HI, "logprobs": True, "top_logprobs": 99}, "logprobs", "from 0 to 20"),
+    ({**HI, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "max_tokens"),
+    ({**HI, "tools": [{"type": "function"}]}, "tools", "does not call tools"),
+    ({**HI, "tool_choice": "required"}, "tool_choice", "'none'"),
+    ({**HI, "response_format": {"type": "json_object"}}, "response_format.type", "can't be forced"),
+    ({**HI, "modalities": ["audio"]}, "modalities", "text only"),
+    ({**HI, "names": {"king": "Bob"}}, "names", "'king'"),
+    ({**HI, "names": {"user": 1}}, "names", "roles and names"),
+    ({**HI, "template": {"record": "{role}"}}, "template.record", "{content}"),
+    ({**HI, "template": {"records": "x"}}, "template.records", "prefix, record, sep"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD_COMPLETIONS)
+async def test_completions_refuse(serve: Serve, body: Body, param: str, words: str) -> None:
+    await check_refusal(serve, "/v1/completions", body, param, words)
+
+
+@pytest.mark.parametrize(("body", "param", "words"), BAD_CHATS)
+async def test_chats_refuse(serve: Serve, body: Body, param: str, words: str) -> None:
+    await check_refusal(serve, "/v1/chat/completions", body, param, words)
+
+
+async def check_refusal(serve: Serve, path: str, body: Body, param: str, words: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post(path, json=body), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert words in error["message"]
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b'{"prompt": "a",}',
+        b'{"prompt": NaN}',
+        b"\xff\xfe",
+        b'{"prompt": "\\ud800"}',
+        b"[" * 9999,
+    ],
+)
+async def test_what_is_no_json_is_refused(serve: Serve, data: bytes) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post("/v1/completions", data=data), 400)
+    assert error["param"] == "body"
+    assert "JSON" in error["message"]
+
+
+@pytest.mark.parametrize("data", [b"[]", b"null", b'"prompt"', b"3"])
+async def test_json_that_is_no_object_is_refused(serve: Serve, data: bytes) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post("/v1/chat/completions", data=data), 400)
+    assert "a JSON object" in error["message"]
+
+
+async def test_one_bad_prompt_refuses_the_list_before_anything_runs(serve: Serve) -> None:
+    engine = FakeEngine()
+    await error_of(await (await serve(engine)).post("/v1/completions", json={"prompt": [[1], [999]]}), 400)
+    assert engine.requests == []
+
+
+async def test_bad_request_for_a_stream_is_no_stream(serve: Serve) -> None:
+    body = {"prompt": [999], "stream": True}
+    await error_of(await (await serve(FakeEngine())).post("/v1/completions", json=body), 400)
+
+
+async def test_long_values_are_shortened(serve: Serve) -> None:
+    body = {"prompt": "a", "stop": ["x" * 10_000, 1]}
+    error = await error_of(await (await serve(FakeEngine())).post("/v1/completions", json=body), 400)
+    assert len(error["message"]) < 300
