@@ -22,7 +22,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 .PHONY: help setup setup-dev serve test lint format types unit bench demo-model demo-model-check clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'make serve takes PORT, HOST, MODEL, DEVICE, SLOTS and TOKENIZER: make serve PORT=8000 MODEL=model.safetensors'
 
