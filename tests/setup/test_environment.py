@@ -16,7 +16,9 @@ WORKS = {"import pip, sys": f"{sys.version}\n"}
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout on a machine whose Python is complete."""
+    monkeypatch.setattr(module, "find_spec", lambda name: name)
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     return tmp_path
 
