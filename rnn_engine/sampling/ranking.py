@@ -51,8 +51,9 @@ def rank(row: LogitRow, adjustments: Adjustments) -> Ranking:
         return Ranking(ids, raw, logits, 0, -math.inf, (0.0, 0.0))
     lowest = float(row.logits[-1])
     ceiling = lowest + max(0.0, float(unread.max(initial=0.0)))
-    # An unread token that equals the lowest candidate has the higher id, so a candidate that was not moved stays ahead.
-    certain = (logits > ceiling) | ((logits == ceiling) & (raw == ceiling))
+    certain = logits > ceiling
+    if ceiling == lowest:  # an unread token that equals the lowest candidate has a higher id than those not moved
+        certain |= (logits == lowest) & (raw == lowest)
     size = len(ids) if certain.all() else int(np.argmin(certain))
     mass = _rest_mass(row, raw, logits, size, unread) if size else (0.0, math.inf)
     return Ranking(ids[:size], raw[:size], logits[:size], row.vocab_size - size, ceiling, mass)

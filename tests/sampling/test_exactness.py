@@ -193,6 +193,12 @@ def test_the_whole_row_is_read_where_bias_lifts_an_unread_token_or_pushes_candid
     assert device.rows_read == 1
 
 
+def test_an_unread_token_that_bias_lifts_to_the_height_of_a_candidate_comes_first_by_its_id() -> None:
+    row = np.array([0.0, 0.0, 3.0, 0.0], np.float32)
+    sampling = SamplingParams(temperature=0.0, bias={1: 3.0})
+    assert Sampler(sampling, seed=0).draw(Device(num_candidates=2).row(row)).token == 1
+
+
 def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
     sampling = SamplingParams(top_p=1.0, top_k=0)
     flat = np.zeros(1000, np.float32)
