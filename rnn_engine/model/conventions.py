@@ -2,8 +2,8 @@
 
 Two conventions are known. BlinkDL's own is the identity. ai00's `.st` has the same names for RWKV-7, and stores the
 low-rank adapters and the tuned initial state with their last two dimensions swapped. Nothing in such a file says so,
-but the shapes do: an adapter's outer dimension is the model's width. One adapter of any layer that is not square
-settles it for the file. Where every adapter is square (each R equals D) the shapes say nothing; then a file whose name
+but the shapes do: an adapter's outer dimension is the model's width. The adapters that are not square, of any layer,
+settle it for the file. Where every adapter is square (each R equals D) the shapes say nothing; then a file whose name
 ends in `.st` and whose tensors are all f16, which is what ai00's converter writes, is taken for ai00's, and any other
 for BlinkDL's.
 """
@@ -51,7 +51,7 @@ def find_convention(path: Path, tensors: Tensors) -> Convention:
 def _is_ai00(path: Path, tensors: Tensors) -> bool:
     votes = [vote for name, info in tensors.items() if (vote := _swap_vote(name, info, _width(tensors))) is not None]
     if votes:
-        return all(votes)
+        return 2 * sum(votes) > len(votes)  # the others are then refused for their shapes
     adapters = [name for name in tensors if _ADAPTER.fullmatch(name)]
     all_f16 = all(info.dtype == np.float16 for info in tensors.values())
     return bool(adapters) and path.suffix == ".st" and all_f16

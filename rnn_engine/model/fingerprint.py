@@ -21,13 +21,12 @@ def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArra
     """The fingerprint, in hexadecimal digits, of the tensors that `read` gives for `names`."""
     digest = hashlib.blake2b(version.encode(), digest_size=_DIGEST_BYTES)
     for name in sorted(names):
-        tensor = read(name)
-        digest.update(f"\n{name} {tensor.dtype.name} {tensor.shape} ".encode())
-        digest.update(_sample(tensor).tobytes())
+        digest.update(_describe(name, read(name)))  # one tensor at a time is held
     return digest.hexdigest()
 
 
-def _sample(tensor: NDArray[Any]) -> NDArray[Any]:
-    """Elements from the first to the last at even distances."""
+def _describe(name: str, tensor: NDArray[Any]) -> bytes:
+    """The tensor's name, type and shape, and elements from its first to its last at even distances."""
     places = np.linspace(0, tensor.size - 1, min(_SAMPLES, tensor.size)).astype(np.int64)
-    return np.asarray(tensor[np.unravel_index(places, tensor.shape)])
+    sample = tensor[np.unravel_index(places, tensor.shape)]
+    return f"\n{name} {tensor.dtype.name} {tensor.shape} ".encode() + sample.tobytes()

@@ -78,13 +78,14 @@ def _open(file_format: _Format, path: Path) -> TensorSource:
 
 
 def _read_head(path: Path) -> bytes:
-    if path.is_dir():
-        raise ModelError(f"{path} is a folder; expected a model file (.safetensors, .st or .pth)")
+    if not path.exists():
+        raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st or .pth)")
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-    except FileNotFoundError as error:
-        raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)") from error
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error
     if not head:

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.listing import count, show_all
 from rnn_engine.model.source import TensorInfo
 from rnn_engine.types import ModelShape
 
@@ -24,7 +25,6 @@ Sizes = Mapping[str, int]
 WEIGHT_DTYPES: Final = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32))
 
 _BLOCK = re.compile(r"blocks\.([0-9]{1,6})\..*")
-_MOST_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,19 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
 
 def _count_layers(names: Iterable[str]) -> int:
     found = {int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))}
-    count = max(found) + 1
-    if missing := [f"blocks.{layer}" for layer in range(count) if layer not in found]:
-        raise ModelError(f"layers are missing below blocks.{count - 1}: {_abbreviate(missing)}")
-    return count
+    last = max(found, default=-1)
+    if missing := [f"blocks.{layer}" for layer in range(last) if layer not in found]:
+        raise ModelError(f"{count(missing, 'layer')} missing below blocks.{last}: {show_all(missing)}")
+    return last + 1
 
 
 def _check_names(specs: Iterable[TensorSpec], names: Iterable[str]) -> None:
     names = set(names)
     if missing := [spec.name for spec in specs if spec.required and spec.name not in names]:
-        raise ModelError(f"{_count(missing, 'tensor')} missing: {_abbreviate(missing)}")
+        raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}")
     if unknown := sorted(names - {spec.name for spec in specs}):
         raise ModelError(
-            f"{_count(unknown, 'tensor')} that no served RWKV version has: {_abbreviate(unknown)}; "
+            f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}; "
             "running the model without would give wrong results"
         )
 
@@ -91,9 +91,7 @@ def _check_dtypes(tensors: Mapping[str, TensorInfo]) -> None:
     wrong = [f"{name} is {info.dtype.name}" for name, info in tensors.items() if info.dtype not in WEIGHT_DTYPES]
     if wrong:
         allowed = ", ".join(dtype.name for dtype in WEIGHT_DTYPES)
-        raise ModelError(
-            f"{_count(wrong, 'tensor')} of the wrong element type: {_abbreviate(wrong)}; expected {allowed}"
-        )
+        raise ModelError(f"{count(wrong, 'tensor')} of the wrong element type: {show_all(wrong)}; expected {allowed}")
 
 
 def _read_sizes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
@@ -115,7 +113,7 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
         if list(shape) != expected or 0 in shape:
             wrong.append(f"{spec.name} is {list(shape)}, expected [{', '.join(map(str, expected))}]")
     if wrong:
-        raise ModelError(f"{_count(wrong, 'tensor')} of the wrong shape: {_abbreviate(wrong)}")
+        raise ModelError(f"{count(wrong, 'tensor')} of the wrong shape: {show_all(wrong)}")
 
 
 def _squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
@@ -123,12 +121,3 @@ def _squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
     while len(shape) > num_dims and shape[0] == 1:
         shape = shape[1:]
     return TensorInfo(shape, info.dtype)
-
-
-def _count(items: list[str], noun: str) -> str:
-    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"
-
-
-def _abbreviate(items: list[str]) -> str:
-    shown = "; ".join(items[:_MOST_SHOWN])
-    return shown if len(items) <= _MOST_SHOWN else f"{shown}; and {len(items) - _MOST_SHOWN} more"

@@ -67,7 +67,8 @@ class ModelFile:
         """A tensor in BlinkDL's orientation, of the type as stored, contiguous, aligned and read-only.
 
         It is a view of the mapped file, or a copy where the file keeps it compressed, swapped, strided or unaligned.
-        Raises KeyError for a name that the model does not have.
+        Raises KeyError for a name that the model does not have, ModelError where a compressed tensor turns out to be
+        damaged, ValueError after `close`.
         """
         array = np.require(self._view(name), requirements=("C", "A"))
         array.flags.writeable = False

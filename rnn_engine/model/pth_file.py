@@ -6,41 +6,38 @@ tensor needs is inflated each time that it is asked for.
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.listing import show
+from rnn_engine.model.mapped_zip import MappedZip
 from rnn_engine.model.pth_pickle import TensorRef, read_tensor_refs
 from rnn_engine.model.source import TensorInfo
 
-_PICKLE_LIMIT = 64 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
-_LOCAL_HEADER_BYTES = 30
-_ENCRYPTED = 0x1  # a flag bit of a zip entry
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)  # what reading an entry raises
+_PICKLE_NAME: Final = "data.pkl"
+_PICKLE_LIMIT: Final = 4 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
 
 
 class PthFile:
-    """A mapped .pth file."""
+    """An open .pth file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._zip: zipfile.ZipFile | None = _open_zip(path)
+        self._zip = MappedZip(path)
         try:
-            self._mapping: np.memmap[Any, np.dtype[np.uint8]] | None = np.memmap(path, np.uint8, mode="r")
-            prefix = self._find_prefix()
-            self._check_byte_order(prefix)
-            self._refs = self._read_refs(f"{prefix}data.pkl")
-            self._entries = {name: self._entry(name, ref, prefix) for name, ref in self._refs.items()}
+            self._folder = _find_folder(path, self._zip)
+            _check_byte_order(path, self._zip, f"{self._folder}byteorder")
+            self._refs = _read_refs(path, self._zip, f"{self._folder}{_PICKLE_NAME}")
+            for name, ref in self._refs.items():
+                _check_inside(path, self._zip, self._entry(ref), name, ref)
         except BaseException:
-            self.close()
+            self._zip.close()
             raise
         self._tensors = {name: TensorInfo(ref.shape, ref.storage.dtype) for name, ref in self._refs.items()}
 
@@ -49,86 +46,55 @@ class PthFile:
         return self._tensors
 
     def read(self, name: str) -> NDArray[Any]:
-        ref, entry = self._refs[name], self._entries[name]
+        ref = self._refs[name]
         dtype, reach = ref.storage.dtype, _reach(ref)
-        if entry.compress_type == zipfile.ZIP_STORED:
-            data: NDArray[np.uint8] | bytes = self._stored_bytes(entry)
-        else:
-            data = self._inflate(entry, reach * dtype.itemsize)
+        data = self._zip.read(self._entry(ref), reach * dtype.itemsize)
         elements: NDArray[Any] = np.ndarray((reach,), dtype, buffer=data)  # the storage, as far as the tensor reaches
-        strides = tuple(step * dtype.itemsize for step in ref.strides)
+        strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
         return as_strided(elements[ref.offset :], ref.shape, strides, writeable=False)
 
     def close(self) -> None:
-        if self._zip is not None:
-            self._zip.close()
-        self._zip = None
-        self._mapping = None
+        self._zip.close()
 
-    def _open_parts(self) -> tuple[zipfile.ZipFile, np.memmap[Any, np.dtype[np.uint8]]]:
-        if self._zip is None or self._mapping is None:
-            raise ValueError("the file is closed")
-        return self._zip, self._mapping
+    def _entry(self, ref: TensorRef) -> str:
+        return f"{self._folder}data/{ref.storage.key}"
 
-    def _find_prefix(self) -> str:
-        """The folder inside the zip, named as torch pleased, that holds the pickle."""
-        archive, _ = self._open_parts()
-        found = [name for name in archive.namelist() if name == "data.pkl" or name.endswith("/data.pkl")]
-        if len(found) != 1:
-            raise ModelError(f"{self._path} is a zip with {len(found)} entries named data.pkl; a .pth file has one")
-        return found[0].removesuffix("data.pkl")
 
-    def _check_byte_order(self, prefix: str) -> None:
-        archive, _ = self._open_parts()
-        if f"{prefix}byteorder" not in archive.namelist():
-            return
-        order = self._inflate(archive.getinfo(f"{prefix}byteorder"), 64)
-        if order != b"little":
-            raise ModelError(f"{self._path} has the byte order {order!r}; expected b'little'")
+def _find_folder(path: Path, archive: MappedZip) -> str:
+    """The folder inside the zip, named as torch pleased, that holds the pickle; with its slash."""
+    found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
+    if len(found) != 1:
+        raise ModelError(f"{path} is a zip with {len(found)} entries named {_PICKLE_NAME}; a .pth file has one")
+    return found[0].removesuffix(_PICKLE_NAME)
 
-    def _read_refs(self, entry_name: str) -> dict[str, TensorRef]:
-        archive, _ = self._open_parts()
-        entry = archive.getinfo(entry_name)
-        if entry.file_size > _PICKLE_LIMIT:
-            raise ModelError(f"{self._path}: a pickle of {entry.file_size} bytes; expected at most {_PICKLE_LIMIT}")
-        try:
-            return read_tensor_refs(self._inflate(entry, entry.file_size))
-        except ModelError as error:
-            raise ModelError(f"{self._path}: {error}") from error
 
-    def _entry(self, name: str, ref: TensorRef, prefix: str) -> zipfile.ZipInfo:
-        """The zip's entry with the tensor's storage, once the tensor is known to lie inside it."""
-        archive, _ = self._open_parts()
-        try:
-            entry = archive.getinfo(f"{prefix}data/{ref.storage.key}")
-        except KeyError as error:
-            raise ModelError(f"{self._path}: tensor {name} has its data missing from the zip") from error
-        count = entry.file_size // ref.storage.dtype.itemsize
-        if _reach(ref) > count or prod(ref.shape) > count:
-            raise ModelError(
-                f"{self._path}: tensor {name} of shape {list(ref.shape)} does not fit its storage of {count} elements"
-            )
-        return entry
+def _check_byte_order(path: Path, archive: MappedZip, entry: str) -> None:
+    if entry not in archive.names:
+        return
+    order = archive.read_whole(entry)
+    if order != b"little":
+        raise ModelError(f"{path} has the byte order {order[:16]!r}; expected b'little'")
 
-    def _stored_bytes(self, entry: zipfile.ZipInfo) -> NDArray[np.uint8]:
-        """A view of an uncompressed entry."""
-        _, mapping = self._open_parts()
-        header = mapping[entry.header_offset : entry.header_offset + _LOCAL_HEADER_BYTES].tobytes()
-        lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")  # name and extra
-        start = entry.header_offset + _LOCAL_HEADER_BYTES + lengths
-        view = mapping[start : start + entry.file_size]
-        if not header.startswith(b"PK\x03\x04") or len(view) != entry.file_size or entry.flag_bits & _ENCRYPTED:
-            raise ModelError(f"{self._path}: the zip's entry {entry.filename} is damaged, truncated or encrypted")
-        return view
 
-    def _inflate(self, entry: zipfile.ZipInfo, size: int) -> bytes:
-        """The first `size` bytes of an entry, decompressed where needed."""
-        archive, _ = self._open_parts()
-        try:
-            with archive.open(entry) as file:
-                return file.read(size)
-        except _DAMAGE as error:
-            raise ModelError(f"{self._path}: the zip's entry {entry.filename} can't be read: {error}") from error
+def _read_refs(path: Path, archive: MappedZip, entry: str) -> dict[str, TensorRef]:
+    size = archive.size(entry)
+    if size > _PICKLE_LIMIT:
+        raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
+    try:
+        return read_tensor_refs(archive.read_whole(entry))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _check_inside(path: Path, archive: MappedZip, entry: str, name: str, ref: TensorRef) -> None:
+    """Raises ModelError unless the tensor lies inside its storage and no larger than it."""
+    if entry not in archive.names:
+        raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
+    count = archive.size(entry) // ref.storage.dtype.itemsize
+    if _reach(ref) > count or prod(ref.shape) > count:
+        raise ModelError(
+            f"{path}: tensor {show(name)} of shape {list(ref.shape)} is not inside its storage of {count} elements"
+        )
 
 
 def _reach(ref: TensorRef) -> int:
@@ -136,10 +102,3 @@ def _reach(ref: TensorRef) -> int:
     if 0 in ref.shape:
         return ref.offset
     return ref.offset + sum((size - 1) * step for size, step in zip(ref.shape, ref.strides, strict=True)) + 1
-
-
-def _open_zip(path: Path) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelError(f"{path}: damaged or truncated .pth file: {error}") from error

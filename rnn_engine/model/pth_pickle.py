@@ -1,16 +1,15 @@
 """Reads the pickle inside a .pth file: a description of tensors, and no code.
 
-A pickle is a program that may call anything it can name. Here it can name four kinds of thing, all defined in this
-module: an empty dict, a storage type, a tensor's description, and a parameter (which is its tensor). Any other name
-ends the reading with an error before anything is called. Knows nothing of the zip around it, nor of the tensors' bytes.
+A pickle is a program for a stack machine that may call anything it can name. This module runs such a program on a
+machine of its own that has no calls: a name is an inert value, and the few that describe tensors are understood by
+matching. Whatever else a pickle names or does ends the reading with an error. Knows nothing of the zip around the
+pickle, nor of the tensors' bytes.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections import OrderedDict
-from collections.abc import Mapping
+import pickletools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
@@ -18,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.listing import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class StorageRef:
 
 @dataclass(frozen=True, slots=True)
 class TensorRef:
-    """A tensor as a window on a storage; offset and strides count elements."""
+    """A tensor as a window on a storage; offset and strides count elements and are not negative."""
 
     storage: StorageRef
     offset: int
@@ -44,10 +44,10 @@ def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
     Raises ModelError where the pickle is damaged, asks for anything but tensors, or holds no dict of them.
     """
     try:
-        content = _TensorUnpickler(io.BytesIO(data)).load()
+        content = _Machine().run(data)
     except ModelError:
         raise
-    except Exception as error:  # a damaged pickle may raise nearly anything
+    except Exception as error:  # a damaged pickle takes from an empty stack, an unknown opcode, broken text
         raise ModelError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
     return _state_dict(content)
 
@@ -58,100 +58,177 @@ def _state_dict(content: object) -> dict[str, TensorRef]:
     if not isinstance(content, dict):
         raise ModelError(f"the pickle holds a {type(content).__name__}; expected a dict of tensors")
     for name, value in content.items():
-        if not isinstance(name, str) or not isinstance(value, TensorRef):
-            raise ModelError(
-                f"the pickle's entry {_short(name)} is a {type(value).__name__}; expected only names with tensors"
-            )
-    return dict(content)
-
-
-class _TensorUnpickler(pickle.Unpickler):
-    """An unpickler that can name nothing but what describes tensors."""
-
-    def find_class(self, module: str, name: str, /) -> object:
-        full_name = f"{module}.{name}"
-        if full_name not in _ALLOWED:
-            raise ModelError(
-                f"the pickle asks for {_short(full_name)}, which describes no tensor; it is refused and nothing was run"
-            )
-        return _ALLOWED[full_name]
-
-    def persistent_load(self, pid: object, /) -> StorageRef:
-        match pid:
-            case ("storage", _StorageType(dtype=dtype), str(key), str(), int()):
-                return StorageRef(key, dtype)
-        raise ModelError("the pickle refers to something that is not a tensor storage")
-
-
-# What the allowed names stand for. They are frozen objects with slots, not functions or classes of ours, because a
-# pickle may also set attributes on what it is handed.
+        if not isinstance(value, TensorRef):
+            raise ModelError(f"the pickle's entry {show(name)} is a {type(value).__name__}; expected a tensor")
+    return content
 
 
 @dataclass(frozen=True, slots=True)
-class _StorageType:
-    dtype: np.dtype[Any]
+class _Name:
+    """Something that the pickle would import; here a mere name."""
+
+    text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _MakeDict:
-    def __call__(self) -> OrderedDict[Any, Any]:
-        return OrderedDict()  # and not a dict, since torch sets `_metadata` on it
-
-
-@dataclass(frozen=True, slots=True)
-class _MakeTensor:
-    def __call__(
-        self,
-        storage: object,
-        offset: object,
-        shape: object,
-        strides: object,
-        _requires_grad: object = False,
-        _hooks: object = None,
-        _metadata: object = None,
-    ) -> TensorRef:
-        if not isinstance(storage, StorageRef) or not _is_count(offset):
-            raise ModelError(
-                f"the pickle describes a tensor by a {type(storage).__name__} and the offset {_short(offset)}"
-            )
-        sizes, steps = _counts("shape", shape), _counts("strides", strides)
-        if len(sizes) != len(steps):
-            raise ModelError(f"the pickle describes a tensor of shape {sizes} by the strides {steps}")
-        return TensorRef(storage, offset, sizes, steps)
-
-
-@dataclass(frozen=True, slots=True)
-class _MakeParameter:
-    def __call__(self, tensor: object, _requires_grad: object, _hooks: object) -> TensorRef:
-        if not isinstance(tensor, TensorRef):
-            raise ModelError(f"the pickle describes a parameter by a {type(tensor).__name__}; expected a tensor")
-        return tensor
-
-
-_ALLOWED: Final[Mapping[str, object]] = {
-    "collections.OrderedDict": _MakeDict(),
-    "torch._utils._rebuild_tensor_v2": _MakeTensor(),
-    "torch._utils._rebuild_parameter": _MakeParameter(),
-    "torch.BFloat16Storage": _StorageType(np.dtype(ml_dtypes.bfloat16)),
-    "torch.HalfStorage": _StorageType(np.dtype(np.float16)),
-    "torch.FloatStorage": _StorageType(np.dtype(np.float32)),
-    "torch.DoubleStorage": _StorageType(np.dtype(np.float64)),
-    "torch.LongStorage": _StorageType(np.dtype(np.int64)),
-    "torch.IntStorage": _StorageType(np.dtype(np.int32)),
+_STORAGE_DTYPES: Final[Mapping[_Name, np.dtype[Any]]] = {
+    _Name("torch.BFloat16Storage"): np.dtype(ml_dtypes.bfloat16),
+    _Name("torch.HalfStorage"): np.dtype(np.float16),
+    _Name("torch.FloatStorage"): np.dtype(np.float32),
+    _Name("torch.DoubleStorage"): np.dtype(np.float64),
+    _Name("torch.LongStorage"): np.dtype(np.int64),
+    _Name("torch.IntStorage"): np.dtype(np.int32),
 }
+_MOST_DIMENSIONS: Final = 8
+
+_DICT: Final = _Name("collections.OrderedDict")
+_TENSOR: Final = _Name("torch._utils._rebuild_tensor_v2")
+_PARAMETER: Final = _Name("torch._utils._rebuild_parameter")
+_KNOWN_NAMES: Final = frozenset({*_STORAGE_DTYPES, _DICT, _TENSOR, _PARAMETER})
+
+
+class _Machine:
+    """The pickle machine, without what imports, calls or changes objects."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._marks: list[int] = []  # heights of the stack
+        self._memo: dict[int, Any] = {}
+
+    def run(self, data: bytes) -> object:
+        """The value that the program leaves."""
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return self._stack.pop()
+            self._step(opcode.name, argument)
+        raise ModelError("the pickle is truncated")
+
+    def _step(self, opcode: str, argument: Any) -> None:  # noqa: ANN401
+        stack = self._stack
+        match opcode:
+            case "PROTO" | "FRAME":
+                pass
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
+                stack.append(argument)
+            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINUNICODE8":
+                stack.append(argument)
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode == "NEWTRUE")
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "MARK":
+                self._marks.append(len(stack))
+            case "TUPLE":
+                stack.append(tuple(self._above_mark()))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(self._take(int(opcode[-1]))))
+            case "APPEND":
+                self._extend(self._take(1))
+            case "APPENDS":
+                self._extend(self._above_mark())
+            case "SETITEM":
+                self._update(self._take(2))
+            case "SETITEMS":
+                self._update(self._above_mark())
+            case "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "GLOBAL":
+                stack.append(_name(*argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(_name(*self._take(2)))
+            case "BINPERSID":
+                stack.append(_storage(stack.pop()))
+            case "REDUCE":
+                stack.append(_make(*self._take(2)))
+            case "BUILD":
+                self._drop_attributes()
+            case _:
+                raise ModelError(f"the pickle uses the operation {opcode}, which a file of tensors has no use for")
+
+    def _take(self, count: int) -> list[Any]:
+        """The topmost values, taken from the stack, in the order in which they were put there."""
+        if len(self._stack) < count:
+            raise ModelError("the pickle is damaged: it takes a value that is not there")
+        taken = self._stack[-count:]
+        del self._stack[-count:]
+        return taken
+
+    def _above_mark(self) -> list[Any]:
+        height = self._marks.pop()
+        return self._take(len(self._stack) - height) if len(self._stack) > height else []
+
+    def _extend(self, values: Iterable[Any]) -> None:
+        self._top(list).extend(values)
+
+    def _update(self, items: list[Any]) -> None:
+        """`items` are keys and values in turn."""
+        keys = items[::2]
+        if not all(isinstance(key, str) for key in keys):
+            raise ModelError("the pickle holds a dict whose keys are not all names")
+        self._top(dict).update(zip(keys, items[1::2], strict=True))
+
+    def _drop_attributes(self) -> None:
+        """torch sets `_metadata` on its dicts; nothing here has a use for it."""
+        self._take(1)
+        self._top(dict)
+
+    def _top(self, kind: type[Any]) -> Any:  # noqa: ANN401
+        if not isinstance(self._stack[-1], kind):
+            raise ModelError(
+                f"the pickle fills or changes a {type(self._stack[-1]).__name__} as if it were a container"
+            )
+        return self._stack[-1]
+
+
+def _name(module: object, name: object) -> _Name:
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise ModelError("the pickle asks for something that has no name: it is refused")
+    asked = _Name(f"{module}.{name}")
+    if asked not in _KNOWN_NAMES:
+        raise ModelError(f"the pickle asks for {show(asked.text)}, which describes no tensor: it is refused")
+    return asked
+
+
+def _make(callee: object, arguments: object) -> dict[Any, Any] | TensorRef:
+    """What a call would make."""
+    match callee, arguments:
+        case _Name(), () if callee == _DICT:
+            return {}
+        case _Name(), (storage, offset, shape, strides, *_) if callee == _TENSOR:
+            return _tensor(storage, offset, shape, strides)
+        case _Name(), (TensorRef() as tensor, *_) if callee == _PARAMETER:
+            return tensor
+    called = callee.text if isinstance(callee, _Name) else f"a {type(callee).__name__}"
+    raise ModelError(f"the pickle calls {called} with arguments that describe no tensor: it is refused")
+
+
+def _storage(reference: object) -> StorageRef:
+    match reference:
+        case ("storage", _Name() as kind, str(key), str(), int()) if kind in _STORAGE_DTYPES:
+            return StorageRef(key, _STORAGE_DTYPES[kind])
+    raise ModelError("the pickle refers to something that is not a tensor storage: it is refused")
+
+
+def _tensor(storage: object, offset: object, shape: object, strides: object) -> TensorRef:
+    if not (isinstance(storage, StorageRef) and _is_count(offset) and _are_counts(shape) and _are_counts(strides)):
+        raise ModelError("the pickle describes a tensor by values that are no storage, offset, shape and strides")
+    if len(shape) != len(strides):
+        raise ModelError(f"the pickle describes a tensor of {len(shape)} dimensions by {len(strides)} strides")
+    return TensorRef(storage, offset, shape, strides)
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and value >= 0
+    return type(value) is int and value >= 0
 
 
-def _counts(what: str, values: object) -> tuple[int, ...]:
-    if not isinstance(values, tuple) or not all(_is_count(value) for value in values):
-        raise ModelError(f"the pickle describes a tensor by the {what} {_short(values)}; expected a tuple of counts")
-    return values
-
-
-def _short(value: object) -> str:
-    """A name or number of the pickle's, cut to a length that a message can bear; of anything else its type."""
-    text = repr(value) if isinstance(value, str | int) else f"a {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:79]}…"
+def _are_counts(values: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(values, tuple) and len(values) <= _MOST_DIMENSIONS and all(_is_count(value) for value in values)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.listing import show
 from rnn_engine.model.source import TensorInfo
 
 _LENGTH_BYTES = 8
@@ -75,5 +76,7 @@ def _validate(path: Path) -> None:
 
 def _dtype(path: Path, name: str, stored: str) -> np.dtype[Any]:
     if stored not in _DTYPES:
-        raise ModelError(f"{path}: tensor {name} has the element type {stored}; expected one of {', '.join(_DTYPES)}")
+        raise ModelError(
+            f"{path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(_DTYPES)}"
+        )
     return _DTYPES[stored]

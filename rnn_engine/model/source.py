@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,10 +20,6 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
 
 class TensorSource(Protocol):
     """An open file of tensors. What `read` returned stays valid after `close`."""
@@ -37,7 +32,8 @@ class TensorSource(Protocol):
     def read(self, name: str) -> NDArray[Any]:
         """The tensor as stored; a view of the mapping where the file allows, else a copy. Not to be written to.
 
-        Raises KeyError for a name that is not in `tensors`, ModelError where the bytes are damaged.
+        Raises KeyError for a name that is not in `tensors`, ModelError where the bytes are damaged, ValueError after
+        `close`.
         """
         ...
 

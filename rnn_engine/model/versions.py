@@ -13,6 +13,7 @@ from typing import Final
 from rnn_engine.errors import ModelError
 from rnn_engine.model import layout_v7
 from rnn_engine.model.layout import Layout
+from rnn_engine.model.listing import show_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,5 +47,5 @@ def find_layout(names: Iterable[str]) -> Layout:
             if marker.version in _SERVED:
                 return _SERVED[marker.version]
             raise ModelError(f"this is {marker.title}, which is not served yet; expected RWKV-7 under BlinkDL's names")
-    shown = ", ".join(names[:3]) or "none"
-    raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {shown}")
+    found = show_all(names) or "none"
+    raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")

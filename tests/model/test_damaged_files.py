@@ -1,0 +1,99 @@
+"""Whatever a path leads to, opening it ends in a model or in a ModelError that says what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model import open_model
+from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.pth import save_pth
+
+MODEL = random_model(tiny_shape(layers=1, width=16, vocab=4), seed=1)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        open_model(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "none.safetensors")
+
+
+def test_folder(tmp_path: Path) -> None:
+    assert "is a folder; expected a model file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\x00" * 4096, "is neither a safetensors file nor a .pth file"),
+        (b"hello", "is neither a safetensors file nor a .pth file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
+        (b"<!DOCTYPE html><html>", "is a web page"),
+        (b"GGUF\x03\x00\x00\x00" + b"\x00" * 64, "is a GGUF file, which is not read yet"),
+        (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.", "before version 1.6"),
+        (b"PK\x03\x04" + b"\x00" * 100, "damaged or truncated zip file"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\x7f{}", "damaged or truncated safetensors file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{]", "damaged or truncated safetensors file"),
+        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "no RWKV version has these tensors"),
+    ],
+)
+def test_what_is_no_model(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(content)
+    assert message in refusal(path)
+
+
+def test_a_zip_that_is_no_pth(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    assert "is a zip with 0 entries named data.pkl" in refusal(path)
+
+
+def test_an_element_type_that_is_not_known(tmp_path: Path) -> None:
+    header = json.dumps({"emb.weight": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\x00\x00")
+    assert "tensor emb.weight has the element type F8_E4M3; expected one of F16, BF16, F32" in refusal(path)
+
+
+@pytest.fixture(scope="module", params=["safetensors", "pth"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A whole file of each format."""
+    save = save_pth if request.param == "pth" else save_safetensors
+    return save(MODEL, tmp_path_factory.mktemp("whole") / "model").read_bytes()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.1, 0.5, 0.9, 0.999])
+def test_truncated_files(whole: bytes, share: float, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(whole[: max(1, int(share * len(whole)))])
+    refusal(path)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_changed_bytes_give_a_model_or_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, whole: bytes, data: st.DataObject
+) -> None:
+    content = bytearray(whole)
+    ends = st.integers(0, 8000) | st.integers(-8000, -1)  # the header, and the zip's directory
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(ends)] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.getbasetemp() / "changed"
+    path.write_bytes(content)
+    with contextlib.suppress(ModelError), open_model(path) as opened:
+        assert all(opened.tensor(name).size for name in opened.names)

@@ -1,0 +1,71 @@
+"""Equal weights have one fingerprint, whatever file they lie in; other weights have another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rnn_engine.model import open_model
+from rnn_engine.model.fingerprint import fingerprint
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.pth import save_pth
+
+MODEL = random_model(tiny_shape(), seed=1)
+
+
+def fingerprint_of(path: Path) -> str:
+    with open_model(path) as opened:
+        return opened.fingerprint
+
+
+def test_equal_in_every_format_and_convention(tmp_path: Path) -> None:
+    paths = [
+        save_safetensors(MODEL, tmp_path / "a.safetensors", "f16"),
+        save_safetensors(MODEL, tmp_path / "b.st", "f16", "ai00"),
+        save_pth(MODEL, tmp_path / "c.pth", "f16"),
+    ]
+    assert len({fingerprint_of(path) for path in paths}) == 1
+
+
+def test_other_weights_and_types_have_another(tmp_path: Path) -> None:
+    other = random_model(tiny_shape(), seed=2)
+    changed = MODEL.tensor("blocks.1.att.w0").copy()
+    changed[-1] += 1
+    paths = [
+        save_safetensors(MODEL, tmp_path / "a.safetensors", "f16"),
+        save_safetensors(MODEL, tmp_path / "b.safetensors", "bf16"),
+        save_safetensors(other, tmp_path / "c.safetensors", "f16"),
+        save_safetensors(
+            TensorModel(MODEL.shape, MODEL.tensors | {"blocks.1.att.w0": changed}), tmp_path / "d.safetensors", "f16"
+        ),
+    ]
+    assert len({fingerprint_of(path) for path in paths}) == len(paths)
+
+
+@pytest.mark.parametrize(
+    ("names", "array"),
+    [
+        (["b"], np.arange(64, dtype=np.float32)),
+        (["a", "b"], np.arange(64, dtype=np.float32)),
+        (["a"], np.arange(64, dtype=np.float16)),
+        (["a"], np.arange(64, dtype=np.float32).reshape(8, 8)),
+        (["a"], np.arange(1, 65, dtype=np.float32)),
+    ],
+)
+def test_names_shapes_types_and_values_all_count(names: list[str], array: np.ndarray) -> None:
+    plain = fingerprint("v7", ["a"], lambda _: np.arange(64, dtype=np.float32))
+    assert fingerprint("v7", names, lambda _: array) != plain
+    assert fingerprint("v8", ["a"], lambda _: np.arange(64, dtype=np.float32)) != plain
+
+
+def test_stays_what_it_was() -> None:
+    """Saved states carry fingerprints, so a change of the recipe would make strangers of them."""
+    tensors: dict[str, NDArray[Any]] = {
+        "b": np.arange(64, dtype=np.float32).reshape(2, 32),
+        "a": np.zeros(1, np.float16),
+    }
+    assert fingerprint("v7", tensors, tensors.__getitem__) == "eafaea0e886cfeaff293eacb64261ff9"
