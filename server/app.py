@@ -24,6 +24,8 @@ from server.routes import ALL_ROUTES
 from server.routing import add_routes
 from server.settings import ServerSettings
 
+__all__ = ["ServerSettings", "make_app", "run"]
+
 LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 OnReady: TypeAlias = Callable[[EngineInfo, str], None]
 

@@ -1,0 +1,31 @@
+"""docs/http-api.md says what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from server.routes import ALL_ROUTES
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Serve
+from tools.http_api.document import BEGIN, DOCUMENT, renew
+
+
+def test_reference_is_up_to_date() -> None:
+    text = DOCUMENT.read_text()
+    assert BEGIN in text
+    assert renew(text) == text, "run: python -m tools.http_api"
+
+
+def test_every_route_and_field_is_in_the_reference() -> None:
+    reference = DOCUMENT.read_text().partition(BEGIN)[2]
+    for route in ALL_ROUTES:
+        assert f"| {route.method} | `{route.path.replace(':.+}', '}')}`" in reference
+        for field in route.request.model_fields if route.request is not None else ():
+            assert f"| `{field}` |" in reference
+
+
+async def test_example_of_an_error_is_a_real_one(serve: Serve) -> None:
+    [example] = re.findall(r"```json\n(.*?)\n```", DOCUMENT.read_text())
+    response = await (await serve(FakeEngine())).post("/v1/completions", json={"prompt": "a", "top_p": 1.5})
+    assert await response.json() == json.loads(example)

@@ -1,0 +1,146 @@
+"""The reference of docs/http-api.md: routes, and the fields of every body. Knows JSON schemas, no particular route."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, TypeAdapter
+
+from server.routes import ALL_ROUTES
+from server.routing import Route
+from server.schemas.base import RequestBody
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test holds the two together. -->\n"
+
+Schema: TypeAlias = Mapping[str, Any]
+
+
+def renew(text: str) -> str:
+    """The document with its reference made anew; what stands before it is kept."""
+    return text.partition(BEGIN)[0] + BEGIN + "\n" + reference(ALL_ROUTES)
+
+
+def reference(routes: Iterable[Route]) -> str:
+    """All routes, then all bodies."""
+    routes = list(routes)
+    bodies = _Bodies()
+    parts = ["## Routes", _route_table(routes)]
+    parts += [part for route in routes for part in _route(route, bodies)]
+    parts += ["## Bodies", *bodies.describe()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _route_table(routes: Iterable[Route]) -> str:
+    rows = [(route.method, ", ".join(f"`{_plain(path)}`" for path in route.paths), route.summary) for route in routes]
+    return _table(("method", "paths", ""), rows)
+
+
+def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
+    yield f"### {route.method} {_plain(route.path)}"
+    lines = [route.summary]
+    if route.request is not None:
+        lines.append(f"Body: {bodies.link(route.request)}.")
+    lines.append(f"Answer: {bodies.link(route.response)}.")
+    if route.chunk is not None:
+        lines.append(f"With `stream`, each event: {bodies.link(route.chunk)}.")
+    yield " ".join(lines)
+
+
+def _plain(path: str) -> str:
+    return path.replace(":.+}", "}")
+
+
+class _Bodies:
+    """The bodies that have been mentioned, in the order in which they first were."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[str, Schema] = {}
+
+    def link(self, kind: type[object]) -> str:
+        if kind.__name__ not in self._schemas:
+            schema = _schema_of(kind)
+            self._schemas[kind.__name__] = schema
+            for name, part in schema.get("$defs", {}).items():
+                self._schemas.setdefault(name, part)
+        return _link(kind.__name__)
+
+    def describe(self) -> Iterator[str]:
+        requests = _request_bodies()
+        for name, schema in self._schemas.items():
+            yield f"### {name}"
+            if "description" in schema:
+                yield " ".join(schema["description"].split())
+            yield _fields(schema)
+            if name in requests:
+                yield from _also_accepted(requests[name])
+
+
+def _schema_of(kind: type[object]) -> Schema:
+    if issubclass(kind, BaseModel):
+        return kind.model_json_schema()
+    return TypeAdapter(kind).json_schema()
+
+
+def _request_bodies() -> dict[str, type[RequestBody]]:
+    """Every body that clients send, nested ones too, by name."""
+    pending: list[type[RequestBody]] = [RequestBody]
+    found: dict[str, type[RequestBody]] = {}
+    while pending:
+        kind = pending.pop()
+        found[kind.__name__] = kind
+        pending += kind.__subclasses__()
+    return found
+
+
+def _fields(schema: Schema) -> str:
+    required = schema.get("required", [])
+    rows = [
+        (f"`{name}`", _type(field), _presence(name, field, required), field.get("description", ""))
+        for name, field in schema["properties"].items()
+    ]
+    return _table(("field", "type", "default", ""), rows)
+
+
+def _presence(name: str, field: Schema, required: Iterable[str]) -> str:
+    if "default" in field:
+        return f"`{json.dumps(field['default'], ensure_ascii=False)}`"
+    return "" if name in required else "may be absent"
+
+
+def _type(field: Schema) -> str:
+    match field:
+        case {"$ref": str(ref)}:
+            return _link(ref.rpartition("/")[2])
+        case {"anyOf": list(choices)}:
+            return " or ".join(_type(choice) for choice in choices)
+        case {"const": constant}:
+            return f"`{json.dumps(constant)}`"
+        case {"enum": list(values)}:
+            return " or ".join(f"`{json.dumps(value)}`" for value in values)
+        case {"type": "array", "items": items}:
+            return f"list of ({_type(items)})" if "anyOf" in items else f"list of {_type(items)}"
+        case {"type": "object", "additionalProperties": values}:
+            return f"object of {_type(values)}"
+        case {"type": str(word)}:
+            return word
+    return "any"
+
+
+def _also_accepted(kind: type[RequestBody]) -> Iterator[str]:
+    if kind.aliases:
+        yield "Other names: " + ", ".join(f"`{alias}` for `{name}`" for alias, name in kind.aliases.items()) + "."
+    if kind.ignored:
+        yield "Accepted without effect: " + ", ".join(f"`{name}`" for name in sorted(kind.ignored)) + "."
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.lower()})"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
