@@ -26,10 +26,7 @@ class HuggingFaceTokenizer:
         self.name = path.name
         self._library = _load(path)
         self._pieces = _read_pieces(path, self._library)
-
-    @property
-    def size(self) -> int:
-        return max(self._pieces, default=-1) + 1
+        self.size = max(self._pieces, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
