@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.listing import show
 
 _LOCAL_HEADER_BYTES: Final = 30
 _CHUNK_BYTES: Final = 1 << 16
@@ -79,7 +80,7 @@ class MappedZip:
             raise ValueError("the file is closed")
         header = self._mapping[entry.header_offset : entry.header_offset + _LOCAL_HEADER_BYTES].tobytes()
         if not header.startswith(_LOCAL_MAGIC) or len(header) < _LOCAL_HEADER_BYTES or entry.flag_bits & _ENCRYPTED:
-            raise ModelError(f"{self._path}: the zip's entry {entry.filename} is damaged or encrypted")
+            raise ModelError(f"{self._path}: the zip's entry {show(entry.filename)} is damaged or encrypted")
         name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
         start = entry.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
         view = self._mapping[start : start + min(size, entry.file_size)]
@@ -94,13 +95,15 @@ class MappedZip:
             with self._archive.open(entry) as file:
                 length = _fill(data, file)
         except _DAMAGE as error:
-            raise ModelError(f"{self._path}: the zip's entry {entry.filename} can't be read: {error}") from error
+            raise ModelError(f"{self._path}: the zip's entry {show(entry.filename)} can't be read: {error}") from error
         self._check_length(entry, length, size)
         return data
 
     def _check_length(self, entry: zipfile.ZipInfo, found: int, expected: int) -> None:
         if found != expected:
-            raise ModelError(f"{self._path}: the zip's entry {entry.filename} has {found} bytes; expected {expected}")
+            raise ModelError(
+                f"{self._path}: the zip's entry {show(entry.filename)} has {found} bytes; expected {expected}"
+            )
 
 
 def _fill(data: NDArray[np.uint8], file: IO[bytes]) -> int:

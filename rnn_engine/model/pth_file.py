@@ -71,9 +71,9 @@ def _find_folder(path: Path, archive: MappedZip) -> str:
 def _check_byte_order(path: Path, archive: MappedZip, entry: str) -> None:
     if entry not in archive.names:
         return
-    order = archive.read_whole(entry)
+    order = archive.read(entry, min(archive.size(entry), 16)).tobytes()
     if order != b"little":
-        raise ModelError(f"{path} has the byte order {order[:16]!r}; expected b'little'")
+        raise ModelError(f"{path} has the byte order {order!r}; expected b'little'")
 
 
 def _read_refs(path: Path, archive: MappedZip, entry: str) -> dict[str, TensorRef]:

@@ -27,7 +27,11 @@ class _Marker:
 
 # Both spellings of a name stand here where the two file conventions differ. The first marker that is found decides.
 _MARKERS: Final = (
-    _Marker("v7-hf", "RWKV-7 under Hugging Face's tensor names", re.compile(r"model\.layers\.\d+\.attn\..*")),
+    _Marker(
+        "v7-hf",
+        "RWKV-7 under Hugging Face's tensor names",
+        re.compile(r"model\.layers\.\d+\.attn\.(r_k|k_k|k_a|x_\w+)"),
+    ),
     _Marker("v4-hf", "RWKV under Hugging Face's tensor names", re.compile(r"rwkv\.blocks\.\d+\.attention\..*")),
     _Marker("v7-deepembed", "RWKV-7 with DeepEmbed", re.compile(r"blocks\.\d+\.ffn\.s_emb\.weight")),
     _Marker("v7", "RWKV-7", re.compile(r"blocks\.\d+\.att\.(r_k|k_k|k_a|[wa][012]|g[12]|x_[rwkvag])")),
