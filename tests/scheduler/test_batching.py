@@ -1,0 +1,41 @@
+"""Every sequence advances in every step, bounds hold, and nothing of a step is left unused without need."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rnn_engine.scheduler.batching import Demand, share
+
+demand_lists = st.lists(st.builds(Demand, tokens=st.integers(1, 200), scored=st.booleans()), min_size=1, max_size=12)
+
+
+@given(demands=demand_lists, spare_tokens=st.integers(0, 100), spare_rows=st.integers(0, 100))
+def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
+    demands: list[Demand], spare_tokens: int, spare_rows: int
+) -> None:
+    max_tokens, max_rows = len(demands) + spare_tokens, len(demands) + spare_rows
+    granted = share(demands, max_tokens, max_rows)
+    rows = sum(tokens if demand.scored else 1 for demand, tokens in zip(demands, granted, strict=True))
+    assert all(1 <= tokens <= demand.tokens for demand, tokens in zip(demands, granted, strict=True))
+    assert sum(granted) <= max_tokens
+    assert rows <= max_rows
+    for demand, tokens in zip(demands, granted, strict=True):
+        if tokens < demand.tokens:
+            assert sum(granted) == max_tokens or (demand.scored and rows == max_rows)
+
+
+@given(demands=demand_lists, spare=st.integers(0, 100))
+def test_every_prompt_gets_its_equal_part_of_half(demands: list[Demand], spare: int) -> None:
+    granted = share(demands, len(demands) + spare, 10_000)
+    prompts = sum(demand.tokens > 1 for demand in demands)
+    for demand, tokens in zip(demands, granted, strict=True):
+        assert tokens >= min(demand.tokens, 1 + spare // (2 * max(prompts, 1)))
+
+
+def test_what_is_left_goes_to_the_oldest_first() -> None:
+    assert share([Demand(1), Demand(100), Demand(100)], max_tokens=43, max_rows=8) == [1, 31, 11]
+
+
+def test_a_scored_prompt_is_cut_to_the_rows_and_the_tokens_go_to_the_next() -> None:
+    assert share([Demand(100, scored=True), Demand(100)], max_tokens=64, max_rows=10) == [9, 55]

@@ -1,0 +1,159 @@
+"""Clients of a scheduler: what each of them hears, and what it should hear by a loop as plain as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from rnn_engine.errors import RnnEngineError
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.sampling import LogitRow, Sampler, top_logprobs
+from rnn_engine.scheduler import Delivery, Scheduler
+from tests.support.fake_runner import FakeRunner, Logits
+from tests.support.plain_search import first_stop
+
+
+@dataclass
+class Heard:
+    """All that one client heard, in order."""
+
+    events: list[Event] = field(default_factory=list)
+    error: RnnEngineError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.error is not None or bool(self.events and isinstance(self.events[-1], Finished))
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
+
+    @property
+    def tokens(self) -> list[TokenInfo]:
+        return [info for event in self.events if isinstance(event, TextDelta) for info in event.tokens]
+
+    @property
+    def finished(self) -> Finished:
+        last = self.events[-1]
+        assert isinstance(last, Finished)
+        return last
+
+
+@dataclass
+class Clients:
+    """Sends requests to a scheduler and keeps what comes back."""
+
+    runner: FakeRunner
+    token_bytes: Callable[[int], bytes]
+    heard: dict[int, Heard] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.runner, self.token_bytes)
+
+    def send(self, request: GenerateRequest) -> int:
+        key = len(self.heard)
+        self.heard[key] = Heard()
+        self.scheduler.submit(key, request)
+        return key
+
+    def step(self) -> list[Delivery]:
+        deliveries = self.scheduler.step()
+        self.take(deliveries)
+        return deliveries
+
+    def take(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            heard = self.heard[delivery.key]
+            assert not heard.ended, f"request {delivery.key} hears {delivery.outcome} after its end"
+            if isinstance(delivery.outcome, RnnEngineError):
+                heard.error = delivery.outcome
+            else:
+                heard.events.append(delivery.outcome)
+
+    def run(self, max_steps: int = 1000) -> int:
+        """Step until there is no work; how many steps it took."""
+        for steps in range(max_steps):
+            if not self.scheduler.has_work:
+                return steps
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def ask(self, request: GenerateRequest) -> Heard:
+        """Send one request and run until all are done."""
+        key = self.send(request)
+        self.run()
+        return self.heard[key]
+
+
+def run_alone(request: GenerateRequest, logits: Logits, token_bytes: Callable[[int], bytes]) -> Heard:
+    """What the client of `request` should hear; the whole text comes in one piece. The request has a seed."""
+    seed = request.sampling.seed
+    assert seed is not None
+    events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
+    if request.prompt_logprobs:
+        events.append(PromptScored(tuple(_score_prompt(request, logits, token_bytes))))
+    sampler = Sampler(request.sampling, seed, request.penalised_prompt)
+    tokens = list(request.prompt)
+    infos: list[TokenInfo] = []
+    text = b""
+    stop: bytes | int | None = None
+    while stop is None and len(tokens) < len(request.prompt) + request.max_tokens:
+        row = _row(logits, tokens)
+        token = sampler.draw(row).token
+        tokens.append(token)
+        if token in request.stop_tokens:
+            stop = token
+        else:
+            logprob = None if request.logprobs is None else _logprob(row, token)
+            infos.append(TokenInfo(token, token_bytes(token), logprob, top_logprobs(row, request.logprobs or 0)))
+            text, stop = first_stop(b"".join(info.data for info in infos), request.stop)
+    if text or infos:
+        events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
+    events.append(Finished("length" if stop is None else "stop", len(tokens) - len(request.prompt), seed, stop))
+    return Heard(events)
+
+
+def assert_heard(heard: Heard, expected: Heard) -> None:
+    """Equal but for how the text was cut, and for the rounding of log-probabilities."""
+    assert heard.error is None
+    assert heard.text == expected.text
+    assert heard.finished == expected.finished
+    assert_same_tokens(heard.tokens, expected.tokens)
+    others = [event for event in heard.events if not isinstance(event, TextDelta)]
+    expected_others = [event for event in expected.events if not isinstance(event, TextDelta)]
+    assert [type(event) for event in others] == [type(event) for event in expected_others]
+    for event, expected_event in zip(others, expected_others, strict=True):
+        if isinstance(event, PromptScored) and isinstance(expected_event, PromptScored):
+            assert_same_tokens(event.tokens, expected_event.tokens)
+        else:
+            assert event == expected_event
+
+
+def assert_same_tokens(infos: Sequence[TokenInfo], expected: Sequence[TokenInfo]) -> None:
+    assert [(info.token, info.data) for info in infos] == [(info.token, info.data) for info in expected]
+    assert [info.logprob for info in infos] == pytest.approx([info.logprob for info in expected], abs=1e-4)
+    for info, expected_info in zip(infos, expected, strict=True):
+        assert [token for token, _ in info.top] == [token for token, _ in expected_info.top]
+        assert [value for _, value in info.top] == pytest.approx([value for _, value in expected_info.top], abs=1e-4)
+
+
+def _score_prompt(request: GenerateRequest, logits: Logits, token_bytes: Callable[[int], bytes]) -> list[TokenInfo]:
+    infos = [TokenInfo(request.prompt[0], token_bytes(request.prompt[0]), None)]
+    for place, token in enumerate(request.prompt[1:], start=1):
+        row = _row(logits, list(request.prompt[:place]))
+        infos.append(
+            TokenInfo(token, token_bytes(token), _logprob(row, token), top_logprobs(row, request.logprobs or 0))
+        )
+    return infos
+
+
+def _row(logits: Logits, tokens: list[int]) -> LogitRow:
+    full = logits(tuple(tokens))
+    return LogitRow.of_full(full, len(full))
+
+
+def _logprob(row: LogitRow, token: int) -> float:
+    return float(row.logits[np.flatnonzero(row.ids == token)[0]]) - row.logsumexp
