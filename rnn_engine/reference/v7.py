@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.reference.weights import Array, Block, Weights, WeightSource
+from rnn_engine.reference.weights import Array, Block, Lookup, Weights, WeightSource
 
 LAYER_NORM_EPS = 1e-5
 GROUP_NORM_EPS = 64e-5
@@ -36,7 +36,7 @@ def forward(
     Raises InvalidRequestError for no tokens or for a token outside the vocabulary.
     """
     ids = _check_tokens(tokens, model.shape.vocab_size)
-    weights = Weights(model, dtype)
+    weights = Weights(model.shape, model.tensor, dtype)
     before = model.shape.initial_state() if state is None else state
     states = {field.name: before[field.name][np.newaxis] for field in model.shape.state_fields}
     hidden, after = run_layers(weights, ids, [len(ids)], states)
@@ -73,7 +73,7 @@ def run_layers(
 def project_to_logits(weights: Weights, hidden: Array) -> Array:
     """[R, D] outputs of the last layer -> [R, V]."""
     normed = layer_norm(hidden, weights, "ln_out")
-    return product(normed, weights("head.weight"))
+    return weights.product(normed, "head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +111,9 @@ def time_mix(
     delta = previous - x
     x_r, x_w, x_k, x_v, x_a, x_g = (x + delta * block(f"att.x_{kind}") for kind in "rwkvag")
 
-    r = product(x_r, block("att.receptance.weight")).reshape(heads)
-    k = product(x_k, block("att.key.weight"))
-    v = product(x_v, block("att.value.weight"))
+    r = block.product(x_r, "att.receptance.weight").reshape(heads)
+    k = block.product(x_k, "att.key.weight")
+    v = block.product(x_v, "att.value.weight")
     if v_first is None:
         v_first = v
     else:
@@ -130,7 +130,7 @@ def time_mix(
 
     y = group_norm(y, block)
     bonus = np.sum(r * k * block("att.r_k").reshape(heads[1:]), axis=-1, keepdims=True) * v_heads
-    out = product((y + bonus).reshape(x.shape) * g, block("att.output.weight"))
+    out = block.product((y + bonus).reshape(x.shape) * g, "att.output.weight")
     return out, wkv, v_first
 
 
@@ -145,14 +145,16 @@ def run_wkv(
     lengths, starts = runs.lengths[longest_first], runs.starts[longest_first]
     live = wkv[longest_first].astype(r.dtype, copy=False)
     y = np.empty_like(r)
+    r, v, a, decay = r[..., np.newaxis], v[..., np.newaxis], a[..., np.newaxis], decay[..., np.newaxis, :]
+    rows = np.stack([b, k], axis=-2)  # [T, H, 2, key]
     for step in range(lengths[0]):
         running = np.count_nonzero(lengths > step)
         tokens = starts[:running] + step
         s = live[:running]  # [running, H, value, key], a view
-        columns = np.stack([(s @ a[tokens][..., np.newaxis])[..., 0], v[tokens]], axis=-1)  # [running, H, value, 2]
-        s *= decay[tokens][..., np.newaxis, :]
-        s += columns @ np.stack([b[tokens], k[tokens]], axis=-2)
-        y[tokens] = (s @ r[tokens][..., np.newaxis])[..., 0]
+        columns = np.concatenate([s @ a[tokens], v[tokens]], axis=-1)  # [running, H, value, 2]
+        s *= decay[tokens]
+        s += columns @ rows[tokens]
+        y[tokens] = (s @ r[tokens])[..., 0]
     after = np.empty_like(live)
     after[longest_first] = live
     return y, after
@@ -160,16 +162,11 @@ def run_wkv(
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
     """x, previous: [T, D] -> [T, D]."""
-    k = product(x + (previous - x) * block("ffn.x_k"), block("ffn.key.weight"))
-    return product(np.square(np.maximum(k, 0)), block("ffn.value.weight"))
+    k = block.product(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
+    return block.product(np.square(np.maximum(k, 0)), "ffn.value.weight")
 
 
-def product(x: Array, matrix: Array) -> Array:
-    """x: [T, in], matrix: [out, in] -> [T, out]."""
-    return x @ matrix.T
-
-
-def layer_norm(x: Array, lookup: Block, name: str) -> Array:
+def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
     return _standardize(x, LAYER_NORM_EPS) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
 
 

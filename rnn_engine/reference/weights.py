@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from rnn_engine.types import ModelShape
 
 Array: TypeAlias = NDArray[Any]
-Block: TypeAlias = Callable[[str], Array]
+Lookup: TypeAlias = Callable[[str], Array]
 
 
 class WeightSource(Protocol):
@@ -27,29 +27,48 @@ class WeightSource(Protocol):
 
 
 class Weights:
-    """Tensors cast to `dtype` when first asked for, and kept.
+    """Tensors that `fetch` finds by name, cast to `dtype` when first used, and kept.
 
-    The source must stay usable as long as this object is used: tensors are fetched late, and those that already
-    have `dtype` are not copied.
+    Matrices are kept as [in, out]: numpy multiplies a few rows by those a third faster.
     """
 
-    def __init__(self, source: WeightSource, dtype: DTypeLike = np.float32) -> None:
-        self.shape = source.shape
+    def __init__(self, shape: ModelShape, fetch: Lookup, dtype: DTypeLike = np.float32) -> None:
+        self.shape = shape
         self.dtype = np.dtype(dtype)
-        self._source = source
+        self._fetch = fetch
         self._cast: dict[str, Array] = {}
+        self._transposed: dict[str, Array] = {}
 
     def __call__(self, name: str) -> Array:
-        """The whole tensor `name`."""
+        """The tensor `name` in its own orientation."""
         if name not in self._cast:
-            self._cast[name] = self._source.tensor(name).astype(self.dtype, copy=False)
+            self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
         return self._cast[name]
 
-    def block(self, layer: int) -> Block:
-        """The tensors of one layer, by the rest of their names."""
-        return lambda name: self(f"blocks.{layer}.{name}")
+    def product(self, x: Array, name: str) -> Array:
+        """x: [T, in] times the matrix `name` [out, in] -> [T, out]."""
+        if name not in self._transposed:
+            self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
+        return x @ self._transposed[name]
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         """Some rows of a table that is not worth casting as a whole."""
-        rows: Array = self._source.tensor(name)[ids]
+        rows: Array = self._fetch(name)[ids]
         return rows.astype(self.dtype)
+
+    def block(self, layer: int) -> Block:
+        return Block(self, f"blocks.{layer}.")
+
+
+class Block:
+    """The weights of one layer, by what follows `blocks.N.` in their names."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def __call__(self, name: str) -> Array:
+        return self._weights(self._prefix + name)
+
+    def product(self, x: Array, name: str) -> Array:
+        return self._weights.product(x, self._prefix + name)

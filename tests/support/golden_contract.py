@@ -1,0 +1,50 @@
+"""A runner against the golden files, as tests to inherit.
+
+A subclass is named Test..., and where it stands there is a fixture `make_runner`, of class scope or wider,
+that returns a `MakeRunner`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rnn_engine.model import open_model
+from rnn_engine.types import F32, Runner, TokenRun
+from tests.support.golden import NAMES, load_golden
+from tests.support.runner_contract import MakeRunner
+
+MAX_TOKENS = 512
+
+
+class GoldenContract:
+    """Every golden model through one slot, in chunks of several sizes."""
+
+    tolerance = 2e-5
+    """The greatest error of a logit or a state's number, in parts of the greatest in its array."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_chunk_size_gives_the_golden_numbers(self, make_runner: MakeRunner, name: str) -> None:
+        golden = load_golden(name)
+        with open_model(golden.model_path) as model:
+            runner = make_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=MAX_TOKENS, num_candidates=4)
+            for chunk in (1, 7, 64, MAX_TOKENS):
+                runner.write_state(1, None)
+                self.assert_close(run_in_chunks(runner, golden.tokens.tolist(), chunk), golden.logits)
+                for field, values in runner.read_state(1).items():
+                    self.assert_close(values, golden.state[field])
+            runner.close()
+
+    def assert_close(self, found: F32, expected: F32) -> None:
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() <= self.tolerance * np.abs(expected).max()
+
+
+def run_in_chunks(runner: Runner, tokens: list[int], chunk: int) -> F32:
+    """The logits after every token, by slot 1: [T, V]."""
+    logits = []
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        readout = runner.step([TokenRun(1, part, rows=len(part))])
+        logits += [readout.full_row(row) for row in range(len(part))]
+    return np.stack(logits)

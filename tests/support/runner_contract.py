@@ -1,0 +1,289 @@
+"""What every `Runner` keeps to, whatever device it runs on, as tests to inherit.
+
+A subclass is named Test..., and where it stands there is a fixture `make_runner`, of class scope or wider,
+that returns a `MakeRunner`. The oracle is the
+numpy reference in f64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.reference.v7 import forward
+from rnn_engine.reference.weights import Array
+from rnn_engine.types import F32, ModelShape, Runner, TokenRun
+from tests.support.models import TensorModel, random_model, tiny_shape
+
+NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
+NUM_SEQUENCES, LENGTH = 4, 30
+SHAPE = tiny_shape()
+MODEL = random_model(SHAPE, seed=20)
+TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
+
+
+class AnyModel(Protocol):
+    """An open model file or a model in memory."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> Array: ...
+
+
+class MakeRunner(Protocol):
+    """Makes the runner under test with these limits."""
+
+    def __call__(
+        self, model: AnyModel, *, num_slots: int, max_tokens: int, max_rows: int, num_candidates: int
+    ) -> Runner: ...
+
+
+Timetable = list[list[tuple[int, int, int, int]]]
+"""For each step its runs: sequence, first token, the one after the last, rows."""
+
+
+@st.composite
+def timetables(draw: st.DrawFn) -> Timetable:
+    """Every sequence is cut anywhere, and its parts fall into any steps in order."""
+    steps: dict[int, list[tuple[int, int, int, int]]] = {}
+    for sequence in range(NUM_SEQUENCES):
+        cuts = [0, *sorted(draw(st.sets(st.integers(1, LENGTH - 1), max_size=6))), LENGTH]
+        step = 0
+        for start, end in pairwise(cuts):
+            step += draw(st.integers(1, 3))
+            rows = draw(st.integers(0, min(end - start, MAX_ROWS // NUM_SEQUENCES)))
+            steps.setdefault(step, []).append((sequence, start, end, rows))
+    return [steps[step] for step in sorted(steps)]
+
+
+class RunnerContract:
+    """Tests of one runner; they share it, and each first writes the states that it needs."""
+
+    tolerance = 1e-5
+    """The greatest error of a logit or a state's number, in parts of the greatest in its array."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runner(cls, make_runner: MakeRunner) -> Iterator[Runner]:
+        runner = make_runner(
+            MODEL, num_slots=NUM_SLOTS, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, num_candidates=NUM_CANDIDATES
+        )
+        yield runner
+        runner.close()
+
+    def assert_close(self, found: Array, expected: Array) -> None:
+        assert found.shape == expected.shape
+        assert found.dtype == np.float32
+        assert np.abs(found - expected).max() <= self.tolerance * np.abs(expected).max()
+
+    # Results
+
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.differing_executors])
+    @given(timetable=timetables(), slots=st.permutations(range(NUM_SLOTS)))
+    def test_results_depend_on_nothing_but_the_sequence(
+        self, runner: Runner, timetable: Timetable, slots: list[int]
+    ) -> None:
+        expected = expected_results()
+        for slot in range(NUM_SLOTS):
+            runner.write_state(slot, None)
+        for runs in timetable:
+            readout = runner.step(
+                [TokenRun(slots[seq], TOKENS[seq][start:end], rows) for seq, start, end, rows in runs]
+            )
+            positions = [(seq, position) for seq, _, end, rows in runs for position in range(end - rows, end)]
+            assert len(readout.ids) == len(positions)
+            for row, (seq, position) in enumerate(positions):
+                self.assert_close(readout.full_row(row), expected[seq][0][position])
+        for seq, (_, state) in enumerate(expected):
+            for name, values in runner.read_state(slots[seq]).items():
+                self.assert_close(values, state[name])
+
+    def test_a_readout_without_rows_is_empty(self, runner: Runner) -> None:
+        readout = runner.step([TokenRun(0, TOKENS[0]), TokenRun(3, TOKENS[1])])
+        assert readout.ids.shape == readout.logits.shape == (0, NUM_CANDIDATES)
+        assert readout.logsumexp.shape == readout.target_logits.shape == (0,)
+
+    def test_candidates_are_the_greatest_of_the_row(self, runner: Runner) -> None:
+        readout = runner.step([TokenRun(0, TOKENS[0], rows=9), TokenRun(1, TOKENS[1]), TokenRun(2, [3], rows=1)])
+        assert readout.ids.shape == (10, NUM_CANDIDATES)
+        assert readout.ids.dtype == np.int32
+        for row in range(10):
+            full = readout.full_row(row)
+            ids = np.argsort(-full, kind="stable")[:NUM_CANDIDATES]
+            assert readout.ids[row].tolist() == ids.tolist()
+            assert readout.logits[row].tolist() == full[ids].tolist()
+
+    def test_equal_logits_come_by_ascending_id(self, make_runner: MakeRunner) -> None:
+        head = np.zeros_like(MODEL.tensor("head.weight"))
+        head[[11, 50, 70]] = MODEL.tensor("head.weight")[[11, 50, 70]]
+        model = TensorModel(SHAPE, {**MODEL.tensors, "head.weight": head})
+        runner = make_runner(model, num_slots=1, max_tokens=8, max_rows=8, num_candidates=NUM_CANDIDATES)
+        readout = runner.step([TokenRun(0, TOKENS[0][:8], rows=8)])
+        for row in range(8):
+            full = readout.full_row(row)
+            assert np.count_nonzero(full) == 3
+            assert readout.ids[row].tolist() == np.argsort(-full, kind="stable")[:NUM_CANDIDATES].tolist()
+        runner.close()
+
+    def test_a_small_vocabulary_has_fewer_candidates(self, make_runner: MakeRunner) -> None:
+        model = random_model(tiny_shape(vocab=5), seed=22)
+        runner = make_runner(model, num_slots=1, max_tokens=4, max_rows=4, num_candidates=NUM_CANDIDATES)
+        readout = runner.step([TokenRun(0, [4, 0], rows=2)])
+        assert readout.logits.shape == (2, 5)
+        assert sorted(readout.ids[1].tolist()) == [0, 1, 2, 3, 4]
+        runner.close()
+
+    def test_logsumexp_is_that_of_the_whole_row(self, runner: Runner) -> None:
+        readout = runner.step([TokenRun(0, TOKENS[0], rows=6)])
+        for row, found in enumerate(readout.logsumexp):
+            exact = np.log(np.exp(readout.full_row(row).astype(np.float64)).sum())
+            assert abs(found - exact) <= 1e-5 + 1e-6 * abs(exact)
+
+    def test_targets_are_read_where_a_run_has_them(self, runner: Runner) -> None:
+        with_targets = TokenRun(1, TOKENS[0], rows=3, targets=[7, 95, 0])
+        readout = runner.step([TokenRun(4, [1, 2], rows=2), with_targets, TokenRun(0, [5], rows=0, targets=[])])
+        found = readout.target_logits
+        assert np.isnan(found).tolist() == [True, True, False, False, False]
+        assert found[2:].tolist() == [readout.full_row(row)[token] for row, token in ((2, 7), (3, 95), (4, 0))]
+
+    # States
+
+    def test_limits_are_those_asked_for(self, runner: Runner) -> None:
+        assert runner.shape == SHAPE
+        assert (runner.num_slots, runner.max_tokens, runner.max_rows) == (NUM_SLOTS, MAX_TOKENS, MAX_ROWS)
+
+    def test_no_state_is_the_initial_one(self, runner: Runner) -> None:
+        runner.step([TokenRun(2, [1])])
+        runner.write_state(2, None)
+        assert_equal_states(runner.read_state(2), SHAPE.initial_state())
+
+    def test_a_state_is_read_as_it_was_written_and_run_from(self, runner: Runner) -> None:
+        state = random_state()
+        logits, after = forward(MODEL, [3, 1, 2], state, np.float64)
+        runner.write_state(3, state)
+        assert_equal_states(runner.read_state(3), state)
+        readout = runner.step([TokenRun(3, [3, 1, 2], rows=3)])
+        self.assert_close(np.stack([readout.full_row(row) for row in range(3)]), logits)
+        for name, values in runner.read_state(3).items():
+            self.assert_close(values, after[name])
+
+    def test_states_are_copied_in_and_out(self, runner: Runner) -> None:
+        state = random_state()
+        runner.write_state(0, state)
+        state["wkv"][:] = 0
+        runner.read_state(0)["att_shift"][:] = 0
+        assert_equal_states(runner.read_state(0), random_state())
+
+    def test_a_step_leaves_other_slots_alone(self, runner: Runner) -> None:
+        runner.write_state(1, random_state())
+        runner.step([TokenRun(0, TOKENS[0], rows=1), TokenRun(2, [4], rows=1)])
+        assert_equal_states(runner.read_state(1), random_state())
+
+    def test_a_fork_is_equal_and_goes_its_own_way(self, runner: Runner) -> None:
+        runner.write_state(1, random_state())
+        runner.copy_state(1, 4)
+        runner.copy_state(1, 1)
+        assert_equal_states(runner.read_state(4), random_state())
+        runner.step([TokenRun(4, [9])])
+        assert_equal_states(runner.read_state(1), random_state())
+        assert not np.array_equal(runner.read_state(4)["wkv"], random_state()["wkv"])
+
+    # Errors
+
+    @pytest.mark.parametrize(
+        ("batch", "field"),
+        [
+            ([], "batch"),
+            ([TokenRun(NUM_SLOTS, [1])], "run 0: slot"),
+            ([TokenRun(0, [1]), TokenRun(-1, [1])], "run 1: slot"),
+            ([TokenRun(2, [1]), TokenRun(0, [1]), TokenRun(2, [1])], "run 2: slot"),
+            ([TokenRun(0, [1]), TokenRun(1, [])], "run 1: tokens"),
+            ([TokenRun(0, [1] * 100), TokenRun(1, [1] * 29)], "batch tokens"),
+            ([TokenRun(0, [1] * 10, 9), TokenRun(1, [1] * 10, 8)], "batch rows"),
+            ([TokenRun(0, [1, 2], rows=3)], "run 0: rows"),
+            ([TokenRun(0, [0, SHAPE.vocab_size])], "run 0: token 1"),
+            ([TokenRun(0, [-1])], "run 0: token 0"),
+            ([TokenRun(0, [1, 2], rows=2, targets=[1])], "run 0: targets"),
+            ([TokenRun(0, [1], rows=1, targets=[SHAPE.vocab_size])], "run 0: target 0"),
+        ],
+    )
+    def test_a_bad_batch_is_refused_and_changes_nothing(
+        self, runner: Runner, batch: list[TokenRun], field: str
+    ) -> None:
+        for slot in range(NUM_SLOTS):
+            runner.write_state(slot, random_state())
+        with pytest.raises(InvalidRequestError) as caught:
+            runner.step(batch)
+        assert caught.value.field == field
+        for slot in range(NUM_SLOTS):
+            assert_equal_states(runner.read_state(slot), random_state())
+
+    @pytest.mark.parametrize("slot", [-1, NUM_SLOTS])
+    def test_a_slot_that_does_not_exist_is_refused(self, runner: Runner, slot: int) -> None:
+        with pytest.raises(InvalidRequestError, match="slot"):
+            runner.write_state(slot, None)
+        with pytest.raises(InvalidRequestError, match="slot"):
+            runner.read_state(slot)
+        with pytest.raises(InvalidRequestError, match="source slot"):
+            runner.copy_state(slot, 0)
+        with pytest.raises(InvalidRequestError, match="target slot"):
+            runner.copy_state(0, slot)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"ffn_shift": None}, r"state fields: \['att_shift', 'wkv'\]"),
+            ({"more": np.zeros(1, np.float32)}, "state fields"),
+            ({"wkv": np.zeros((1, 4, 16, 16), np.float32)}, r"state wkv: shape \(1, 4, 16, 16\).*\(2, 4, 16, 16\)"),
+            ({"att_shift": np.zeros((2, 64))}, "state att_shift: type float64.*float32"),
+        ],
+    )
+    def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
+        self, runner: Runner, change: dict[str, Any], message: str
+    ) -> None:
+        runner.write_state(0, random_state())
+        state = {name: values for name, values in {**random_state(), **change}.items() if values is not None}
+        with pytest.raises(StateError, match=message):
+            runner.write_state(0, state)
+        assert_equal_states(runner.read_state(0), random_state())
+
+    def test_closing_twice_does_nothing_more(self, make_runner: MakeRunner) -> None:
+        runner = make_runner(MODEL, num_slots=1, max_tokens=4, max_rows=1, num_candidates=1)
+        runner.close()
+        runner.close()
+
+
+@cache
+def expected_results() -> list[tuple[Array, dict[str, Array]]]:
+    """For each sequence the logits [LENGTH, V] and the last state, f64."""
+    return [forward(MODEL, tokens, dtype=np.float64) for tokens in TOKENS]
+
+
+def random_state() -> dict[str, F32]:
+    """The same at every call, with no zero in it."""
+    generator = np.random.default_rng(23)
+    return {
+        name: generator.uniform(0.1, 1.0, values.shape).astype(np.float32)
+        for name, values in SHAPE.initial_state().items()
+    }
+
+
+def assert_equal_states(found: dict[str, F32], expected: dict[str, F32]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == np.float32
+        assert np.array_equal(found[name], values), name
