@@ -48,7 +48,7 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     if values.dtype.kind in "iu" and (len(values) == 0 or (values.min() >= 0 and values.max() < vocab_size)):
         return
     for position, value in enumerate(ids):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < vocab_size:
+        if not isinstance(value, int | np.integer) or not 0 <= value < vocab_size:
             raise InvalidRequestError(f"{name} {position}", value, f"a token id from 0 to {vocab_size - 1}")
 
 

@@ -6,7 +6,6 @@ Knows slots, batches and read-outs; the mathematics is the reference's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +15,7 @@ from rnn_engine.forward.batch import check_batch, check_slot
 from rnn_engine.forward.state import check_state
 from rnn_engine.reference.v7 import project_to_logits, run_layers
 from rnn_engine.reference.weights import Weights
-from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State, TokenRun
-
-
-class Model(Protocol):
-    """An open model file, or anything that has a model's tensors."""
-
-    @property
-    def shape(self) -> ModelShape: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def tensor(self, name: str) -> NDArray[Any]: ...
+from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, TokenRun
 
 
 class CpuRunner:

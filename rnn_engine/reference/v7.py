@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.reference.weights import Array, Block, Lookup, Weights, WeightSource
+from rnn_engine.reference.weights import Array, Block, Lookup, Weights
+from rnn_engine.types import Model
 
 LAYER_NORM_EPS = 1e-5
 GROUP_NORM_EPS = 64e-5
@@ -25,7 +26,7 @@ DECAY_RATE = -0.606531  # -exp(-1/2) to the digits that models are trained with
 
 
 def forward(
-    model: WeightSource,
+    model: Model,
     tokens: Sequence[int],
     state: Mapping[str, Array] | None = None,
     dtype: DTypeLike = np.float32,

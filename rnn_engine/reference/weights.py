@@ -6,7 +6,7 @@ Knows no model version: names are looked up as they come.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,15 +15,6 @@ from rnn_engine.types import ModelShape
 
 Array: TypeAlias = NDArray[Any]
 Lookup: TypeAlias = Callable[[str], Array]
-
-
-class WeightSource(Protocol):
-    """An open model file, or anything that hands out tensors like one."""
-
-    @property
-    def shape(self) -> ModelShape: ...
-
-    def tensor(self, name: str) -> Array: ...
 
 
 class Weights:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.v7 import forward
 from rnn_engine.reference.weights import Array
-from rnn_engine.types import F32, ModelShape, Runner, TokenRun
+from rnn_engine.types import F32, Model, Runner, TokenRun
 from tests.support.models import TensorModel, random_model, tiny_shape
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
@@ -30,25 +30,11 @@ MODEL = random_model(SHAPE, seed=20)
 TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
 
 
-class AnyModel(Protocol):
-    """An open model file or a model in memory."""
-
-    @property
-    def shape(self) -> ModelShape: ...
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def has(self, name: str) -> bool: ...
-
-    def tensor(self, name: str) -> Array: ...
-
-
 class MakeRunner(Protocol):
     """Makes the runner under test with these limits."""
 
     def __call__(
-        self, model: AnyModel, *, num_slots: int, max_tokens: int, max_rows: int, num_candidates: int
+        self, model: Model, *, num_slots: int, max_tokens: int, max_rows: int, num_candidates: int
     ) -> Runner: ...
 
 
