@@ -19,7 +19,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test lint format types unit bench demo-model demo-model-check clean
+.PHONY: help setup setup-dev serve test lint format types unit bench docs demo-model demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -59,6 +59,9 @@ unit: setup-dev ## Run the tests
 
 bench: setup-dev ## Measure speed on this machine (tools/bench)
 	$(BIN)/python -m tools.bench
+
+docs: setup-dev ## Bring the reference in docs/http-api.md up to date with the code
+	$(BIN)/python -m tools.http_api
 
 demo-model: setup-dev ## Train the model that comes with the project from nothing (needs hours, or a GPU)
 	tools/demo_model/build.sh
