@@ -90,16 +90,23 @@ async def _close_engine(app: web.Application) -> AsyncIterator[None]:
 
 def _bind(host: str, port: int) -> socket.socket:
     """A socket that has the address but takes no connections yet."""
-    [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    listener = socket.socket(family, kind, protocol)
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
     try:
         if hasattr(signal, "SIGHUP"):  # elsewhere than on Windows, where the option would share the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise _cannot_listen(host, port, error) from error
     return listener
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    return OSError(f"can't listen on {host} port {port}: {error.strerror}")
 
 
 def _url(listener: socket.socket) -> str:
