@@ -2,6 +2,7 @@
 // A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows: one row a lane, and each
 // of the SPLITS threads of a row takes every SPLITS-th block of 8 columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
+#include eight
 #include WEIGHTS
 #include batch
 #include segments
@@ -35,7 +36,7 @@ fn main(
         first_input[t] = (segment.inputs_start + token * segment.inputs_stride) / 4u;
     }
     for (var block = split; block < segment.num_blocks; block += SPLITS) {
-        var panel: array<Block, PANELS>;
+        var panel: array<Eight, PANELS>;
         for (var p = 0u; p < PANELS; p++) {
             panel[p] = load_block(start + p * panel_size + block * PANEL);
         }

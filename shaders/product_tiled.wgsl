@@ -1,6 +1,7 @@
 // Matrices times many vectors: TILE rows by TILE tokens a workgroup, four by four a thread, through workgroup memory.
 // Workgroups: (tiles, ceil(T / TILE)).
 
+#include eight
 #include WEIGHTS
 #include batch
 #include segments

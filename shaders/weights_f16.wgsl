@@ -2,14 +2,9 @@
 
 alias Packed = vec4<u32>;
 
-struct Block {
-    low: vec4<f32>,
-    high: vec4<f32>,
-}
-
-fn load_block(index: u32) -> Block {
+fn load_block(index: u32) -> Eight {
     let packed = weights[index];
-    return Block(
+    return Eight(
         vec4<f32>(unpack2x16float(packed.x), unpack2x16float(packed.y)),
         vec4<f32>(unpack2x16float(packed.z), unpack2x16float(packed.w)),
     );

@@ -15,26 +15,24 @@
 @group(0) @binding(6) var<storage, read_write> mixed: array<f32>;      // [T, WIDTH]
 
 const PLANE = MAX_TOKENS * WIDTH;
-const QUARTERS = HEAD_SIZE / 4u;
+const EIGHTHS = HEAD_SIZE / 8u;
 
 // One head's vectors of the current token. Scalars, since writing one part of a vec4 may touch all four.
 const R = 0u;
 const DECAY = 1u;
 const RATED_K = 2u; // k after its in-context rate
 const KK = 3u;      // not yet of length 1
-const A = 4u;
+const RATED_KK = 4u; // kk * a
 const BONUS = 5u;   // r * k * r_k
 const Y = 6u;
 var<workgroup> head: array<f32, 7u * HEAD_SIZE>;
 
-fn vector_part(vector: u32, j: u32) -> vec4<f32> {
-    let start = vector * HEAD_SIZE + 4u * j;
-    return vec4<f32>(head[start], head[start + 1u], head[start + 2u], head[start + 3u]);
-}
-
 fn set_vector(vector: u32, row: u32, value: f32) {
     head[vector * HEAD_SIZE + row] = value;
 }
+
+#include eight
+#include VECTORS
 
 @compute @workgroup_size(HEAD_SIZE)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
@@ -47,8 +45,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
     let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + row;
 
-    var s: array<vec4<f32>, QUARTERS>;
-    for (var j = 0u; j < QUARTERS; j++) {
+    var s: array<vec4<f32>, 2u * EIGHTHS>;
+    for (var j = 0u; j < 2u * EIGHTHS; j++) {
         s[j] = state[state_start + j * HEAD_SIZE];
     }
 
@@ -68,44 +66,51 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         set_vector(DECAY, row, gates[place]);
         set_vector(RATED_K, row, rated_k);
         set_vector(KK, row, k * k_k);
-        set_vector(A, row, a);
+        set_vector(RATED_KK, row, k * k_k * a);
         set_vector(BONUS, row, r * rated_k * r_k);
         workgroupBarrier();
 
         var squares = 0.0;
         var projection = 0.0;
         var bonus = 0.0;
-        for (var j = 0u; j < QUARTERS; j++) {
-            let kk = vector_part(KK, j);
-            squares += dot(kk, kk);
-            projection += dot(s[j], kk);
-            bonus += dot(vector_part(BONUS, j), vec4<f32>(1.0));
+        for (var j = 0u; j < EIGHTHS; j++) {
+            let kk = load_eight(KK, j, row);
+            squares += dot(kk.low, kk.low) + dot(kk.high, kk.high);
+            projection += dot(s[2u * j], kk.low) + dot(s[2u * j + 1u], kk.high);
+            bonus += sum_of(load_eight(BONUS, j, row));
         }
         let scale = 1.0 / max(sqrt(squares), 1e-12);
         let removed = -projection * scale * scale;
         var y = 0.0;
-        for (var j = 0u; j < QUARTERS; j++) {
-            s[j] = s[j] * vector_part(DECAY, j) + removed * (vector_part(KK, j) * vector_part(A, j)) + v * vector_part(RATED_K, j);
-            y += dot(s[j], vector_part(R, j));
+        for (var j = 0u; j < EIGHTHS; j++) {
+            let decay = load_eight(DECAY, j, row);
+            let rate = load_eight(RATED_KK, j, row);
+            let key = load_eight(RATED_K, j, row);
+            let receptance = load_eight(R, j, row);
+            let low = s[2u * j] * decay.low + removed * rate.low + v * key.low;
+            let high = s[2u * j + 1u] * decay.high + removed * rate.high + v * key.high;
+            s[2u * j] = low;
+            s[2u * j + 1u] = high;
+            y += dot(low, receptance.low) + dot(high, receptance.high);
         }
         set_vector(Y, row, y);
         workgroupBarrier();
 
         var sum = 0.0;
-        for (var j = 0u; j < QUARTERS; j++) {
-            sum += dot(vector_part(Y, j), vec4<f32>(1.0));
+        for (var j = 0u; j < EIGHTHS; j++) {
+            sum += sum_of(load_eight(Y, j, row));
         }
         let mean = sum / f32(HEAD_SIZE);
         var variance = 0.0;
-        for (var j = 0u; j < QUARTERS; j++) {
-            let deviation = vector_part(Y, j) - mean;
-            variance += dot(deviation, deviation);
+        for (var j = 0u; j < EIGHTHS; j++) {
+            let part = load_eight(Y, j, row);
+            variance += dot(part.low - mean, part.low - mean) + dot(part.high - mean, part.high - mean);
         }
         let normed = (y - mean) * inverseSqrt(variance / f32(HEAD_SIZE) + 64e-5) * norm_weight + norm_bias;
         mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
     }
 
-    for (var j = 0u; j < QUARTERS; j++) {
+    for (var j = 0u; j < 2u * EIGHTHS; j++) {
         state[state_start + j * HEAD_SIZE] = s[j];
     }
 }

@@ -141,7 +141,7 @@ class ProductKernels:
             },
             {
                 "WEIGHTS": f"weights_{self.weights}",
-                "INPUTS": "inputs_broadcast" if variant.broadcast else "inputs_direct",
+                "INPUTS": "inputs_broadcast" if self.tuning.broadcast else "inputs_direct",
             },
         )
 

@@ -19,7 +19,6 @@ class ProductVariant:
     groups: int
     panels: int
     splits: int
-    broadcast: bool
 
     @property
     def rows(self) -> int:
@@ -32,6 +31,7 @@ class Tuning:
     """The variants for one kind of device."""
 
     products: tuple[ProductVariant, ...]  # by ascending token count; the first that takes all tokens is run
+    broadcast: bool  # lanes share what they load; needs splits == 1
     tiled: bool  # beyond that: product_tiled.wgsl, or the last variant again and again
     norm_threads: int
     candidate_threads: int
@@ -50,11 +50,13 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
     if device.is_software:
         return Tuning(
             products=(
-                ProductVariant(tokens=1, groups=1, panels=4, splits=1, broadcast=can_broadcast),
-                ProductVariant(tokens=2, groups=1, panels=4, splits=1, broadcast=can_broadcast),
-                ProductVariant(tokens=4, groups=1, panels=4, splits=1, broadcast=can_broadcast),
-                ProductVariant(tokens=8, groups=1, panels=2, splits=1, broadcast=can_broadcast),
+                ProductVariant(tokens=1, groups=2, panels=4, splits=1),
+                ProductVariant(tokens=2, groups=1, panels=4, splits=1),
+                ProductVariant(tokens=4, groups=1, panels=4, splits=1),
+                ProductVariant(tokens=8, groups=1, panels=4, splits=1),
+                ProductVariant(tokens=16, groups=1, panels=2, splits=1),
             ),
+            broadcast=can_broadcast,
             tiled=False,
             norm_threads=8,
             candidate_threads=64,
@@ -62,11 +64,11 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         )
     return Tuning(
         products=(
-            ProductVariant(tokens=1, groups=1, panels=1, splits=16, broadcast=False),
-            ProductVariant(tokens=2, groups=1, panels=1, splits=16, broadcast=False),
-            ProductVariant(tokens=4, groups=1, panels=1, splits=16, broadcast=False),
-            ProductVariant(tokens=8, groups=1, panels=1, splits=16, broadcast=False),
-            ProductVariant(tokens=16, groups=1, panels=1, splits=16, broadcast=False),
+            ProductVariant(tokens=1, groups=1, panels=1, splits=16),
+            ProductVariant(tokens=2, groups=1, panels=1, splits=16),
+            ProductVariant(tokens=4, groups=1, panels=1, splits=16),
+            ProductVariant(tokens=8, groups=1, panels=1, splits=16),
+            ProductVariant(tokens=16, groups=1, panels=1, splits=16),
         ),
         tiled=True,
         norm_threads=128,

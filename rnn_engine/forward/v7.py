@@ -309,6 +309,7 @@ class ForwardV7:
                 "GROUP_NORM_WEIGHT": offsets["att.ln_x.weight"],
                 "GROUP_NORM_BIAS": offsets["att.ln_x.bias"],
             },
+            {"VECTORS": "vectors_broadcast" if self._tuning.broadcast else "vectors_direct"},
         )
         buffers = {
             "batch": self.scratch.batch,

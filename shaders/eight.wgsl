@@ -1,0 +1,16 @@
+// Eight consecutive numbers.
+
+struct Eight {
+    low: vec4<f32>,
+    high: vec4<f32>,
+}
+
+fn sum_of(eight: Eight) -> f32 {
+    let sums = eight.low + eight.high;
+    return sums.x + sums.y + sums.z + sums.w;
+}
+
+fn multiply_add(a: Eight, b: Eight, sum: f32) -> f32 {
+    let low = fma(a.low.w, b.low.w, fma(a.low.z, b.low.z, fma(a.low.y, b.low.y, fma(a.low.x, b.low.x, sum))));
+    return fma(a.high.w, b.high.w, fma(a.high.z, b.high.z, fma(a.high.y, b.high.y, fma(a.high.x, b.high.x, low))));
+}
