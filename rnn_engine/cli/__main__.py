@@ -1,0 +1,5 @@
+"""`python -m rnn_engine.cli` is the command `rnn-engine`."""
+
+from rnn_engine.cli import main
+
+main(prog_name="rnn-engine")

@@ -1,0 +1,97 @@
+"""`rnn-engine chat`: a conversation on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
+from rnn_engine.cli.options import device_option, model_argument, sampling_options, tokenizer_option
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+
+_STOP = (b"\n\n",)
+_HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
+
+
+@click.command()
+@model_argument
+@click.option("--system", help="What the model is told before the conversation.")
+@sampling_options
+@tokenizer_option
+@device_option
+def command(
+    model: Path, system: str | None, max_tokens: int, tokenizer: str, device: str, sampling: SamplingParams
+) -> None:
+    """Talk with a model.
+
+    Ctrl-C ends an answer. /new starts a new conversation; /exit or Ctrl-D leaves.
+    """
+    beginning = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
+    with engine_session(EngineChoice(model, tokenizer, device, slots=1)) as session:
+        click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
+        conversation = Conversation(session, sampling, max_tokens, list(beginning))
+        while (said := _read_line()) not in (None, "/exit"):
+            if said == "/new":
+                conversation.messages = list(beginning)
+            elif said:
+                conversation.say(said)
+
+
+def _read_line() -> str | None:
+    """What the user types; None at the end of the input or on Ctrl-C."""
+    try:
+        return input("User: ").strip()
+    except (EOFError, KeyboardInterrupt):
+        click.echo()
+        return None
+
+
+@dataclass
+class Conversation:
+    """The messages so far, and how the next answer is made."""
+
+    session: Session
+    sampling: SamplingParams
+    max_tokens: int
+    messages: list[ChatMessage] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """Print the answer to `text` as it comes. What Ctrl-C cuts off stays in the conversation as far as it got."""
+        self.messages.append(ChatMessage(Role.USER, text))
+        reply = _Reply()
+        click.echo("Assistant:", nl=False)
+        try:
+            self.session.generate(self._request(), reply.add)
+        except KeyboardInterrupt:
+            click.echo(" …", nl=False)
+        click.echo()
+        if reply.text:
+            self.messages.append(ChatMessage(Role.ASSISTANT, reply.text))
+
+    def _request(self) -> GenerateRequest:
+        return GenerateRequest(
+            prompt=self.session.engine.tokenize(ChatTemplate().render(self.messages)),
+            max_tokens=self.max_tokens,
+            stop=_STOP,
+            sampling=self.sampling,
+            penalised_prompt=self._earlier_replies(self.messages),
+        )
+
+    def _earlier_replies(self, messages: Sequence[ChatMessage]) -> list[int]:
+        replies = [message.content for message in messages if message.role is Role.ASSISTANT]
+        return [token for reply in replies for token in self.session.engine.tokenize(reply)]
+
+
+@dataclass
+class _Reply:
+    text: str = ""
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        click.echo(delta.text, nl=False)
+        sys.stdout.flush()

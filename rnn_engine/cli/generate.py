@@ -1,0 +1,75 @@
+"""`rnn-engine generate`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from rnn_engine.cli.options import (
+    device_option,
+    model_argument,
+    parse_tokens,
+    sampling_options,
+    tokenizer_option,
+)
+from rnn_engine.cli.session import EngineChoice, engine_session
+from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+
+
+@click.command()
+@model_argument
+@click.option("-p", "--prompt", help="The text to continue.  [default: what comes on standard input]")
+@click.option(
+    "--tokens",
+    callback=parse_tokens,
+    metavar="1,2,3|FILE.npy",
+    help="Token ids to continue; the answer is token ids, too.",
+)
+@click.option("--stop", multiple=True, help="End before this text. May be given several times.")
+@sampling_options
+@tokenizer_option
+@device_option
+def command(
+    model: Path,
+    prompt: str | None,
+    tokens: list[int] | None,
+    stop: tuple[str, ...],
+    max_tokens: int,
+    tokenizer: str,
+    device: str,
+    sampling: SamplingParams,
+) -> None:
+    """Continue a text and print what follows."""
+    if prompt is not None and tokens is not None:
+        raise click.UsageError("--prompt and --tokens exclude each other")
+    if prompt is None and tokens is None:
+        prompt = _read_prompt()
+    with engine_session(EngineChoice(model, tokenizer, device, slots=1)) as session:
+        ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens
+        request = GenerateRequest(
+            prompt=ids or [],
+            max_tokens=max_tokens,
+            stop=tuple(text.encode() for text in stop),
+            sampling=sampling,
+        )
+        session.generate(request, _print_text if prompt is not None else _print_ids)
+        click.echo()
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        raise click.UsageError("nothing to continue: give --prompt TEXT or --tokens, or pipe a text in")
+    return sys.stdin.read()
+
+
+def _print_text(delta: TextDelta) -> None:
+    click.echo(delta.text, nl=False)
+    sys.stdout.flush()
+
+
+def _print_ids(delta: TextDelta) -> None:
+    for info in delta.tokens:
+        click.echo(f"{info.token} ", nl=False)
+    sys.stdout.flush()

@@ -1,0 +1,86 @@
+"""`rnn-engine logits`: the numbers of a forward pass in a file, to compare this engine with another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+import numpy as np
+
+from rnn_engine.cli.atomic import atomic_file
+from rnn_engine.cli.options import device_option, model_argument, parse_tokens, weights_option
+from rnn_engine.cli.progress import Report, progress_bar
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward import WeightFormat, load_runner
+from rnn_engine.model import open_model
+from rnn_engine.types import F32, Runner, TokenRun
+
+_SLOT = 0
+
+
+@click.command()
+@model_argument
+@click.option(
+    "--tokens", callback=parse_tokens, required=True, metavar="1,2,3|FILE.npy", help="The ids of the tokens to run."
+)
+@device_option
+@weights_option
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="How many tokens a step takes; the result does not depend on it.",
+)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write: OUT.npz."
+)
+def command(model: Path, tokens: list[int], device: str, weights: WeightFormat, chunk: int, output: Path) -> None:
+    """Write the logits of tokens, and the state after them, to a file.
+
+    The tokens run from an empty state. The NumPy file holds `logits` [T, V] in f32, one row a token, and the state
+    after the last token: for each layer L `state.L.att_shift` [D], `state.L.wkv` [H, value, key] and
+    `state.L.ffn_shift` [D].
+    """
+    size = min(chunk, len(tokens))
+    with atomic_file(output) as file, progress_bar("opening the model") as report:
+        with open_model(model) as opened:
+            _check(tokens, opened.shape.vocab_size)
+            runner = load_runner(
+                opened, device, weights=weights, num_slots=1, max_tokens=size, max_rows=size, progress=report
+            )
+        with closing(runner):
+            logits = run_logits(runner, tokens, size, report)
+            np.savez(file, allow_pickle=False, logits=logits, **_state(runner))
+
+
+def _check(tokens: Sequence[int], vocab_size: int) -> None:
+    if not tokens:
+        raise InvalidRequestError("--tokens", list(tokens), "at least one token id")
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError("--tokens", token, f"token ids from 0 to {vocab_size - 1}")
+
+
+def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report) -> F32:
+    """The logits after every token of a new sequence, `chunk` tokens a step.  # [T, V]"""
+    logits = np.empty((len(tokens), runner.shape.vocab_size), np.float32)
+    runner.write_state(_SLOT, None)
+    for start in range(0, len(tokens), chunk):
+        report("running the tokens", start, len(tokens))
+        part = tokens[start : start + chunk]
+        readout = runner.step([TokenRun(_SLOT, part, rows=len(part))])
+        for row in range(len(part)):
+            logits[start + row] = readout.full_row(row)
+    return logits
+
+
+def _state(runner: Runner) -> dict[str, F32]:
+    """The state of the sequence, layer by layer."""
+    return {
+        f"state.{layer}.{name}": values
+        for name, layers in runner.read_state(_SLOT).items()
+        for layer, values in enumerate(layers)
+    }

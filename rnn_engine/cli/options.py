@@ -1,0 +1,141 @@
+"""The arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+
+from rnn_engine.demo import model_path
+from rnn_engine.requests import SamplingParams
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SAMPLING = SamplingParams()
+_SAMPLING_OPTIONS = (
+    click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate."),
+    click.option(
+        "--temperature", default=_SAMPLING.temperature, show_default=True, help="0 always takes the likeliest token."
+    ),
+    click.option(
+        "--top-p",
+        default=_SAMPLING.top_p,
+        show_default=True,
+        help="Keep the likeliest tokens while the mass before one is at most this.",
+    ),
+    click.option(
+        "--top-k", default=_SAMPLING.top_k, show_default=True, help="Keep this many of the likeliest; 0 keeps all."
+    ),
+    click.option(
+        "--presence-penalty",
+        default=_SAMPLING.presence_penalty,
+        show_default=True,
+        help="Taken off a token that has occurred.",
+    ),
+    click.option(
+        "--frequency-penalty",
+        default=_SAMPLING.frequency_penalty,
+        show_default=True,
+        help="Taken off for each occurrence.",
+    ),
+    click.option("--seed", type=int, help="The same seed and prompt give the same text.  [default: a random one]"),
+)
+
+
+def _or_demo(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path:
+    """The model that was named, or the one that comes with the project."""
+    if value is not None:
+        return value
+    demo = model_path()
+    if not demo.is_file():
+        raise click.UsageError(f"no MODEL was given, and the one that comes with rnn-engine is missing: {demo}")
+    return demo
+
+
+model_argument = click.argument(
+    "model", type=click.Path(path_type=Path), required=False, callback=_or_demo, metavar="[MODEL]"
+)
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|INDEX|NAME|cpu",
+    help="auto, the index or a part of the name of a device that `rnn-engine devices` lists, or cpu (numpy, slow).",
+)
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(["f16", "f32"]),
+    default="f16",
+    show_default=True,
+    help="How the matrices are kept on the device. f32 takes twice the memory and is exact.",
+)
+tokenizer_option = click.option(
+    "--tokenizer",
+    default="auto",
+    show_default=True,
+    metavar="auto|world|none|FILE",
+    help="auto finds the one that fits the model; none works with token ids alone; FILE is a tokenizer.json.",
+)
+
+
+def slots_option(default: int) -> Callable[[Command], Command]:
+    return click.option(
+        "--slots",
+        type=click.IntRange(min=1),
+        default=default,
+        show_default=True,
+        help="How many sequences run at the same time. Each keeps its state on the device.",
+    )
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """--max-tokens, which the command takes as it is, and the options that it takes together as `sampling`."""
+
+    @wraps(command)
+    def with_sampling(
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        presence_penalty: float,
+        frequency_penalty: float,
+        seed: int | None,
+        **others: object,
+    ) -> None:
+        sampling = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+        )
+        command(sampling=sampling, **others)
+
+    decorated: Callable[..., None] = with_sampling
+    for option in reversed(_SAMPLING_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
+    """A callback: token ids from `1,2,3` or from a .npy file with one axis of whole numbers."""
+    if text is None:
+        return None
+    if not text.endswith(".npy"):
+        try:
+            return [int(part) for part in text.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is not allowed; expected ids as 1,2,3 or a FILE.npy") from None
+    try:
+        tokens = np.load(text, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{text}: {error}") from error
+    if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        found = f"{tokens.dtype} of shape {tokens.shape}"
+        raise click.BadParameter(f"{text} holds {found}; expected whole numbers along one axis")
+    return [int(token) for token in tokens]

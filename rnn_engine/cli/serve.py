@@ -1,0 +1,60 @@
+"""`rnn-engine serve`."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from rnn_engine.cli.describe import describe_shape
+from rnn_engine.cli.options import device_option, model_argument, slots_option, tokenizer_option
+from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.requests import EngineInfo
+from server.app import ServerSettings, run
+
+
+@click.command()
+@model_argument
+@tokenizer_option
+@device_option
+@slots_option(8)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 is all.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
+)
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="RNN_ENGINE_API_KEY",
+    show_envvar=True,
+    help="Admit only requests that send it as `Authorization: Bearer KEY`.  [default: admit all]",
+)
+def command(model: Path, tokenizer: str, device: str, slots: int, host: str, port: int, api_key: str | None) -> None:
+    """Serve a model over HTTP, as OpenAI's API has it.
+
+    MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
+    SIGTERM ends the server: running requests may go on for 10 seconds.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)]
+    )
+    choice = EngineChoice(model, tokenizer, device, slots)
+    settings = ServerSettings(host=host, port=port, api_key=api_key)
+    run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
+
+
+def _announce(info: EngineInfo, url: str, api_key: str | None) -> None:
+    key = "" if api_key is None else " -H 'Authorization: Bearer KEY'"
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    lines = {
+        "model": f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}",
+        "device": f"{info.device}, {info.num_slots} slots",
+        "address": url,
+        "try": f"curl {url}/v1/chat/completions{key} -d '{body}'",
+    }
+    for name, text in lines.items():
+        click.echo(f"{name:8} {text}")

@@ -1,0 +1,74 @@
+"""An engine for the time of one command, on an event loop that runs only while there is something to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rnn_engine.cli.progress import progress_bar
+from rnn_engine.engine import Engine
+from rnn_engine.requests import EngineLike, Finished, GenerateRequest, TextDelta
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """What to load and where."""
+
+    model: Path
+    tokenizer: str
+    device: str
+    slots: int
+
+
+async def load_engine(choice: EngineChoice) -> Engine:
+    """Load with a progress bar."""
+    with progress_bar("opening the model") as report:
+        return await Engine.load(
+            choice.model,
+            tokenizer=choice.tokenizer,
+            device=choice.device,
+            num_slots=choice.slots,
+            progress=report,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An engine and its loop. `run` raises KeyboardInterrupt on Ctrl-C, when what it ran has been cancelled."""
+
+    engine: EngineLike
+    loop: asyncio.Runner
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run(work)
+
+    def generate(self, request: GenerateRequest, on_delta: Callable[[TextDelta], None]) -> Finished:
+        """Run `request` and pass its text on as it comes."""
+        return self.run(_generate(self.engine, request, on_delta))
+
+
+@contextmanager
+def engine_session(choice: EngineChoice) -> Iterator[Session]:
+    """A loaded engine; it is closed at the end of the block."""
+    with asyncio.Runner() as loop:
+        engine = loop.run(load_engine(choice))
+        try:
+            yield Session(engine, loop)
+        finally:
+            loop.run(engine.close())
+
+
+async def _generate(engine: EngineLike, request: GenerateRequest, on_delta: Callable[[TextDelta], None]) -> Finished:
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                on_delta(event)
+            elif isinstance(event, Finished):
+                return event
+    raise RuntimeError("the engine ended a request without saying so")

@@ -1,0 +1,38 @@
+"""A small model as a file, and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rnn_engine.cli import main
+from tests.support.cli import Command
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> TensorModel:
+    return random_model(tiny_shape(vocab=96), seed=5)
+
+
+@pytest.fixture(scope="session")
+def model_file(tiny_model: TensorModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_safetensors(tiny_model, path, "f32")
+    return path
+
+
+@pytest.fixture
+def rnn_engine() -> Command:
+    """Run `rnn-engine` with arguments and, perhaps, a text on standard input."""
+
+    def run(*arguments: object, stdin: str | None = None, code: int = 0) -> str:
+        result = CliRunner().invoke(
+            main, [str(argument) for argument in arguments], input=stdin, prog_name="rnn-engine"
+        )
+        assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+        return result.output
+
+    return run

@@ -1,0 +1,62 @@
+"""`rnn-engine bench`: what is run and how the figures follow from the clock."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
+from tests.support.cli import Command
+from tests.support.fake_runner import FakeRunner, random_logits
+
+
+def make_runner() -> FakeRunner:
+    return FakeRunner(random_logits(257), num_slots=4, max_tokens=10)
+
+
+def clock_of(*seconds: float) -> itertools.accumulate[float]:
+    """Times at which runs begin and end: they last as long as given."""
+    return itertools.accumulate(time for duration in seconds for time in (1.0, duration))
+
+
+def test_decode_steps_every_slot_by_one_token() -> None:
+    runner = make_runner()
+    result = measure_decode(runner, 3, 3, clock_of(0.5, 0.25, 0.125).__next__)
+    assert result == Measurement("decode", slots=3, tokens=1, median_ms=250.0, tokens_per_second=12.0)
+    assert len(runner.batches) == 5
+    for batch in runner.batches:
+        assert [(run.slot, len(run.tokens), run.rows) for run in batch] == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
+
+
+def test_prefill_runs_the_prompt_in_full_steps_from_an_empty_state() -> None:
+    runner = make_runner()
+    result = measure_prefill(runner, 25, 1, clock_of(0.5).__next__)
+    assert result == Measurement("prefill", slots=1, tokens=25, median_ms=500.0, tokens_per_second=50.0)
+    assert [(len(run.tokens), run.rows) for [run] in runner.batches] == [(10, 0), (10, 0), (5, 1)] * 3
+    assert runner.slots[0] is not None
+    assert len(runner.slots[0]) == 25
+
+
+def test_command_prints_json(rnn_engine: Command, model_file: Path) -> None:
+    arguments = ("--device", "cpu", "--slots", "1,2", "--lengths", "3", "--repeats", "1", "--json")
+    report = json.loads(rnn_engine("bench", model_file, *arguments))
+    assert (report["model"], report["device"], report["weights"]) == ("tiny.safetensors", "cpu", "f32")
+    assert report["shape"]["vocab_size"] == 96
+    assert [(line["phase"], line["slots"], line["tokens"]) for line in report["results"]] == [
+        ("decode", 1, 1),
+        ("decode", 2, 1),
+        ("prefill", 1, 3),
+    ]
+    assert all(line["tokens_per_second"] > 0 for line in report["results"])
+
+
+def test_command_prints_a_table(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("bench", model_file, "--device", "cpu", "--slots", "1", "--lengths", "2", "--repeats", "1")
+    assert "tiny.safetensors: RWKV v7, 2 layers, width 64, 4 heads of 16" in said
+    assert [line.split()[0] for line in said.splitlines()[2:]] == ["phase", "decode", "prefill"]
+
+
+def test_command_refuses_counts(rnn_engine: Command, model_file: Path) -> None:
+    assert "--slots: '0,1' is not allowed" in rnn_engine("bench", model_file, "--slots", "0,1", code=2)
+    assert "--lengths: 'x' is not allowed" in rnn_engine("bench", model_file, "--lengths", "x", code=2)

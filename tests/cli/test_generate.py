@@ -1,0 +1,137 @@
+"""`rnn-engine generate` and `rnn-engine chat`: what the engine is asked and what the terminal shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.requests import GenerateRequest
+from tests.support.cli import Command
+from tests.support.fake_engine import FakeEngine, encode
+
+Install = Callable[[FakeEngine], list[EngineChoice]]
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Put a fake engine where a real one would be loaded; gives the list of what was asked to be loaded."""
+
+    def put(engine: FakeEngine) -> list[EngineChoice]:
+        choices: list[EngineChoice] = []
+
+        async def load(choice: EngineChoice) -> FakeEngine:
+            choices.append(choice)
+            return engine
+
+        monkeypatch.setattr("rnn_engine.cli.session.load_engine", load)
+        return choices
+
+    return put
+
+
+class TestGenerate:
+    def test_prints_the_continuation(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine(reply=lambda _: " é!")
+        choices = install(engine)
+        said = rnn_engine("generate", "m.st", "-p", "Say", "--device", "cpu", "--tokenizer", "world")
+        assert said == " é!\n"
+        assert [(str(choice.model), choice.device, choice.tokenizer) for choice in choices] == [
+            ("m.st", "cpu", "world")
+        ]
+        assert list(engine.requests[0].prompt) == encode("Say")
+        assert engine.closed
+
+    def test_options_reach_the_engine(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine()
+        install(engine)
+        options = {"temperature": 0.5, "top-p": 0.25, "top-k": 7, "presence-penalty": 1.0, "frequency-penalty": 2.0}
+        values = [part for name, value in options.items() for part in (f"--{name}", value)]
+        rnn_engine("generate", "m", "-p", "a", "--max-tokens", 3, "--seed", 9, "--stop", "x", "--stop", "yz", *values)
+        [request] = engine.requests
+        assert (request.max_tokens, request.stop, request.sampling.seed) == (3, (b"x", b"yz"), 9)
+        assert {name: getattr(request.sampling, name.replace("-", "_")) for name in options} == options
+
+    def test_reads_the_prompt_from_standard_input(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine()
+        install(engine)
+        rnn_engine("generate", "m", stdin="from a pipe")
+        assert list(engine.requests[0].prompt) == encode("from a pipe")
+
+    def test_empty_prompt_is_the_end_of_text(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine()
+        install(engine)
+        rnn_engine("generate", "m", "-p", "")
+        assert list(engine.requests[0].prompt) == [0]
+
+    def test_tokens_in_tokens_out(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine(reply=lambda _: "ab")
+        install(engine)
+        assert rnn_engine("generate", "m", "--tokens", "5,6").split() == [str(token) for token in encode("ab")]
+        assert list(engine.requests[0].prompt) == [5, 6]
+
+    def test_prompt_and_tokens_exclude_each_other(self, rnn_engine: Command, install: Install) -> None:
+        install(FakeEngine())
+        assert "exclude each other" in rnn_engine("generate", "m", "-p", "a", "--tokens", "1", code=2)
+
+    def test_values_that_are_not_allowed(self, rnn_engine: Command, install: Install) -> None:
+        install(FakeEngine())
+        assert "top_p: 3.0 is not allowed" in rnn_engine("generate", "m", "-p", "a", "--top-p", "3", code=2)
+
+    def test_failure_of_the_device(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine(fail_at=1)
+        install(engine)
+        assert "Error: the device was lost" in rnn_engine("generate", "m", "-p", "a", code=1)
+        assert engine.closed
+
+    def test_ctrl_c(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine(reply=interrupt)
+        install(engine)
+        rnn_engine("generate", "m", "-p", "a", code=130)
+        assert engine.active == 0
+        assert engine.closed
+
+
+def interrupt(_: GenerateRequest) -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    return "never said"
+
+
+def prompts(engine: FakeEngine) -> list[str]:
+    return [engine.detokenize(request.prompt).decode() for request in engine.requests]
+
+
+class TestChat:
+    def test_conversation(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine(reply=lambda request: f" {len(request.penalised_prompt)}")
+        install(engine)
+        said = rnn_engine("chat", "m", "--system", "Count.", stdin="One\n\nTwo\n")
+        assert prompts(engine) == [
+            "System: Count.\n\nUser: One\n\nAssistant:",
+            "System: Count.\n\nUser: One\n\nAssistant: 0\n\nUser: Two\n\nAssistant:",
+        ]
+        assert "Assistant: 0\n" in said
+        assert "Assistant: 2\n" in said
+        assert all(request.stop == (b"\n\n",) for request in engine.requests)
+        assert engine.closed
+
+    def test_new_starts_over_and_exit_leaves(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine()
+        install(engine)
+        rnn_engine("chat", "m", stdin="One\n/new\nTwo\n/exit\nThree\n")
+        assert prompts(engine) == ["User: One\n\nAssistant:", "User: Two\n\nAssistant:"]
+
+    def test_ctrl_c_ends_the_answer_alone(self, rnn_engine: Command, install: Install) -> None:
+        def reply(request: GenerateRequest) -> str:
+            return interrupt(request) if len(engine.requests) == 1 else " Yes"
+
+        engine = FakeEngine(reply=reply)
+        install(engine)
+        said = rnn_engine("chat", "m", stdin="One\nTwo\n")
+        assert "Assistant: …\n" in said
+        assert "Assistant: Yes\n" in said
+        assert prompts(engine)[1] == "User: One\n\nUser: Two\n\nAssistant:"
+        assert engine.active == 0

@@ -1,0 +1,106 @@
+"""The command line as a whole: help, errors, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rnn_engine.cli import main
+from rnn_engine.errors import ModelError
+from rnn_engine.gpu import DeviceInfo
+from tests.support.cli import Command
+
+COMMANDS = ["serve", "chat", "generate", "devices", "logits", "bench"]
+
+
+def test_help_lists_every_command(rnn_engine: Command) -> None:
+    lines = rnn_engine("--help").partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == COMMANDS
+    assert all(len(line.split()) > 3 and not line.endswith("...") for line in lines)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_explains_itself(rnn_engine: Command, name: str) -> None:
+    assert f"rnn-engine {name}" in rnn_engine(name, "-h")
+    context = main.make_context("rnn-engine", [name, "--help"], resilient_parsing=True)
+    command = main.get_command(context, name)
+    assert command is not None
+    for parameter in command.get_params(context):
+        record = parameter.to_info_dict()
+        assert record["param_type_name"] == "argument" or record["help"]
+
+
+def test_serve_has_the_defaults_that_clients_expect() -> None:
+    context = main.make_context("rnn-engine", [], resilient_parsing=True)
+    command = main.get_command(context, "serve")
+    assert command is not None
+    defaults = {parameter.name: parameter.default for parameter in command.params}
+    assert {name: defaults[name] for name in ("host", "port", "device", "tokenizer", "slots")} == {
+        "host": "127.0.0.1",
+        "port": 65530,
+        "device": "auto",
+        "tokenizer": "auto",
+        "slots": 8,
+    }
+
+
+@pytest.mark.parametrize("arguments", [["bake"], ["logits", "--colour", "red"], ["serve", "--port", "70000"]])
+def test_wrong_usage_ends_with_code_2(rnn_engine: Command, arguments: list[str]) -> None:
+    assert "Error: " in rnn_engine(*arguments, code=2)
+
+
+def test_missing_model_file_is_one_line(rnn_engine: Command, tmp_path: Path) -> None:
+    path = tmp_path / "no.safetensors"
+    said = rnn_engine("bench", path, "--device", "cpu", code=1)
+    assert said.startswith("Error: ")
+    assert str(path) in said
+    assert said.count("\n") == 1
+
+
+def test_unknown_device_is_one_line(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("bench", model_file, "--device", "abacus", code=1)
+    assert said.startswith("Error: ")
+    assert "'abacus'" in said
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["--debug", "bench", str(tmp_path / "no.safetensors"), "--device", "cpu"])
+    assert isinstance(result.exception, (ModelError, OSError))
+
+
+def test_no_model_of_its_own(rnn_engine: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "demo.safetensors"
+    monkeypatch.setattr("rnn_engine.cli.options.model_path", lambda: missing)
+    assert f"the one that comes with rnn-engine is missing: {missing}" in rnn_engine("bench", code=2)
+
+
+def test_own_model_is_the_default(rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.cli.options.model_path", lambda: model_file)
+    said = rnn_engine("bench", "--device", "cpu", "--slots", "1", "--lengths", "1", "--repeats", "1")
+    assert said.startswith("tiny.safetensors: ")
+
+
+def test_ctrl_c_ends_with_code_130(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> list[DeviceInfo]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", interrupt)
+    rnn_engine("devices", code=130)
+
+
+def test_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = DeviceInfo(index=0, name="Fast One", kind="discrete", backend="Vulkan", driver="1.2.3")
+    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", lambda: [device])
+    header, row, cpu = rnn_engine("devices").splitlines()
+    assert header.split() == ["index", "name", "kind", "backend", "driver"]
+    assert row.split() == ["0", "Fast", "One", "discrete", "Vulkan", "1.2.3"]
+    assert cpu.startswith("cpu: ")
+
+
+def test_no_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", list)
+    hint, cpu = rnn_engine("devices").splitlines()
+    assert "mesa-vulkan-drivers" in hint
+    assert cpu.startswith("cpu: ")
