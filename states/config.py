@@ -1,0 +1,28 @@
+"""The settings of the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from states.payload import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """The disk tier. `folder` belongs to one process at a time."""
+
+    folder: Path
+    capacity: int  # bytes
+    precision: Precision = "f32"
+    background_bytes: int = 256 << 20  # what may wait for the writing thread; 0 = write at once on the caller's thread
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Bounds of the tiers; the device tier is bounded by its pool."""
+
+    host_capacity: int = 1 << 30  # bytes
+    host_precision: Precision = "f32"
+    disk: DiskConfig | None = None
+    max_mark_tokens: int = 1 << 22  # lengths of the known paths that have lost their states, in all

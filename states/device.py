@@ -1,0 +1,86 @@
+"""How the cache reaches live states and the pool of checkpoint slabs on the device.
+
+The two protocols are all that this package knows of a device. Every method is called on the one thread that owns
+the runner. `SlotPool` is the pool for a runner that has slots to spare.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Protocol
+
+from rnn_engine.types import F32, ModelShape, Runner, State
+
+
+class LiveStates(Protocol):
+    """The slots in which sequences run. Every `Runner` has these two methods."""
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        """A copy of the state that `slot` holds."""
+        ...
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        """Put `state` into `slot`; None is the state before the first token."""
+        ...
+
+
+class DevicePool(Protocol):
+    """Slabs on the device, each with room for one state."""
+
+    @property
+    def num_slabs(self) -> int: ...
+
+    @property
+    def slab_bytes(self) -> int: ...
+
+    def save(self, slot: int) -> int:
+        """Copy the live state of `slot` into an unused slab and return its handle. The caller keeps to `num_slabs`."""
+        ...
+
+    def load(self, handle: int, slot: int) -> None:
+        """Copy a slab into the live state of `slot`."""
+        ...
+
+    def read(self, handle: int) -> dict[str, F32]:
+        """A copy of a slab on the host."""
+        ...
+
+    def free(self, handle: int) -> None:
+        """Give a slab back; its handle may come again from a later `save`."""
+        ...
+
+
+class SlotPool:
+    """A pool made of the runner's slots from `first_slot` on, in which no sequence runs."""
+
+    def __init__(self, runner: Runner, first_slot: int, num_slabs: int) -> None:
+        self._runner = runner
+        self._unused = list(range(first_slot, first_slot + num_slabs))
+        self._num_slabs = num_slabs
+
+    @property
+    def num_slabs(self) -> int:
+        return self._num_slabs
+
+    @property
+    def slab_bytes(self) -> int:
+        return state_bytes(self._runner.shape)
+
+    def save(self, slot: int) -> int:
+        handle = self._unused.pop()
+        self._runner.copy_state(slot, handle)
+        return handle
+
+    def load(self, handle: int, slot: int) -> None:
+        self._runner.copy_state(handle, slot)
+
+    def read(self, handle: int) -> dict[str, F32]:
+        return self._runner.read_state(handle)
+
+    def free(self, handle: int) -> None:
+        self._unused.append(handle)
+
+
+def state_bytes(shape: ModelShape) -> int:
+    """The size of one state in f32."""
+    return 4 * shape.num_layers * sum(prod(field.shape) for field in shape.state_fields)

@@ -1,0 +1,33 @@
+"""A path that came in a request, held to one folder."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError
+
+
+def confined_path(folder: Path | None, requested: str, field: str) -> Path:
+    """The file at `requested` inside `folder`, symbolic links followed.
+
+    Raises InvalidRequestError, which names `field`, where the path leaves the folder or where there is no folder to
+    read from; NotFoundError where no file is there.
+    """
+    if folder is None:
+        raise InvalidRequestError(field, requested, "no path at all: no folder of state files is configured")
+    allowed = "a relative path inside the folder of state files"
+    parts = {*PurePosixPath(requested).parts, *PureWindowsPath(requested).parts}
+    windows = PureWindowsPath(requested)
+    rooted = bool(windows.drive or windows.root) or PurePosixPath(requested).is_absolute()
+    if not requested or "\0" in requested or rooted or ".." in parts:
+        raise InvalidRequestError(field, requested, allowed)
+    root = folder.resolve()
+    try:
+        target = (root / requested).resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links: the one or the other, by the version of Python
+        raise InvalidRequestError(field, requested, allowed) from error
+    if not target.is_relative_to(root):
+        raise InvalidRequestError(field, requested, allowed)
+    if not target.is_file():
+        raise NotFoundError(f"{field}: no state file {requested!r} in the folder of state files")
+    return target

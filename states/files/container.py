@@ -1,0 +1,68 @@
+"""Writing safetensors files so that their size is known beforehand and a crash leaves the old file or the new one.
+
+The reading side is the safetensors package. Knows the container; knows nothing of states.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEMPORARY_SUFFIX = ".partial"
+
+_DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint32): "U32"}
+
+
+def encode_header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Everything of a safetensors file but the tensors' bytes, which follow in the mapping's order."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in tensors.items():
+        begin, end = end, end + array.nbytes
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> int:
+    """The exact size of the file that `write_file` makes."""
+    return len(encode_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
+
+
+def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file under another name, bring it to the disk, and give it its name in one step."""
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with partial.open("xb") as file:
+            file.write(encode_header(tensors, metadata))
+            for array in tensors.values():
+                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

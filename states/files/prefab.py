@@ -1,0 +1,111 @@
+"""ai00's form of a state: one f32 array with rows of channels, alone in a JSON request or inside a CBOR file.
+
+The array is [L, N + 2, D], row-major: row 0 of a layer is the time-mix shift, the last row the channel-mix shift,
+and row 1 + j has at column h * N + i the wkv of head h at key j, value i. Its dimensions are named in the opposite
+order, the fastest first: [D, N + 2, L, 1]. The CBOR file is a map {name, id, default, data: {shape, data}}.
+
+Knows this form; knows neither folders nor requests.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cbor2
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import StateError
+from rnn_engine.types import F32, ModelShape, State
+from states.checks import check_array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefab:
+    """What a CBOR state file holds."""
+
+    name: str
+    id: uuid.UUID
+    default: bool
+    state: State
+
+
+def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
+    """The four dimensions of a model's state in this form, the fastest first."""
+    return (shape.width, shape.head_size + 2, shape.num_layers, 1)
+
+
+def state_from_rows(
+    values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
+) -> dict[str, F32]:
+    """The state that `values` [L * (N + 2) * D] describe. Raises StateError where they do not fit the model."""
+    _check_version(shape, source)
+    expected = prefab_dims(shape)
+    if tuple(dims) != expected:
+        raise StateError(f"{source}: shape is {list(dims)}; this model needs {list(expected)}, the fastest axis first")
+    try:
+        flat = np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise StateError(f"{source}: data is no flat list of numbers: {error}") from error
+    check_array(flat, (int(np.prod(expected)),), f"{source}: data")
+    rows = flat.reshape(shape.num_layers, shape.head_size + 2, shape.width)  # [L, N + 2, D]
+    keyed = rows[:, 1:-1].reshape(shape.num_layers, shape.head_size, shape.num_heads, shape.head_size)
+    return {
+        "att_shift": rows[:, 0].copy(),
+        "wkv": np.ascontiguousarray(keyed.transpose(0, 2, 3, 1)),  # [L, key, H, value] -> [L, H, value, key]
+        "ffn_shift": rows[:, -1].copy(),
+    }
+
+
+def rows_from_state(state: State, shape: ModelShape) -> F32:
+    """A state in this form. -> [L * (N + 2) * D] f32"""
+    _check_version(shape, "export")
+    rows = np.empty((shape.num_layers, shape.head_size + 2, shape.width), np.float32)
+    rows[:, 0] = state["att_shift"]
+    rows[:, 1:-1] = state["wkv"].transpose(0, 3, 1, 2).reshape(shape.num_layers, shape.head_size, shape.width)
+    rows[:, -1] = state["ffn_shift"]
+    return rows.reshape(-1)
+
+
+def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
+    """Read a CBOR state file. Raises StateError where it is damaged or does not fit the model."""
+    try:
+        content = cbor2.loads(data)
+    except cbor2.CBORError as error:
+        raise StateError(f"{source}: not readable CBOR: {error}") from error
+    fields = _map_with(content, {"name": str, "id": bytes, "default": bool, "data": dict}, source)
+    tensor = _map_with(fields["data"], {"shape": list, "data": bytes}, f"{source}: data")
+    dims, raw, key = tensor["shape"], tensor["data"], fields["id"]
+    assert isinstance(dims, list)
+    assert isinstance(raw, bytes)
+    assert isinstance(key, bytes)
+    if len(key) != 16:
+        raise StateError(f"{source}: id has {len(key)} bytes; a UUID has 16")
+    if len(raw) % 4 != 0:
+        raise StateError(f"{source}: data has {len(raw)} bytes, which are no whole f32 values")
+    state = state_from_rows(np.frombuffer(raw, "<f4"), dims, shape, source)
+    return Prefab(str(fields["name"]), uuid.UUID(bytes=key), fields["default"] is True, state)
+
+
+def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
+    """The CBOR state file that `decode_prefab` reads."""
+    rows = rows_from_state(prefab.state, shape)
+    tensor = {"shape": list(prefab_dims(shape)), "data": rows.astype("<f4").tobytes()}
+    return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
+
+
+def _map_with(content: object, types: dict[str, type], source: str) -> dict[str, object]:
+    if not isinstance(content, dict):
+        raise StateError(f"{source}: is a {type(content).__name__}; expected a map with {sorted(types)}")
+    for name, kind in types.items():
+        if not isinstance(content.get(name), kind):
+            found = type(content.get(name)).__name__
+            raise StateError(f"{source}: field {name!r} is {found}; expected {kind.__name__}")
+    return content
+
+
+def _check_version(shape: ModelShape, source: str) -> None:
+    if shape.version != "v7":
+        raise StateError(f"{source}: this form is known for v7 models; this one is {shape.version}")

@@ -1,0 +1,82 @@
+"""Tuned initial states: the trained wkv tensors of a model, `blocks.N.att.time_state`, and nothing else.
+
+A state as it was trained starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files hold
+[H, value, key]; ai00's `.st` convention has the two swapped. They are of one size, so a file can't show which it is:
+the reader of the container says so. Knows tensors by name; knows no container.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import StateError
+from rnn_engine.types import F32, ModelShape, State
+from states.checks import check_array
+
+Layout: TypeAlias = Literal["value_key", "key_value"]
+"""Which of the last two axes of a time_state tensor is which: BlinkDL's, or ai00's."""
+
+_NAME = re.compile(r"blocks\.(\d+)\.att\.time_state")
+
+
+def is_time_state(name: str) -> bool:
+    """Whether a tensor of this name is part of a tuned state."""
+    return _NAME.fullmatch(name) is not None
+
+
+def state_from_tuned(
+    tensors: Mapping[str, NDArray[Any]], shape: ModelShape, layout: Layout, source: str
+) -> dict[str, F32]:
+    """The initial state that `tensors` describe; other tensors among them are left alone.
+
+    Raises StateError where a layer is missing or too many, and where a tensor does not fit the model.
+    """
+    _check_version(shape, source)
+    layers = _layers(tensors, source)
+    if layers != set(range(shape.num_layers)):
+        raise StateError(
+            f"{source}: has time_state for layers {_ranges(layers)}; this model has layers 0 to {shape.num_layers - 1}"
+        )
+    size = (shape.num_heads, shape.head_size, shape.head_size)
+    state = shape.initial_state()
+    for layer in range(shape.num_layers):
+        name = tensor_name(layer)
+        wkv = check_array(tensors[name], size, f"{source}: {name}")
+        state["wkv"][layer] = wkv if layout == "value_key" else wkv.transpose(0, 2, 1)
+    return state
+
+
+def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[str, F32]:
+    """The time_state tensors of a state. Its shifts are lost: the form has no place for them."""
+    _check_version(shape, "export")
+    wkv = state["wkv"]  # [L, H, value, key]
+    ordered = wkv if layout == "value_key" else wkv.transpose(0, 1, 3, 2)
+    return {tensor_name(layer): np.ascontiguousarray(ordered[layer]) for layer in range(shape.num_layers)}
+
+
+def tensor_name(layer: int) -> str:
+    """The name of a layer's tensor."""
+    return f"blocks.{layer}.att.time_state"
+
+
+def _check_version(shape: ModelShape, source: str) -> None:
+    if shape.version != "v7":
+        raise StateError(f"{source}: tuned states are known for v7 models; this one is {shape.version}")
+
+
+def _layers(names: Iterable[str], source: str) -> set[int]:
+    layers = {int(match[1]) for match in map(_NAME.fullmatch, names) if match}
+    if not layers:
+        raise StateError(f"{source}: holds no blocks.N.att.time_state tensors")
+    return layers
+
+
+def _ranges(numbers: set[int]) -> str:
+    ordered = sorted(numbers)
+    gapless = len(ordered) == ordered[-1] - ordered[0] + 1
+    return f"{ordered[0]} to {ordered[-1]}" if gapless else ", ".join(map(str, ordered))

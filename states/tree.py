@@ -1,0 +1,164 @@
+"""A map from token sequences to values that answers two questions about a prompt: how far does it follow any
+known sequence, and which of its prefixes have a value.
+
+A trie with one node a token costs some 125 bytes a token. Here pygtrie's steps are blocks of tokens: a node stands
+for whole blocks, and keeps what goes on from it, both the blocks of its children and the tails (shorter than a
+block) at which values sit, as one sorted list. Of all sequences in a sorted list the one that shares most with a
+given sequence is a neighbour of its place in it, so a bisection finds where a prompt leaves the known paths.
+
+Knows packed tokens (`tokens.py`) and nothing of what the values are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pygtrie
+
+from states.tokens import TOKEN_BYTES, shared_tokens
+
+V = TypeVar("V")
+
+
+class _Node(Generic[V]):
+    """The end of `depth` whole blocks. `label` is the last of them."""
+
+    __slots__ = ("continuations", "depth", "label", "parent", "values")
+
+    def __init__(self, parent: _Node[V] | None, label: bytes) -> None:
+        self.parent = parent
+        self.label = label
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.values: dict[bytes, V] = {}  # tail -> value
+        self.continuations: list[bytes] = []  # sorted: tails that aren't empty, and labels of children
+
+    def path(self) -> tuple[bytes, ...]:
+        """The blocks from the root to here."""
+        labels = []
+        node = self
+        while node.parent is not None:
+            labels.append(node.label)
+            node = node.parent
+        return tuple(reversed(labels))
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[V]):
+    """A position in the tree: a node and the tokens after it, fewer than a block. Valid while the tree knows it."""
+
+    node: _Node[V]
+    tail: bytes
+    length: int  # tokens from the root
+
+    def tokens(self) -> bytes:
+        """The packed tokens from the root to here."""
+        return b"".join((*self.node.path(), self.tail))
+
+    def values_back(self) -> Iterator[V]:
+        """The values here and at the prefixes of this, the longest first."""
+        node: _Node[V] | None = self.node
+        ahead = self.tail
+        while node is not None:
+            if node.values:
+                for end in range(len(ahead), -1, -TOKEN_BYTES):
+                    value = node.values.get(ahead[:end])
+                    if value is not None:
+                        yield value
+            ahead = node.label
+            node = node.parent
+
+
+class TokenTree(Generic[V]):
+    """The map. A path is known as long as a value sits at its end; removing the value forgets what only it used."""
+
+    def __init__(self, block_tokens: int = 64) -> None:
+        self._block = block_tokens * TOKEN_BYTES
+        self._root: _Node[V] = _Node(None, b"")
+        self._nodes: Any = pygtrie.Trie()  # path of blocks -> _Node
+        self._nodes[()] = self._root
+        self._size = 0
+
+    def __len__(self) -> int:
+        """How many sequences have a value."""
+        return self._size
+
+    def __iter__(self) -> Iterator[V]:
+        """Every value, in no particular order."""
+        for node in self._nodes.itervalues():
+            yield from node.values.values()
+
+    def put(self, tokens: bytes, value: V) -> Place[V]:
+        """Give `tokens` a value in place of the one they may have."""
+        blocks = self._blocks(tokens)
+        node = self._grow(blocks)
+        tail = tokens[len(blocks) * self._block :]
+        if tail not in node.values:
+            self._size += 1
+            if tail:
+                insort(node.continuations, tail)
+        node.values[tail] = value
+        return Place(node, tail, len(tokens) // TOKEN_BYTES)
+
+    def get(self, tokens: bytes) -> V | None:
+        """The value of exactly these tokens."""
+        blocks = self._blocks(tokens)
+        node: _Node[V] | None = self._nodes.get(blocks)
+        return None if node is None else node.values.get(tokens[len(blocks) * self._block :])
+
+    def remove(self, place: Place[V]) -> None:
+        """Take the value at `place` away, and every node that no other value needs."""
+        node, tail = place.node, place.tail
+        del node.values[tail]
+        self._size -= 1
+        if tail:
+            _discard(node.continuations, tail)
+        self._prune(node)
+
+    def follow(self, tokens: bytes) -> Place[V]:
+        """The last position along `tokens` that lies on a known path."""
+        node: _Node[V] = next(reversed(list(self._nodes.prefixes(self._blocks(tokens))))).value
+        start = node.depth * self._block
+        rest = tokens[start : start + self._block]
+        known = _longest_shared(node.continuations, rest)
+        return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
+
+    def _blocks(self, tokens: bytes) -> tuple[bytes, ...]:
+        whole = len(tokens) - len(tokens) % self._block
+        return tuple(tokens[start : start + self._block] for start in range(0, whole, self._block))
+
+    def _grow(self, blocks: tuple[bytes, ...]) -> _Node[V]:
+        trail = [step.value for step in self._nodes.prefixes(blocks)]
+        known = len(trail)
+        for label in blocks[known - 1 :]:
+            parent = trail[-1]
+            insort(parent.continuations, label)
+            trail.append(_Node(parent, label))
+        if len(trail) > known:
+            self._nodes[blocks] = trail[-1]  # the deepest first: one pass then sets those above it
+            for depth, step in enumerate(self._nodes.walk_towards(blocks)):
+                if depth >= known:
+                    step.value = trail[depth]
+        node: _Node[V] = trail[-1]
+        return node
+
+    def _prune(self, node: _Node[V]) -> None:
+        top: _Node[V] | None = None
+        while node.parent is not None and not node.values and not node.continuations:
+            top = node
+            _discard(node.parent.continuations, node.label)
+            node = node.parent
+        if top is not None:
+            del self._nodes[top.path() :]
+
+
+def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
+    """The most tokens that `wanted` shares with any member of a sorted list."""
+    at = bisect_left(ordered, wanted)
+    return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
+
+
+def _discard(ordered: list[bytes], member: bytes) -> None:
+    del ordered[bisect_left(ordered, member)]

@@ -1,0 +1,339 @@
+"""What a look-up finds, what comes back, and what moves where when tiers are full."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine.types import F32
+from states.cache import Match, StateCache
+from states.checkpoint import CheckpointKind, Tier
+from states.config import CacheConfig, DiskConfig
+from states.counters import MissReason
+from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_logits, toy_shape, toy_state
+
+SHAPE = toy_shape()
+STATE = 384  # bytes
+LOGITS = 96
+ROOMY = CacheConfig(host_capacity=1 << 20)
+PROMPT = list(range(1, 21))
+
+
+def make(config: CacheConfig = ROOMY, slabs: int = 0) -> tuple[StateCache, ToyDevice]:
+    device = ToyDevice(SHAPE, num_slots=2, num_slabs=slabs)
+    return StateCache(SHAPE, "model", device, config, device if slabs else None), device
+
+
+def disk(folder: Path, capacity: int = 1 << 20) -> DiskConfig:
+    return DiskConfig(folder, capacity, background_bytes=0)
+
+
+def used(cache: StateCache) -> dict[Tier, int]:
+    return {tier.tier: tier.used for tier in cache.stats().tiers}
+
+
+def copies(cache: StateCache, tokens: Sequence[int]) -> set[Tier]:
+    match = cache.look_up(ROOT, tokens)
+    cache.release(match)
+    assert match.checkpoint is not None
+    return set(match.checkpoint.sizes)
+
+
+def restored(cache: StateCache, device: ToyDevice, match: Match) -> bool:
+    """Restore a match of PROMPT-like tokens and say whether the state is right."""
+    assert match.checkpoint is not None
+    tokens = match.checkpoint.known_place().tokens()
+    cache.restore(match, 1)
+    return same(device.read_state(1), toy_state(SHAPE, np.frombuffer(tokens, np.uint32).tolist()))
+
+
+def test_an_exact_repeat_gives_state_and_logits_back() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT)
+    match = cache.look_up(ROOT, PROMPT)
+    assert (match.saved, match.known, match.miss, match.tier) == (20, 20, None, Tier.HOST)
+    assert match.logits is not None
+    assert np.array_equal(match.logits, toy_logits(SHAPE, PROMPT))
+    assert restored(cache, device, match)
+
+
+def test_a_longer_prompt_goes_on_from_the_longest_prefix() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT[:5])
+    keep(cache, device, PROMPT[:12])
+    match = cache.look_up(ROOT, PROMPT)
+    assert (match.saved, match.known, match.logits) == (12, 12, None)
+    cache.restore(match, 1)
+    device.run(PROMPT[12:], slot=1)
+    assert same(device.read_state(1), toy_state(SHAPE, PROMPT))
+
+
+def test_a_prompt_that_leaves_a_path_is_told_where_and_goes_on_from_before() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT[:5])
+    keep(cache, device, PROMPT)
+    match = cache.look_up(ROOT, [*PROMPT[:15], 99, 98])
+    assert (match.saved, match.known) == (5, 15)
+    cache.release(match)
+
+
+def test_logits_kept_are_safe_from_both_sides() -> None:
+    cache, device = make()
+    device.start(PROMPT)
+    row: F32 = toy_logits(SHAPE, PROMPT)
+    cache.insert(ROOT, PROMPT, 0, kind=CheckpointKind.PROMPT_END, logits=row)
+    row[:] = -1
+    match = cache.look_up(ROOT, PROMPT)
+    assert match.logits is not None
+    assert np.array_equal(match.logits, toy_logits(SHAPE, PROMPT))
+    with pytest.raises(ValueError, match="read-only"):
+        match.logits[0] = 1
+
+
+def test_a_checkpoint_without_logits_serves_longer_prompts_only() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT[:5])
+    keep(cache, device, PROMPT, logits=False)
+    exact = cache.look_up(ROOT, PROMPT)
+    assert exact.saved == 5
+    longer = cache.look_up(ROOT, [*PROMPT, 50])
+    assert longer.saved == 20
+    cache.release(exact)
+    cache.release(longer)
+    keep(cache, device, PROMPT, logits=True)
+    assert cache.look_up(ROOT, PROMPT).logits is not None
+
+
+def test_roots_share_nothing() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT, root="tuned")
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_PATHS
+    assert cache.look_up("tuned", PROMPT).saved == 20
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([99, 1], MissReason.UNKNOWN_PROMPT),
+        ([1, 2, 3], MissReason.NO_CHECKPOINT),
+        ([*PROMPT[:12], 99], MissReason.NO_CHECKPOINT),
+        ([40, 41], MissReason.NO_LOGITS),
+        ([30, 31, 32, 33], MissReason.EVICTED),
+    ],
+)
+def test_a_miss_says_why(prompt: list[int], reason: MissReason) -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS + STATE))
+    keep(cache, device, [30, 31, 32])
+    keep(cache, device, [40, 41], logits=False, pinned=True)
+    keep(cache, device, PROMPT)  # the first has to go
+    match = cache.look_up(ROOT, prompt)
+    assert (match.saved, match.miss) == (0, reason)
+    stats = cache.stats()
+    assert stats.misses[reason] == 1
+    assert sum(stats.misses.values()) == stats.look_ups == 1
+
+
+def test_an_empty_cache_says_so_and_an_empty_path_is_refused() -> None:
+    cache, _ = make()
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_PATHS
+    with pytest.raises(ValueError, match="at least one token"):
+        cache.insert(ROOT, [], 0, kind=CheckpointKind.PROMPT_END)
+
+
+def test_a_miss_can_not_be_restored_nor_a_match_twice() -> None:
+    cache, device = make()
+    with pytest.raises(ValueError, match="nothing to restore"):
+        cache.restore(cache.look_up(ROOT, PROMPT), 0)
+    keep(cache, device, PROMPT)
+    match = cache.look_up(ROOT, PROMPT)
+    cache.restore(match, 1)
+    with pytest.raises(ValueError, match="nothing to restore"):
+        cache.restore(match, 1)
+
+
+def test_a_full_tier_hands_its_weakest_down_and_a_hit_brings_it_up(tmp_path: Path) -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, disk=disk(tmp_path)), slabs=1)
+    prompts = [[10 * n + 1, 10 * n + 2] for n in range(3)]
+    for prompt in prompts:
+        keep(cache, device, prompt)
+    assert [copies(cache, prompt) for prompt in prompts] == [{Tier.DISK}, {Tier.HOST}, {Tier.DEVICE}]
+    assert used(cache) == {Tier.DEVICE: STATE, Tier.HOST: STATE + LOGITS, Tier.DISK: folder_bytes(tmp_path)}
+
+    match = cache.look_up(ROOT, prompts[0])
+    assert match.tier is Tier.DISK
+    assert match.logits is not None
+    assert np.array_equal(match.logits, toy_logits(SHAPE, prompts[0]))
+    assert restored(cache, device, match)
+    assert copies(cache, prompts[0]) == {Tier.DEVICE, Tier.DISK}
+    assert copies(cache, prompts[2]) == {Tier.HOST}
+    assert copies(cache, prompts[1]) == {Tier.DISK}
+    for prompt in prompts:
+        assert restored(cache, device, cache.look_up(ROOT, prompt))
+
+
+def test_a_copy_below_lets_the_one_above_go_without_a_transfer() -> None:
+    cache, device = make(slabs=1)
+    keep(cache, device, [1, 2])
+    keep(cache, device, [3, 4])  # moves the first to the host
+    cache.restore(cache.look_up(ROOT, [1, 2]), 1)  # and back: now in both
+    assert copies(cache, [1, 2]) == {Tier.DEVICE, Tier.HOST}
+    before = cache.stats()
+    keep(cache, device, [5, 6])
+    after = cache.stats()
+    assert copies(cache, [1, 2]) == {Tier.HOST}
+    assert [tier.demotions for tier in after.tiers] == [tier.demotions for tier in before.tiers]
+
+
+def test_what_gives_way_everywhere_stays_as_a_path_mark() -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS))
+    keep(cache, device, PROMPT)
+    keep(cache, device, [50, 51])
+    stats = cache.stats()
+    assert (stats.checkpoints, stats.path_marks) == (1, 1)
+    match = cache.look_up(ROOT, [*PROMPT[:7], 99])
+    assert (match.saved, match.known) == (0, 7)
+    assert keep(cache, device, PROMPT)
+    assert cache.look_up(ROOT, PROMPT).saved == 20
+
+
+def test_path_marks_are_bounded_in_tokens() -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=25))
+    for start in (100, 200, 300, 400):
+        keep(cache, device, range(start, start + 10))
+    stats = cache.stats()
+    assert (stats.checkpoints, stats.path_marks) == (1, 2)
+    assert cache.look_up(ROOT, [100, 101]).known == 0
+    assert cache.look_up(ROOT, [200, 201]).known == 2
+
+
+def test_a_prompt_longer_than_all_marks_may_be_is_stored_or_forgotten() -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=5))
+    assert keep(cache, device, PROMPT, pinned=True)
+    assert not keep(cache, device, [50, 51, 52, 53, 54, 55])
+    assert cache.look_up(ROOT, PROMPT).saved == 20
+    assert cache.look_up(ROOT, [50]).known == 0
+
+
+def test_pinned_and_locked_checkpoints_stay_and_an_insert_may_find_no_room() -> None:
+    cache, device = make(CacheConfig(host_capacity=2 * (STATE + LOGITS)))
+    keep(cache, device, [1, 2], pinned=True)
+    keep(cache, device, [3, 4])
+    match = cache.look_up(ROOT, [3, 4])
+    assert not keep(cache, device, [5, 6])
+    assert cache.stats().not_stored == 1
+    cache.release(match)
+    assert keep(cache, device, [5, 6])
+    assert cache.look_up(ROOT, [3, 4]).miss is MissReason.EVICTED
+    assert cache.unpin(ROOT, [1, 2])
+    assert not cache.unpin(ROOT, [1, 2])
+    assert keep(cache, device, list(range(60, 70)))
+    assert keep(cache, device, list(range(70, 80)))
+    assert cache.look_up(ROOT, [1, 2]).miss is MissReason.EVICTED
+
+
+def test_a_state_larger_than_a_tier_goes_to_the_next(tmp_path: Path) -> None:
+    cache, device = make(CacheConfig(host_capacity=100, disk=disk(tmp_path)))
+    assert keep(cache, device, PROMPT)
+    assert copies(cache, PROMPT) == {Tier.DISK}
+    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+
+
+def test_eviction_keeps_the_shared_beginning_that_everybody_uses() -> None:
+    cache, device = make(CacheConfig(host_capacity=4 * (STATE + LOGITS)))
+    system = list(range(500, 600))
+    keep(cache, device, system)
+    for user in range(50):
+        match = cache.look_up(ROOT, [*system, user])
+        assert match.saved == 100
+        cache.restore(match, 0)
+        device.run([user])
+        cache.insert(ROOT, [*system, user], 0, kind=CheckpointKind.PROMPT_END, logits=toy_logits(SHAPE, [user]))
+
+
+def test_states_in_f16_take_half_the_bytes(tmp_path: Path) -> None:
+    config = CacheConfig(host_precision="f16", disk=replace(disk(tmp_path), precision="f16"))
+    cache, device = make(config)
+    keep(cache, device, PROMPT)
+    assert used(cache)[Tier.HOST] == STATE // 2 + LOGITS
+    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+    cache.close()
+    again, device = make(config)
+    assert restored(again, device, again.look_up(ROOT, PROMPT))
+
+
+def test_a_value_beyond_f16_keeps_its_tensor_in_f32() -> None:
+    cache, device = make(CacheConfig(host_precision="f16"))
+    state = toy_state(SHAPE, PROMPT)
+    state["wkv"][0, 0, 0, 0] = 1e6
+    device.write_state(0, state)
+    cache.insert(ROOT, PROMPT, 0, kind=CheckpointKind.MARK)
+    cache.restore(cache.look_up(ROOT, [*PROMPT, 1]), 1)
+    assert same(device.read_state(1), state)
+    assert used(cache)[Tier.HOST] == state["wkv"].nbytes + (STATE - state["wkv"].nbytes) // 2
+
+
+def test_drop_forgets_a_path_but_not_a_locked_one() -> None:
+    cache, device = make(slabs=1)
+    keep(cache, device, [1, 2])
+    keep(cache, device, [3, 4])
+    keep(cache, device, [3, 4, 5], root="tuned")
+    match = cache.look_up(ROOT, [3, 4])
+    assert not cache.drop(ROOT, [3, 4])
+    assert cache.drop(ROOT, [1, 2])
+    assert not cache.drop(ROOT, [1, 2])
+    assert cache.look_up(ROOT, [1, 2]).known == 0
+    assert cache.drop_root("tuned") == 1
+    assert cache.drop_root("tuned") == 0
+    assert cache.drop_root(ROOT) == 0
+    cache.release(match)
+    assert cache.drop_root(ROOT) == 1
+    assert used(cache) == {Tier.DEVICE: 0, Tier.HOST: 0}
+    assert device.slabs == {}
+    assert cache.stats().device_logits_bytes == 0
+
+
+def test_a_device_that_fails_leaves_the_cache_whole() -> None:
+    class Failing(ToyDevice):
+        fails = False
+
+        def read_state(self, slot: int) -> dict[str, F32]:
+            if self.fails:
+                raise RuntimeError("device lost")
+            return super().read_state(slot)
+
+    device = Failing(SHAPE)
+    cache = StateCache(SHAPE, "model", device)
+    device.fails = True
+    with pytest.raises(RuntimeError, match="device lost"):
+        keep(cache, device, PROMPT)
+    assert used(cache) == {Tier.HOST: 0}
+    device.fails = False
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_CHECKPOINT
+    assert keep(cache, device, PROMPT)
+    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+
+
+def test_tokens_saved_add_up() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT[:12])
+    for prompt in (PROMPT, PROMPT[:12], [99]):
+        cache.release(cache.look_up(ROOT, prompt))
+    stats = cache.stats()
+    assert (stats.look_ups, stats.hits, stats.exact_hits) == (3, 2, 1)
+    assert (stats.tokens_looked_up, stats.tokens_saved) == (20 + 12 + 1, 24)
+
+
+def test_closing_gives_the_slabs_back() -> None:
+    cache, device = make(slabs=2)
+    keep(cache, device, PROMPT)
+    assert len(device.slabs) == 1
+    cache.close()
+    assert device.slabs == {}
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())

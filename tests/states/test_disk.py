@@ -1,0 +1,276 @@
+"""The disk tier: what survives a restart, and what a broken disk may and may not do."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from states.cache import StateCache
+from states.checkpoint import CheckpointKind, Tier
+from states.config import CacheConfig, DiskConfig
+from states.counters import MissReason
+from states.snapshot import snapshot
+from states.tiers.writer import BackgroundWriter, Writer
+from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_shape, toy_state
+
+SHAPE = toy_shape()
+PROMPT = list(range(1, 21))
+OTHER = [30, 31, 32]
+
+
+def make(
+    folder: Path, capacity: int = 1 << 20, *, host: int = 0, model: str = "model", writer: Writer | None = None
+) -> tuple[StateCache, ToyDevice]:
+    device = ToyDevice(SHAPE)
+    config = CacheConfig(host_capacity=host, disk=DiskConfig(folder, capacity, background_bytes=0))
+    return StateCache(SHAPE, model, device, config, writer=writer), device
+
+
+def found(cache: StateCache, device: ToyDevice, tokens: list[int]) -> bool:
+    """Whether the cache has exactly these tokens; what it has must be right."""
+    match = cache.look_up(ROOT, tokens)
+    if match.saved < len(tokens):
+        cache.release(match)
+        return False
+    cache.restore(match, 1)
+    assert same(device.read_state(1), toy_state(SHAPE, tokens))
+    return True
+
+
+def disk_used(cache: StateCache) -> int:
+    return next(tier.used for tier in cache.stats().tiers if tier.tier is Tier.DISK)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
+    cache, device = make(tmp_path, host=1 << 20)
+    keep(cache, device, PROMPT, label="a chat")
+    keep(cache, device, OTHER, logits=False)
+    assert list(tmp_path.iterdir()) == []  # they were in host memory
+    cache.close()
+
+    again, device = make(tmp_path)
+    assert disk_used(again) == folder_bytes(tmp_path)
+    assert found(again, device, PROMPT)
+    assert again.look_up(ROOT, OTHER).miss is MissReason.NO_LOGITS
+    assert again.look_up(ROOT, [*OTHER, 5]).saved == 3
+    nodes = {node.length: (node.label, node.kind, node.saves) for node in snapshot(again.checkpoints())}
+    assert nodes == {20: ("a chat", CheckpointKind.PROMPT_END, 20), 3: ("", CheckpointKind.PROMPT_END, 3)}
+
+
+def test_without_close_what_was_written_is_there(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT)
+    again, device = make(tmp_path)
+    assert found(again, device, PROMPT)
+
+
+def test_closing_keeps_what_is_worth_most(tmp_path: Path) -> None:
+    first, device = make(tmp_path / "one", host=1 << 20)
+    keep(first, device, PROMPT)
+    first.close()
+    one_file = folder_bytes(tmp_path / "one")
+
+    cache, device = make(tmp_path / "two", 2 * one_file + 100, host=1 << 20)
+    prompts = [[*range(100 * n, 100 * n + 20)] for n in range(1, 6)]
+    for prompt in prompts:
+        keep(cache, device, prompt)
+    for wanted in (prompts[1], prompts[3]):
+        assert found(cache, device, wanted)
+    cache.close()
+    again, device = make(tmp_path / "two", 2 * one_file + 100)
+    assert [found(again, device, prompt) for prompt in prompts] == [False, True, False, True, False]
+
+
+def test_the_bound_holds_when_it_was_lowered_between_runs(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    for start in range(0, 60, 10):
+        keep(cache, device, [*range(start, start + 10)])
+    bound = folder_bytes(tmp_path) // 2
+    again, _ = make(tmp_path, bound)
+    assert again.stats().checkpoints == 3
+    assert disk_used(again) == folder_bytes(tmp_path) <= bound
+
+
+def test_another_models_file_is_skipped_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, device = make(tmp_path, model="another")
+    keep(cache, device, PROMPT)
+    with caplog.at_level(logging.WARNING):
+        again, device = make(tmp_path)
+    assert "belongs to model another; this one is model" in caplog.text
+    assert not found(again, device, PROMPT)
+    assert disk_used(again) == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_under_a_wrong_name_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT)
+    shutil.copy(only_file(tmp_path), tmp_path / "copy.state")
+    with caplog.at_level(logging.WARNING):
+        again, device = make(tmp_path)
+    assert "copy.state is not named after its tokens" in caplog.text
+    assert again.stats().checkpoints == 1
+    assert found(again, device, PROMPT)
+
+
+def test_what_a_crash_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT)
+    (tmp_path / f"{only_file(tmp_path).name}.77.partial").write_bytes(b"half")
+    again, device = make(tmp_path)
+    assert found(again, device, PROMPT)
+    assert only_file(tmp_path).suffix == ".state"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.booleans())
+def test_a_flipped_bit_anywhere_is_never_believed(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, restarted: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("states")
+    cache, device = make(folder)
+    keep(cache, device, PROMPT)
+    path = only_file(folder)
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    if restarted:
+        cache, device = make(folder)
+    found(cache, device, PROMPT)  # a state that comes back is the right one
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, 600, -1])
+def test_a_truncated_file_is_a_miss_that_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT[:5])
+    shorter = only_file(tmp_path)
+    keep(cache, device, PROMPT)
+    (path,) = set(tmp_path.iterdir()) - {shorter}
+    path.write_bytes(path.read_bytes()[:length])
+    with caplog.at_level(logging.WARNING):
+        match = cache.look_up(ROOT, PROMPT)
+    assert "a checkpoint is lost" in caplog.text
+    assert match.saved == 5  # the next shorter one serves
+    cache.release(match)
+    assert cache.drop(ROOT, PROMPT[:5])
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.EVICTED
+    assert cache.stats().lost_files == 1
+    assert disk_used(cache) == folder_bytes(tmp_path) == 0
+
+
+def test_a_lost_file_is_the_reason_of_the_miss(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT)
+    only_file(tmp_path).unlink()
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.DAMAGED
+
+
+def test_a_disk_that_takes_no_files_loses_the_copy_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "states"
+    cache, device = make(folder)
+    folder.rmdir()
+    with caplog.at_level(logging.WARNING):
+        keep(cache, device, PROMPT)
+    assert "can't be written" in caplog.text
+    assert not found(cache, device, PROMPT)
+    assert (cache.stats().lost_files, disk_used(cache)) == (1, 0)
+    folder.mkdir()
+    assert keep(cache, device, PROMPT)
+    assert found(cache, device, PROMPT)
+
+
+class Gate:
+    """A job that holds the writer's thread until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.opened.wait()
+
+
+def test_the_writer_takes_what_its_bound_allows_and_runs_it_in_order() -> None:
+    done: list[int] = []
+    gate = Gate()
+
+    def job(number: int) -> Callable[[], None]:
+        return lambda: done.append(number)
+
+    writer = BackgroundWriter(max_bytes=100)
+    assert writer.submit(gate, 60)
+    gate.entered.wait()
+    assert writer.submit(job(1), 40)
+    assert not writer.submit(job(2), 1)
+    gate.opened.set()
+    assert writer.submit(job(3), 1000, wait=True)  # alone it may exceed the bound
+    writer.close()
+    assert done == [1, 3]
+
+
+def test_a_job_that_raises_does_not_stop_the_writer(caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    writer = BackgroundWriter(max_bytes=100)
+    writer.submit(lambda: done.append(1 // 0), 1, wait=True)
+    writer.submit(lambda: done.append(2), 1, wait=True)
+    writer.close()
+    assert done == [2]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_path: Path) -> None:
+    gate = Gate()
+    writer = BackgroundWriter(max_bytes=1 << 20)
+    writer.submit(gate, 1)
+    cache, device = make(tmp_path, writer=writer)
+    keep(cache, device, PROMPT)
+    keep(cache, device, OTHER)
+    assert list(tmp_path.iterdir()) == []
+    assert found(cache, device, PROMPT)
+    assert cache.drop(ROOT, OTHER)
+    gate.opened.set()
+    cache.close()
+    assert disk_used(cache) == only_file(tmp_path).stat().st_size
+
+
+def test_a_writer_that_is_too_far_behind_is_not_waited_for(tmp_path: Path) -> None:
+    gate = Gate()
+    writer = BackgroundWriter(max_bytes=10)
+    writer.submit(gate, 10)
+    cache, device = make(tmp_path, writer=writer)
+    assert not keep(cache, device, PROMPT)
+    stats = cache.stats()
+    assert (stats.writes_refused, stats.not_stored, disk_used(cache)) == (1, 1, 0)
+    gate.opened.set()
+    cache.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_written_in_the_background_survive_a_restart(tmp_path: Path) -> None:
+    cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
+    prompts = [[*range(start, start + 10)] for start in range(0, 200, 10)]
+    for prompt in prompts:
+        keep(cache, device, prompt)
+    cache.close()
+    again, device = make(tmp_path)
+    assert disk_used(again) == folder_bytes(tmp_path)
+    assert all(found(again, device, prompt) for prompt in prompts)

@@ -1,0 +1,200 @@
+"""Prompts that arrive together run what they share once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from states.inflight import InFlight, Lead, Wait
+
+ROOT = "none"
+SHARED = list(range(100))
+
+
+def lead(table: InFlight, tokens: Sequence[int], saved: int = 0, root: str = ROOT) -> Lead:
+    role = table.join(root, tokens, saved)
+    assert isinstance(role, Lead)
+    return role
+
+
+def wait(table: InFlight, tokens: Sequence[int], saved: int = 0) -> Wait:
+    role = table.join(ROOT, tokens, saved)
+    assert isinstance(role, Wait)
+    return role
+
+
+@pytest.mark.parametrize(
+    ("second", "position"),
+    [
+        pytest.param(SHARED, 100, id="equal"),
+        pytest.param([*SHARED, 7, 8, 9], 100, id="extends the first"),
+        pytest.param(SHARED[:60], 60, id="is a prefix of the first"),
+        pytest.param([*SHARED[:70], 500, 501], 70, id="parts from the first"),
+    ],
+)
+def test_a_second_prompt_waits_for_what_it_shares(second: list[int], position: int) -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    second_role = wait(table, second)
+    assert second_role.position == position
+    assert first.next_cut(0) == position
+    ready = []
+    for passed in (position - 1, position):
+        first.advance(passed)
+        ready.append(second_role.ready)
+    assert ready == [False, True]
+    assert first.next_cut(position) is None
+
+
+def test_all_waiters_are_served_by_one_run() -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    roles = [wait(table, [*SHARED[:cut], 999]) for cut in (90, 40, 60, 40)]
+    assert [first.next_cut(position) for position in (0, 40, 60, 90)] == [40, 60, 90, None]
+    first.advance(60)
+    assert [role.ready for role in roles] == [False, True, True, True]
+
+
+def test_a_waiter_takes_over_where_the_leader_dies_and_the_others_wait_for_it() -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    waiting = [wait(table, SHARED) for _ in range(3)]
+    first.advance(30)
+    first.close()
+    assert all(role.ready for role in waiting)
+    heir = lead(table, SHARED, saved=30)
+    assert heir.position == 30
+    assert [wait(table, SHARED, saved=30).lead for _ in range(2)] == [heir, heir]
+
+
+def test_nobody_waits_for_a_state_that_was_passed_without_a_checkpoint() -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    first.advance(70)
+    assert wait(table, [*SHARED[:71], 500]).position == 71
+    lead(table, [*SHARED[:70], 500])
+
+
+def test_nobody_waits_for_a_prompt_that_is_behind_the_cache() -> None:
+    table = InFlight()
+    slow = lead(table, SHARED)
+    slow.advance(10)
+    lead(table, SHARED, saved=50)
+
+
+def test_nobody_waits_for_a_small_gain() -> None:
+    table = InFlight(min_shared=32)
+    lead(table, SHARED)
+    lead(table, [*SHARED[:31], 500])
+    wait(table, [*SHARED[:32], 500])
+
+
+def test_the_prompt_that_shares_most_is_waited_for() -> None:
+    table = InFlight()
+    lead(table, [*SHARED[:50], 900])
+    longer = lead(table, [*SHARED[:81], 901], saved=81)
+    assert wait(table, [*SHARED[:50], 900, 1]).position == 51
+    longer.close()
+    longest = lead(table, SHARED, saved=60)
+    assert wait(table, [*SHARED, 3], saved=60).lead is longest
+
+
+def test_sequences_with_another_initial_state_share_nothing() -> None:
+    table = InFlight()
+    lead(table, SHARED)
+    lead(table, SHARED, root="tuned")
+
+
+def test_a_closed_prompt_is_no_longer_waited_for() -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    first.close()
+    first.close()
+    assert len(table) == 0
+    lead(table, SHARED)
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8).map(tuple), min_size=1, max_size=6)
+Prompt = tuple[int, ...]
+
+
+class SmallScheduler:
+    """A scheduler that runs one token a step, with a cache that keeps what it is asked to keep."""
+
+    def __init__(self, prompts: list[Prompt]) -> None:
+        self.table = InFlight(min_shared=1)
+        self.kept: set[Prompt] = set()
+        self.runs: dict[Prompt, int] = {}
+        self.roles: dict[int, Lead | Wait] = {}
+        self.waiting = dict(enumerate(prompts))
+
+    def admit(self) -> None:
+        """Let every prompt that doesn't wait look up and join."""
+        for number, prompt in list(self.waiting.items()):
+            role = self.roles.get(number)
+            if isinstance(role, Lead) or (isinstance(role, Wait) and not role.ready):
+                continue
+            saved = max((n for n in range(len(prompt) + 1) if prompt[:n] in self.kept), default=0)
+            if saved == len(prompt):
+                self.leave(number)
+            else:
+                self.roles[number] = self.table.join(ROOT, prompt, saved)
+
+    def leads(self) -> dict[int, Lead]:
+        return {number: role for number, role in self.roles.items() if isinstance(role, Lead)}
+
+    def step(self, number: int, role: Lead) -> None:
+        position = role.position + 1
+        prefix = self.waiting[number][:position]
+        self.runs[prefix] = self.runs.get(prefix, 0) + 1
+        if position in (role.next_cut(role.position), role.length):
+            self.kept.add(prefix)
+        role.advance(position)
+        if position == role.length:
+            role.close()
+            self.leave(number)
+
+    def leave(self, number: int) -> None:
+        del self.waiting[number]
+        self.roles.pop(number, None)
+
+
+@given(PROMPTS, st.data())
+def test_each_prefix_runs_once_and_once_more_for_each_death(prompts: list[Prompt], data: st.DataObject) -> None:
+    scheduler = SmallScheduler(prompts)
+    deaths = 0
+    while scheduler.waiting:
+        scheduler.admit()
+        leads = scheduler.leads()
+        assert leads or not scheduler.waiting, "everybody waits for nobody"
+        if leads:
+            number = data.draw(st.sampled_from(sorted(leads)))
+            if data.draw(st.integers(0, 9)) == 0:
+                deaths += 1
+                leads[number].close()
+                scheduler.leave(number)
+            else:
+                scheduler.step(number, leads[number])
+    assert len(scheduler.table) == 0
+    assert max(scheduler.runs.values(), default=0) <= 1 + deaths
+
+
+def test_prompts_that_join_before_the_first_step_run_each_prefix_once() -> None:
+    prompts = [[*SHARED, *range(1000 + 50 * n, 1040 + 50 * n)] for n in range(8)]
+    table = InFlight()
+    first = lead(table, prompts[0])
+    waiting = [wait(table, prompt) for prompt in prompts[1:]]
+    tokens_run = 0
+    while (cut := first.next_cut(first.position)) is not None:
+        tokens_run += cut - first.position
+        first.advance(cut)
+    tokens_run += first.length - first.position
+    first.close()
+    assert all(role.ready for role in waiting)
+    for prompt in prompts[1:]:
+        follower = lead(table, prompt, saved=100)
+        tokens_run += follower.length - follower.position
+    assert tokens_run == len(SHARED) + 8 * 40

@@ -1,0 +1,76 @@
+"""Where checkpoints are made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from states.checkpoint import CheckpointKind
+from states.policy import CheckpointLimits, Cut, plan_cuts
+
+MARK, BRANCH, TURN, END = (
+    CheckpointKind.MARK,
+    CheckpointKind.BRANCH,
+    CheckpointKind.TURN,
+    CheckpointKind.PROMPT_END,
+)
+POSITIONS = st.lists(st.integers(-5, 320), max_size=12)
+
+
+def test_a_lone_prompt_keeps_its_end() -> None:
+    assert plan_cuts(100, saved=0, known=0) == (Cut(100, END),)
+
+
+def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
+    assert plan_cuts(100, saved=100, known=100, turns=[50], marks=[60]) == ()
+
+
+def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
+    assert plan_cuts(1000, saved=0, known=700) == (Cut(700, BRANCH), Cut(1000, END))
+
+
+def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
+    limits = CheckpointLimits(min_gap=32)
+    assert plan_cuts(1000, saved=690, known=700, limits=limits) == (Cut(1000, END),)
+    assert plan_cuts(1000, saved=0, known=31, limits=limits) == (Cut(1000, END),)
+    assert plan_cuts(1000, saved=0, known=969, limits=limits) == (Cut(1000, END),)
+    assert plan_cuts(1000, saved=0, known=968, limits=limits) == (Cut(968, BRANCH), Cut(1000, END))
+
+
+def test_a_mark_counts_however_near_it_is() -> None:
+    assert plan_cuts(100, saved=0, known=0, marks=[3, 99]) == (Cut(3, MARK), Cut(99, MARK), Cut(100, END))
+
+
+def test_of_many_turns_the_last_are_kept() -> None:
+    cuts = plan_cuts(1000, saved=0, known=0, turns=range(100, 1000, 100), limits=CheckpointLimits(max_checkpoints=4))
+    assert cuts == (Cut(700, TURN), Cut(800, TURN), Cut(900, TURN), Cut(1000, END))
+
+
+def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
+    limits = CheckpointLimits(max_checkpoints=3)
+    cuts = plan_cuts(1000, saved=0, known=500, turns=[200, 800], marks=[300], limits=limits)
+    assert cuts == (Cut(300, MARK), Cut(500, BRANCH), Cut(1000, END))
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), POSITIONS, POSITIONS, st.integers(1, 6))
+def test_cuts_ascend_inside_the_part_to_be_run_and_are_bounded(
+    length: int, saved: int, known: int, turns: list[int], marks: list[int], most: int
+) -> None:
+    limits = replace(CheckpointLimits(), max_checkpoints=most)
+    cuts = plan_cuts(length, saved, known, turns, marks, limits)
+    positions = [cut.position for cut in cuts]
+    assert positions == sorted(set(positions))
+    assert len(cuts) <= most
+    assert all(saved < position <= length for position in positions)
+    assert (positions[-1:] == [length]) == (saved < length)
+    assert {cut.position for cut in cuts if cut.kind is MARK} <= set(marks)
+    assert {cut.position for cut in cuts if cut.kind is TURN} <= set(turns)
+
+
+@pytest.mark.parametrize("limits", [{"max_checkpoints": 0}, {"min_gap": 0}])
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        CheckpointLimits(**limits)

@@ -1,0 +1,99 @@
+"""A published hard case: requests that share a long part which a few other tokens have shifted.
+
+64 prompts: a system text, then 1,500 tokens of which the first 700 are the same for all. Caches that keep states at
+the borders of blocks alone lose nearly all hits when the shared part moves by 100 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from states.cache import StateCache
+from states.checkpoint import CheckpointKind
+from states.config import CacheConfig
+from states.inflight import InFlight, Lead
+from states.policy import plan_cuts
+from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
+
+SHAPE = toy_shape()
+SYSTEM = range(10_000, 10_230)
+SHARED = range(20_000, 20_700)
+PROMPTS = 64
+
+
+def prompts(shift: int) -> list[list[int]]:
+    """`shift` more tokens, the same for all, lie between the system text and the shared part."""
+    return [
+        [*SYSTEM, *range(30_000, 30_000 + shift), *SHARED, *range(40_000 + 800 * n, 40_800 + 800 * n)]
+        for n in range(PROMPTS)
+    ]
+
+
+def serve(cache: StateCache, device: ToyDevice, prompt: Sequence[int]) -> int:
+    """Run one prompt through the cache as a scheduler does; returns the tokens that it had not to run."""
+    match = cache.look_up(ROOT, prompt)
+    if match.saved > 0:
+        cache.restore(match, 0)
+    else:
+        device.write_state(0, None)
+    for cut in plan_cuts(len(prompt), match.saved, match.known):
+        logits = toy_logits(SHAPE, prompt[: cut.position]) if cut.kind is CheckpointKind.PROMPT_END else None
+        cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind, logits=logits)
+    return match.saved
+
+
+@pytest.fixture
+def device() -> ToyDevice:
+    return ToyDevice(SHAPE)
+
+
+@pytest.mark.parametrize("shift", [0, 100])
+def test_after_two_requests_every_other_one_saves_all_that_is_shared(device: ToyDevice, shift: int) -> None:
+    cache = StateCache(SHAPE, "model", device)
+    saved = [serve(cache, device, prompt) for prompt in prompts(shift)]
+    shared = len(SYSTEM) + shift + len(SHARED)
+    assert saved == [0, 0] + [shared] * (PROMPTS - 2)
+
+
+def test_where_each_request_shifts_by_other_tokens_the_system_text_is_saved(device: ToyDevice) -> None:
+    cache = StateCache(SHAPE, "model", device)
+    texts = [[*SYSTEM, *range(90_000 + 100 * n, 90_100 + 100 * n), *SHARED, n] for n in range(PROMPTS)]
+    saved = [serve(cache, device, prompt) for prompt in texts]
+    assert saved == [0, 0] + [len(SYSTEM)] * (PROMPTS - 2)
+
+
+def test_both_shifts_in_turn_under_a_small_bound(device: ToyDevice) -> None:
+    """Half of the requests shifted, and room for eight states only: what is shared outlives what is not."""
+    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=8 * 480))
+    both = [prompt for pair in zip(prompts(0), prompts(100), strict=True) for prompt in pair]
+    saved = [serve(cache, device, prompt) for prompt in both]
+    assert all(saved[number] >= 930 for number in range(4, len(saved)))
+
+
+def test_requests_that_arrive_together_run_the_shared_part_once(device: ToyDevice) -> None:
+    cache, table = StateCache(SHAPE, "model", device), InFlight()
+    waiting = dict(enumerate(prompts(100)))
+    tokens_run = 0
+    while waiting:
+        roles = {number: table.join(ROOT, prompt, saved(cache, prompt)) for number, prompt in waiting.items()}
+        for number, role in roles.items():
+            if isinstance(role, Lead):
+                tokens_run += role.length - role.position
+                run(cache, role, waiting.pop(number))
+    shared = len(SYSTEM) + 100 + len(SHARED)
+    assert tokens_run == shared + PROMPTS * 800
+
+
+def saved(cache: StateCache, prompt: Sequence[int]) -> int:
+    match = cache.look_up(ROOT, prompt)
+    cache.release(match)
+    return match.saved
+
+
+def run(cache: StateCache, role: Lead, prompt: Sequence[int]) -> None:
+    while (cut := role.next_cut(role.position)) is not None:
+        cache.insert(ROOT, prompt[:cut], 0, kind=CheckpointKind.BRANCH)
+        role.advance(cut)
+    role.close()

@@ -1,0 +1,43 @@
+"""The picture of the cache."""
+
+from __future__ import annotations
+
+from states.cache import StateCache
+from states.checkpoint import CheckpointKind, Tier
+from states.config import CacheConfig
+from states.snapshot import snapshot
+from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
+
+SHAPE = toy_shape()
+BYTES = 480  # of a state with its logits
+
+
+def test_positions_form_a_tree_with_what_they_hold() -> None:
+    device = ToyDevice(SHAPE)
+    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=3 * BYTES))
+    system = list(range(100, 150))
+    keep(cache, device, system, label="system", pinned=True)
+    keep(cache, device, [*system, 1, 2], label="gone")
+    for _ in range(2):
+        cache.release(cache.look_up(ROOT, [*system, 9]))
+    keep(cache, device, [*system, 1, 2, 3, 4], label="longer", logits=False)
+    keep(cache, device, [7, 7], label="alone", root="tuned")
+    held = cache.look_up("tuned", [7, 7])
+
+    nodes = snapshot(cache.checkpoints(), head_tokens=3)
+    seen = [(node.label, node.parent, node.start, node.length, node.head, node.saves) for node in nodes]
+    assert seen == [
+        ("system", None, 0, 50, (100, 101, 102), 50),
+        ("gone", 0, 50, 52, (1, 2), 2),
+        ("longer", 1, 52, 54, (3, 4), 2),
+        ("alone", None, 0, 2, (7, 7), 2),
+    ]
+    assert [node.sizes for node in nodes] == [{Tier.HOST: BYTES}, {}, {Tier.HOST: BYTES - 96}, {Tier.HOST: BYTES}]
+    assert [node.hits for node in nodes] == [2, 0, 0, 1]
+    assert [node.pinned for node in nodes] == [True, False, False, False]
+    assert [node.in_use for node in nodes] == [False, False, False, True]
+    assert {node.kind for node in nodes} == {CheckpointKind.PROMPT_END}
+    cache.release(held)
+
+    assert [node.label for node in snapshot(cache.checkpoints(), limit=2)] == ["system", "alone"]
+    assert snapshot([]) == ()

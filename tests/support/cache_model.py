@@ -1,0 +1,281 @@
+"""A state cache beside a simple model of what it must hold, with checks of one against the other.
+
+A path is a word of letters; a letter stands for forty tokens, so that words span several blocks of the tree. The
+model is a set of words; what can't be predicted (which of them were evicted) is read from the cache's own records and
+must agree with every answer it gives.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from rnn_engine.types import F32
+from states.cache import Match, StateCache
+from states.checkpoint import Checkpoint, CheckpointKind, Tier
+from states.config import CacheConfig, DiskConfig
+from states.tokens import pack
+from tests.support.toy_states import ToyDevice, same, toy_shape
+
+LETTER_TOKENS = 40
+SHAPE = toy_shape()
+
+
+@cache
+def tokens_of(word: str) -> list[int]:
+    return [LETTER_TOKENS * ord(letter) + number for letter in word for number in range(LETTER_TOKENS)]
+
+
+@cache
+def packed_of(word: str) -> bytes:
+    return pack(tokens_of(word))
+
+
+@cache
+def state_of(root: str, word: str) -> dict[str, F32]:
+    """The state after a word: whole numbers that f16 holds, other ones for every word and root."""
+    number = zlib.crc32(f"{root}:{word}".encode())
+    return {
+        name: ((np.arange(array.size, dtype=np.int64) * 37 + number) % 2039).astype(np.float32).reshape(array.shape)
+        for name, array in SHAPE.initial_state().items()
+    }
+
+
+@cache
+def logits_of(root: str, word: str) -> F32:
+    number = zlib.crc32(f"{word}:{root}".encode())
+    return np.arange(SHAPE.vocab_size, dtype=np.float32) + number % 1000
+
+
+class CacheModel:
+    """The operations and, after each, what must hold."""
+
+    def __init__(self, folder: Path, *, slabs: int = 3, host_states: int = 4, disk_bytes: int = 9000) -> None:
+        self._folder = folder
+        self._slabs = slabs
+        disk = DiskConfig(folder, disk_bytes, background_bytes=0) if disk_bytes > 0 else None
+        self._config = CacheConfig(host_capacity=host_states * 480, disk=disk)
+        self.words: dict[tuple[str, str], bool] = {}  # (root, word) -> pinned; every path that the cache knows
+        self.held: list[tuple[str, str, Match]] = []  # root, prompt and what was found
+        self.operations: Counter[str] = Counter()
+        self._record_of: dict[tuple[str, str], Checkpoint] = {}  # the cache's records; they stay while it knows them
+        self._open()
+
+    def _open(self) -> None:
+        self.device = ToyDevice(SHAPE, num_slots=2, num_slabs=self._slabs)
+        self.cache = StateCache(SHAPE, "model", self.device, self._config, self.device)
+
+    def insert(self, root: str, word: str, *, logits: bool, pinned: bool) -> None:
+        self.operations["insert"] += 1
+        self.device.write_state(0, state_of(root, word))
+        self._insert_slot(root, word, 0, logits=logits, pinned=pinned)
+
+    def match(self, root: str, prompt: str) -> None:
+        """Look up, and keep what is found locked until `let_go` or `restore`."""
+        self.operations["match"] += 1
+        self.held.append((root, prompt, self._look_up(root, prompt)))
+
+    def let_go(self, number: int) -> None:
+        """Release a match that was kept."""
+        self.operations["let_go"] += 1
+        _, _, match = self.held.pop(number)
+        self.cache.release(match)
+        self.cache.release(match)
+
+    def restore(self, number: int) -> None:
+        """Use a match that was kept."""
+        self.operations["restore"] += 1
+        root, prompt, match = self.held.pop(number)
+        if match.checkpoint is not None:
+            self.cache.restore(match, 1)
+            self._expect_state(1, root, prompt[: match.saved // LETTER_TOKENS])
+
+    def fork(self, root: str, prompt: str, tails: tuple[str, str]) -> None:
+        """Go on from what is found in two ways."""
+        self.operations["fork"] += 1
+        matches = [self._look_up(root, prompt), self._look_up(root, prompt)]
+        for slot, (match, tail) in enumerate(zip(matches, tails, strict=True)):
+            start = prompt[: match.saved // LETTER_TOKENS]
+            if match.checkpoint is not None:
+                self.cache.restore(match, slot)
+                self._expect_state(slot, root, start)
+            self.device.write_state(slot, state_of(root, start + tail))
+            self._insert_slot(root, start + tail, slot, logits=True, pinned=False)
+
+    def unpin(self, root: str, word: str) -> None:
+        self.operations["unpin"] += 1
+        assert self.cache.unpin(root, tokens_of(word)) == self.words.get((root, word), False)
+        if (root, word) in self.words:
+            self.words[root, word] = False
+
+    def drop(self, root: str, word: str) -> None:
+        self.operations["drop"] += 1
+        locked = self._is_locked(root, word)
+        dropped = self.cache.drop(root, tokens_of(word))
+        assert dropped == ((root, word) in self.words and not locked)
+        if dropped:
+            del self.words[root, word]
+            self._record_of.pop((root, word), None)
+
+    def drop_root(self, root: str) -> None:
+        self.operations["drop_root"] += 1
+        going = [key for key in self.words if key[0] == root and not self._is_locked(*key)]
+        assert self.cache.drop_root(root) == len(going)
+        for key in going:
+            del self.words[key]
+            self._record_of.pop(key, None)
+
+    def restart(self) -> None:
+        """Close, and open again on the same folder: what is there now is what the disk kept."""
+        self.operations["restart"] += 1
+        while self.held:
+            self.let_go(0)
+        self.cache.close()
+        assert self.device.slabs == {}
+        self._open()
+        kept = self._records()
+        assert kept.keys() <= self.words.keys()
+        self.words = dict.fromkeys(kept, False)
+        self._record_of = kept
+
+    def end(self) -> None:
+        """Let everything go: nothing may be left anywhere."""
+        while self.held:
+            self.let_go(0)
+        for root in {root for root, _ in self.words}:
+            self.drop_root(root)
+        stats = self.cache.stats()
+        assert (stats.checkpoints, stats.path_marks, stats.device_logits_bytes) == (0, 0, 0)
+        assert {tier.used for tier in stats.tiers} == {0}
+        assert self.device.slabs == {}
+        assert list(self._folder.iterdir()) == []
+
+    def check(self) -> None:
+        """The records, the books, the pool and the folder tell one story."""
+        records = self._record_of = self._records()
+        assert records.keys() == self.words.keys()
+        for key, pinned in self.words.items():
+            assert records[key].pinned == pinned
+            assert records[key].resumable or not pinned
+        for _, _, match in self.held:
+            assert match.checkpoint is None or match.checkpoint.resumable
+        assert sum(record.locks for record in records.values()) == sum(
+            match.checkpoint is not None for _, _, match in self.held
+        )
+        self._check_books(list(records.values()))
+
+    def _check_books(self, records: list[Checkpoint]) -> None:
+        stats = self.cache.stats()
+        assert stats.checkpoints == sum(record.resumable for record in records)
+        assert stats.path_marks == len(records) - stats.checkpoints
+        for tier in stats.tiers:
+            sizes = [record.sizes[tier.tier] for record in records if tier.tier in record.sizes]
+            assert (tier.used, tier.copies) == (sum(sizes), len(sizes))
+            assert tier.used <= tier.capacity
+        on_device = [record for record in records if Tier.DEVICE in record.sizes]
+        assert len(self.device.slabs) == len(on_device) <= self._slabs
+        logits_bytes = 4 * SHAPE.vocab_size
+        assert stats.device_logits_bytes == logits_bytes * sum(record.has_logits for record in on_device)
+        for record in records:
+            assert record.sizes.get(Tier.HOST, 384 + logits_bytes * record.has_logits) == (
+                384 + logits_bytes * record.has_logits
+            )
+        on_disk = sum(record.sizes.get(Tier.DISK, 0) for record in records)
+        assert on_disk == sum(path.stat().st_size for path in self._folder.iterdir())
+
+    def _look_up(self, root: str, prompt: str) -> Match:
+        if self._record_of.keys() != self.words.keys():
+            self._record_of = self._records()
+        words = [prompt[:length] for length in range(len(prompt), 0, -1)]
+        serving = (word for word in words if _serves(self._record_of.get((root, word)), word == prompt))
+        expected = next(serving, "")
+        match = self.cache.look_up(root, tokens_of(prompt))
+        assert match.saved == LETTER_TOKENS * len(expected)
+        assert match.known == LETTER_TOKENS * max(
+            (_shared(word, prompt) for known, word in self.words if known == root), default=0
+        )
+        assert (match.miss is None) == (match.saved > 0)
+        if expected == prompt:
+            assert match.logits is not None
+            assert np.array_equal(match.logits, logits_of(root, prompt))
+        else:
+            assert match.logits is None
+        return match
+
+    def _insert_slot(self, root: str, word: str, slot: int, *, logits: bool, pinned: bool) -> None:
+        row = logits_of(root, word) if logits else None
+        kind = CheckpointKind.PROMPT_END
+        stored = self.cache.insert(root, tokens_of(word), slot, kind=kind, logits=row, pinned=pinned)
+        self.words[root, word] = stored and (pinned or self.words.get((root, word), False))
+
+    def _expect_state(self, slot: int, root: str, word: str) -> None:
+        assert same(self.device.read_state(slot), state_of(root, word))
+
+    def _is_locked(self, root: str, word: str) -> bool:
+        prompt_locks = (
+            (known, prompt[: match.saved // LETTER_TOKENS]) for known, prompt, match in self.held if match.saved
+        )
+        return (root, word) in prompt_locks
+
+    def _records(self) -> dict[tuple[str, str], Checkpoint]:
+        by_tokens = {packed_of(word): word for _, word in self.words}
+        return {(record.root, by_tokens[record.known_place().tokens()]): record for record in self.cache.checkpoints()}
+
+
+def _serves(record: Checkpoint | None, exact: bool) -> bool:
+    return record is not None and record.resumable and (record.has_logits or not exact)
+
+
+def _shared(first: str, second: str) -> int:
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length
+
+
+def run_random(model: CacheModel, seed: int, operations: int, check_every: int) -> None:
+    """Seeded random operations, as a service would see them: mostly look-ups and inserts, now and then the rest."""
+    chance = random.Random(seed)
+    for number in range(operations):
+        _run_one(model, chance)
+        if number % check_every == 0:
+            model.check()
+    model.check()
+
+
+def _run_one(model: CacheModel, chance: random.Random) -> None:
+    root = chance.choice(("none", "none", "none", "tuned"))
+    word = _random_word(chance)
+    kind = chance.choices(
+        ("insert", "match", "finish", "fork", "unpin", "drop", "drop_root", "restart"),
+        (30, 30, 30, 10, 4, 3, 0.05, 0.05),
+    )[0]
+    if kind == "insert":
+        model.insert(root, word, logits=chance.random() < 0.8, pinned=chance.random() < 0.02)
+    elif kind == "match":
+        model.match(root, word)
+    elif kind == "finish":
+        if model.held:
+            finish = model.restore if chance.random() < 0.8 else model.let_go
+            finish(chance.randrange(len(model.held)))
+    elif kind == "fork":
+        model.fork(root, word, (_random_word(chance), _random_word(chance)))
+    elif kind == "unpin":
+        model.unpin(root, word)
+    elif kind == "drop":
+        model.drop(root, word)
+    elif kind == "drop_root":
+        model.drop_root(root)
+    else:
+        model.restart()
+    while len(model.held) > 6:
+        model.let_go(0)
+
+
+def _random_word(chance: random.Random) -> str:
+    return "".join(chance.choices("abc", (6, 3, 1), k=chance.randint(1, 5)))

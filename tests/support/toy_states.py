@@ -1,0 +1,112 @@
+"""A device without a model: slots and slabs whose states tell exactly which tokens ran through them.
+
+Every value is a whole number below 2039, which f32 and f16 both hold, so copies through any tier must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rnn_engine.types import F32, ModelShape, State
+from states.cache import StateCache
+from states.checkpoint import CheckpointKind
+from states.device import state_bytes
+from tests.support.models import tiny_shape
+
+ROOT = "none"
+
+_MODULUS = 2039
+
+
+def toy_shape(vocab: int = 24) -> ModelShape:
+    """A state of 384 bytes and, by default, logits of 96."""
+    return tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=vocab)
+
+
+class ToyDevice:
+    """Live slots (`states.device.LiveStates`) and a pool of slabs (`states.device.DevicePool`) of one model."""
+
+    def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0) -> None:
+        self.shape = shape
+        self._slots = [shape.initial_state() for _ in range(num_slots)]
+        self._num_slabs = num_slabs
+        self.slabs: dict[int, dict[str, F32]] = {}  # handle -> state
+        self._next_handle = 0
+
+    def run(self, tokens: Sequence[int], slot: int = 0) -> None:
+        """Advance a slot's state by tokens."""
+        for token in tokens:
+            for number, (name, array) in enumerate(self._slots[slot].items()):
+                steps = np.arange(array.size, dtype=np.float32).reshape(array.shape) + number + 3
+                self._slots[slot][name] = (array * (steps % 7 + 2) + token + steps) % _MODULUS
+
+    def start(self, tokens: Sequence[int], slot: int = 0) -> None:
+        """Run tokens from the initial state."""
+        self.write_state(slot, None)
+        self.run(tokens, slot)
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        return {name: array.copy() for name, array in self._slots[slot].items()}
+
+    def write_state(self, slot: int, state: State | None) -> None:
+        source = self.shape.initial_state() if state is None else state
+        self._slots[slot] = {name: array.copy() for name, array in source.items()}
+
+    @property
+    def num_slabs(self) -> int:
+        return self._num_slabs
+
+    @property
+    def slab_bytes(self) -> int:
+        return state_bytes(self.shape)
+
+    def save(self, slot: int) -> int:
+        assert len(self.slabs) < self._num_slabs
+        self._next_handle += 1
+        self.slabs[self._next_handle] = self.read_state(slot)
+        return self._next_handle
+
+    def load(self, handle: int, slot: int) -> None:
+        self.write_state(slot, self.slabs[handle])
+
+    def read(self, handle: int) -> dict[str, F32]:
+        return {name: array.copy() for name, array in self.slabs[handle].items()}
+
+    def free(self, handle: int) -> None:
+        del self.slabs[handle]
+
+
+def toy_state(shape: ModelShape, tokens: Sequence[int]) -> dict[str, F32]:
+    """The state after `tokens`."""
+    device = ToyDevice(shape, num_slots=1)
+    device.run(tokens)
+    return device.read_state(0)
+
+
+def toy_logits(shape: ModelShape, tokens: Sequence[int]) -> F32:
+    """The logits after `tokens`. -> [V]"""
+    return np.arange(shape.vocab_size, dtype=np.float32) * (sum(tokens) % 11) + len(tokens)
+
+
+def keep(
+    cache: StateCache,
+    device: ToyDevice,
+    tokens: Sequence[int],
+    *,
+    root: str = ROOT,
+    logits: bool = True,
+    pinned: bool = False,
+    label: str = "",
+) -> bool:
+    """Run tokens from the start and insert what comes out."""
+    device.start(tokens)
+    row = toy_logits(device.shape, tokens) if logits else None
+    kind = CheckpointKind.PROMPT_END
+    return cache.insert(root, tokens, 0, kind=kind, logits=row, pinned=pinned, label=label)
+
+
+def same(first: State, second: State) -> bool:
+    """Whether two states are equal to the last bit."""
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
