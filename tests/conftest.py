@@ -7,6 +7,8 @@ from hypothesis import settings
 
 from rnn_engine.gpu import list_devices
 
+pytest.register_assert_rewrite("tests.support.runner_contract", "tests.support.golden_contract")
+
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
 

@@ -98,7 +98,7 @@ def save_safetensors(
 
 
 def _draw_tensors(shape: ModelShape, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    yield "emb.weight", generator.normal(0.0, 1.0, (shape.vocab_size, shape.width))
+    yield "emb.weight", generator.normal(0.0, 0.05, (shape.vocab_size, shape.width))  # so small that eps matters
     yield from _draw_norm("blocks.0.ln0", shape.width, generator)
     for layer in range(shape.num_layers):
         yield from _draw_norm(f"blocks.{layer}.ln1", shape.width, generator)
