@@ -156,6 +156,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     while not everyone.heard[short].ended:
         everyone.step()
         steps += 1
+    assert everyone.heard[short].text == "x"
     assert steps == 3  # 32 tokens a step, of which a quarter at least is the short prompt's
     assert not everyone.heard[long].ended
 
@@ -168,6 +169,7 @@ def test_a_long_prompt_is_not_starved_by_short_ones_that_keep_coming() -> None:
         everyone.send(GenerateRequest(prompt(20), max_tokens=1, sampling=GREEDY))
         everyone.step()
         steps += 1
+    assert everyone.heard[long].text == "x"
     assert steps <= 2 * 320 / 32 + 1  # the oldest prompt has at least half of a step
 
 
