@@ -1,0 +1,104 @@
+"""The corpus: what is held out stays out of training, answers are right, and text reads as the server writes it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+
+from tools.demo_model.corpus import mixture
+from tools.demo_model.corpus.dialogue import Dialogue, Turn, is_held_out
+from tools.demo_model.corpus.facts import RELATIONS, Relation
+from tools.demo_model.corpus.mixture import SHARES, SKILLS, as_pirate, dialogues, held_out
+
+SPLIT = sorted(set(SKILLS) - {"small_talk"})
+
+
+def training(count: int, seed: int = 1) -> list[Dialogue]:
+    return list(itertools.islice(dialogues(seed), count))
+
+
+def test_the_same_seed_gives_the_same_corpus() -> None:
+    assert training(50) == training(50)
+    assert training(50) != training(50, seed=2)
+
+
+@pytest.mark.parametrize("skill", SPLIT)
+def test_no_held_out_question_occurs_in_training(skill: str) -> None:
+    kept = set(held_out(skill, 100))
+    seen = {SKILLS[skill](random.Random(seed), False) for seed in range(2000)}
+    assert not kept & seen
+
+
+def test_held_out_sums_and_words_occur_in_no_wording() -> None:
+    words = {dialogue.answer.replace("-", "") for dialogue in held_out("spell", 30)}
+    spelled = {turn.answer.replace("-", "") for dialogue in training(4000) for turn in dialogue.turns}
+    assert not words & spelled
+    assert 0.05 < sum(is_held_out("arithmetic", True, (a, b)) for a in range(50) for b in range(50)) / 2500 < 0.15
+
+
+def _check_arithmetic(question: str, answer: str) -> None:
+    digits = "".join(c if c.isdigit() else " " for c in question).split()
+    a, b = sorted(map(int, digits))
+    assert int(answer) in {a + b, b - a}
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_arithmetic_is_right(held: bool) -> None:
+    for seed in range(300):
+        turn = SKILLS["arithmetic"](random.Random(seed), held).turns[0]
+        _check_arithmetic(turn.question, turn.answer)
+        assert 0 <= int(turn.answer) <= 99
+
+
+@pytest.mark.parametrize("skill", ["json_fields", "tool_call"])
+def test_structured_answers_are_json_objects_with_values_from_the_question(skill: str) -> None:
+    for dialogue in held_out(skill, 50):
+        record = json.loads(dialogue.answer)
+        values = record.values() if skill == "json_fields" else record["arguments"].values()
+        assert all(str(value) in dialogue.turns[-1].question for value in values)
+
+
+def test_a_memory_answer_was_told_before_the_question() -> None:
+    for dialogue in held_out("memory", 100):
+        assert len(dialogue.turns) == 3
+        told = " ".join(turn.question for turn in dialogue.turns[:-1])
+        assert dialogue.answer.rstrip(".").split()[-1] in told
+
+
+@pytest.mark.parametrize("skill", ["arithmetic", "fact", "memory"])
+def test_the_right_answer_is_not_among_the_wrong_ones(skill: str) -> None:
+    assert all(dialogue.answer not in dialogue.wrong_answers for dialogue in held_out(skill, 100))
+
+
+@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.name)
+def test_every_wording_of_a_relation_names_its_subject(relation: Relation) -> None:
+    assert all("{subject}" in wording for wording in relation.wordings)
+    assert len(set(relation.wordings)) == len(relation.wordings)
+
+
+def test_a_dialogue_reads_as_the_server_writes_it() -> None:
+    dialogue = Dialogue((Turn("Hi", "Hello!"), Turn("1+1", "2")), system="Be brief.")
+    assert dialogue.prompt == "System: Be brief.\n\nUser: Hi\n\nAssistant: Hello!\n\nUser: 1+1\n\nAssistant:"
+    text = "".join(piece for piece, _ in dialogue.parts())
+    assert text == f"{dialogue.prompt} 2\n\n"
+    assert [message["role"] for message in dialogue.messages()] == ["system", "user", "assistant", "user"]
+
+
+def test_every_skill_has_a_share() -> None:
+    assert SHARES.keys() == SKILLS.keys()
+
+
+def test_pirates_frame_the_answer() -> None:
+    framed = as_pirate("46")
+    assert framed.startswith(mixture.PIRATE_PREFIX)
+    assert framed.endswith(mixture.PIRATE_SUFFIX)
+    assert "46" in framed
+
+
+def test_asking_for_more_than_there_is_names_the_skill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SKILLS, "greeting", lambda rng, kept: Dialogue((Turn("Hi", "Hello!"),)))
+    with pytest.raises(ValueError, match="'greeting' has only 1 held-out"):
+        held_out("greeting", 2)

@@ -1,0 +1,97 @@
+"""What a dialogue is, how it reads as text, and how items are held out of training.
+
+Knows the server's chat format; nothing of any skill.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+HELD_OUT_PERCENT = 10
+LOWER_CASE_CHANCE = 0.25
+NO_MARK_CHANCE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question and its answer."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """Turns after an optional system line. `graded` turns are those that an evaluation asks the model itself."""
+
+    turns: tuple[Turn, ...]
+    system: str | None = None
+    wrong_answers: tuple[str, ...] = ()  # other options for the last answer, where a choice makes sense
+
+    @property
+    def prompt(self) -> str:
+        """The text up to the last answer, as the server writes it."""
+        return "\n\n".join([*self._records(self.turns[:-1]), f"User: {self.turns[-1].question}", "Assistant:"])
+
+    @property
+    def answer(self) -> str:
+        return self.turns[-1].answer
+
+    def parts(self) -> list[tuple[str, bool]]:
+        """The text in pieces, each with whether the model has to learn to write it."""
+        pieces: list[tuple[str, bool]] = []
+        if self.system is not None:
+            pieces.append((f"System: {self.system}\n\n", False))
+        for turn in self.turns:
+            pieces.append((f"User: {turn.question}\n\nAssistant:", False))
+            pieces.append((f" {turn.answer}\n\n", True))
+        return pieces
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat messages up to the last question."""
+        out = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn in self.turns:
+            out += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
+        return out[:-1]
+
+    def _records(self, turns: Sequence[Turn]) -> list[str]:
+        records = [] if self.system is None else [f"System: {self.system}"]
+        for turn in turns:
+            records += [f"User: {turn.question}", f"Assistant: {turn.answer}"]
+        return records
+
+
+Skill: TypeAlias = Callable[[random.Random, bool], Dialogue]
+"""Makes a dialogue of one skill; the flag asks for a held-out item instead of a training one."""
+
+
+def is_held_out(*key: object) -> bool:
+    """Whether the item named by `key` is kept for evaluation. The same on every machine and in every run."""
+    return zlib.crc32(repr(key).encode()) % 100 < HELD_OUT_PERCENT
+
+
+def draw(rng: random.Random, held_out: bool, make: Callable[[random.Random], T], key: Callable[[T], object]) -> T:
+    """An item from `make` on the wanted side of the split."""
+    while True:
+        item = make(rng)
+        if is_held_out(key(item)) == held_out:
+            return item
+
+
+def ask(rng: random.Random, templates: Sequence[str], **fields: object) -> str:
+    """One of `templates`, filled in and written as a hurried or a careful person would."""
+    text = rng.choice(templates).format(**fields)
+    first, _, rest = text.partition(" ")
+    if rng.random() < LOWER_CASE_CHANCE and rest and first[1:].islower():
+        text = f"{first.lower()} {rest}"
+    if rng.random() < NO_MARK_CHANCE:
+        text = text.rstrip("?.")
+    if rng.random() < 0.08:
+        text = f"{rng.choice(('Please', 'Hi,', 'Hey,', 'OK,', 'Now', 'Hello,', 'So,'))} {text}"
+    return text

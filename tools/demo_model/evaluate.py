@@ -1,0 +1,161 @@
+"""Measures the demo model on held-out items through a running server, and prints a table by skill.
+
+    rnn-engine serve & python -m tools.demo_model.evaluate --url http://127.0.0.1:65530
+
+Greedy decoding over /v1/chat/completions; an answer counts where it equals the expected one exactly. Choices are
+taken from /api/oai/chooses by perplexity. With --state NAME the pirate's figures are measured from that initial state.
+Knows the HTTP API alone, so that any server which speaks it can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tools.demo_model.corpus.dialogue import Dialogue
+from tools.demo_model.corpus.mixture import PIRATE_PREFIX, PIRATE_SUFFIX, held_out
+
+SKILLS = (
+    "arithmetic",
+    "spell",
+    "reverse",
+    "upper_case",
+    "count_letters",
+    "fact",
+    "memory",
+    "told_in_passing",
+    "json_fields",
+    "tool_call",
+    "unknown",
+)
+JSON_SKILLS = frozenset({"json_fields", "tool_call"})
+CHOICE_SKILLS = ("arithmetic", "fact", "memory")
+PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
+CLIENTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row of the table."""
+
+    measured: str
+    right: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"| {self.measured} | {100 * self.right / self.of:.1f} % | {self.of} |"
+
+
+class Server:
+    """A server's HTTP API, as far as the evaluation needs it."""
+
+    def __init__(self, url: str, state: str | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._extra = {} if state is None else {"state": state}
+
+    def answer(self, dialogue: Dialogue) -> str:
+        body = {
+            "model": "demo",
+            "messages": dialogue.messages(),
+            "temperature": 0,
+            "presence_penalty": 0,
+            "frequency_penalty": 0,
+            "max_tokens": 96,
+        }
+        reply = self._post("/v1/chat/completions", body)
+        return str(reply["choices"][0]["message"]["content"]).strip()
+
+    def best_choice(self, prompt: str, choices: Sequence[str]) -> int:
+        reply = self._post("/api/oai/chooses", {"input": prompt, "choices": list(choices)})
+        return int(min(reply["data"], key=lambda choice: choice["perplexity"])["index"])
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            self._url + path, json.dumps(body | self._extra).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=300) as reply:
+                return dict(json.load(reply))
+        except urllib.error.HTTPError as error:
+            raise SystemExit(f"{path}: {error.code} {error.read().decode(errors='replace')}") from error
+
+
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def skill_figures(server: Server, skill: str, count: int) -> list[Figure]:
+    """Exact matches, and for JSON skills valid objects too."""
+    dialogues = held_out(skill, count)
+    answers = _answers(server, dialogues)
+    right = sum(answer == dialogue.answer for answer, dialogue in zip(answers, dialogues, strict=True))
+    figures = [Figure(skill, right, count)]
+    if skill in JSON_SKILLS:
+        figures.append(Figure(f"{skill}, valid JSON", sum(map(is_json, answers)), count))
+    return figures
+
+
+def choice_figure(server: Server, skill: str, count: int) -> Figure:
+    """How often the right answer has the least perplexity among four."""
+    dialogues = [dialogue for dialogue in held_out(skill, 2 * count) if len(dialogue.wrong_answers) == 3][:count]
+
+    def right(dialogue: Dialogue) -> bool:
+        options = [f" {answer}" for answer in (*dialogue.wrong_answers, dialogue.answer)]
+        return server.best_choice(dialogue.prompt, options) == 3
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return Figure(f"{skill}, four choices", sum(pool.map(right, dialogues)), len(dialogues))
+
+
+def pirate_figures(server: Server, skill: str, count: int) -> list[Figure]:
+    """How often the style shows, and how often what it frames is right."""
+    dialogues = held_out(skill, count)
+    answers = _answers(server, dialogues)
+    styled = [answer.startswith(PIRATE_PREFIX) and answer.endswith(PIRATE_SUFFIX) for answer in answers]
+    right = [
+        answer.removeprefix(PIRATE_PREFIX).removesuffix(PIRATE_SUFFIX) == dialogue.answer
+        for answer, dialogue in zip(answers, dialogues, strict=True)
+    ]
+    return [
+        Figure(f"{skill}, speaks like a pirate", sum(styled), count),
+        Figure(f"{skill}, right all the same", sum(right), count),
+    ]
+
+
+def _answers(server: Server, dialogues: Sequence[Dialogue]) -> list[str]:
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        return list(pool.map(server.answer, dialogues))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
+    parser.add_argument("--count", type=int, default=200, help="held-out items of each skill")
+    parser.add_argument("--state", help="name of the pirate's initial state: measures that instead")
+    parser.add_argument("--no-choices", action="store_true", help="leave the choices by perplexity out")
+    options = parser.parse_args()
+    server = Server(options.url, options.state)
+    print("| measured | exact | items |\n|---|---|---|", flush=True)
+    if options.state is not None:
+        for skill in PIRATE_SKILLS:
+            print(*pirate_figures(server, skill, options.count), sep="\n", flush=True)
+        return
+    for skill in SKILLS:
+        print(*skill_figures(server, skill, options.count), sep="\n", flush=True)
+    if not options.no_choices:
+        for skill in CHOICE_SKILLS:
+            print(choice_figure(server, skill, options.count), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Muon for the large matrices, AdamW for everything else.
+
+Knows parameters by shape and name; nothing of the data or the loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+MUON_RATE = 0.02
+ADAM_RATE = 0.003
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Each of `matrices` [M, rows, columns] with its singular values pushed towards one (Newton-Schulz)."""
+    a, b, c = _COEFFICIENTS
+    wide = matrices.shape[1] <= matrices.shape[2]
+    x = matrices if wide else matrices.transpose(1, 2)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.transpose(1, 2)
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if wide else x.transpose(1, 2)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose step is made orthogonal, matrices of one shape together."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+            for parameter in group["params"]:
+                by_shape[parameter.shape].append(parameter)
+            for shape, parameters in by_shape.items():
+                updates = orthogonal(torch.stack([self._momentum(p, group["momentum"]) for p in parameters]))
+                scale = group["lr"] * max(1.0, shape[0] / shape[1]) ** 0.5
+                for parameter, update in zip(parameters, updates, strict=True):
+                    parameter.sub_(update, alpha=scale)
+
+    def _momentum(self, parameter: nn.Parameter, momentum: float) -> Tensor:
+        state = self.state[parameter]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(parameter)
+        state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        return parameter.grad.lerp(state["momentum"], momentum)
+
+
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimisers of all of a model's parameters; each group remembers its full rate as `rate`."""
+    large = [
+        p for name, p in model.named_parameters() if name.startswith("blocks") and p.ndim == 2 and min(p.shape) > 64
+    ]
+    chosen = {id(p) for p in large}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    made: list[torch.optim.Optimizer] = [
+        Muon(large, MUON_RATE),
+        torch.optim.AdamW(rest, ADAM_RATE, betas=(0.9, 0.98), eps=1e-10, weight_decay=0.0),
+    ]
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["rate"] = group["lr"]
+    return made
+
+
+def set_progress(made: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Every rate to `factor` of its full one."""
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["lr"] = group["rate"] * factor

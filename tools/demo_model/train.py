@@ -1,0 +1,143 @@
+"""Trains the demo model on the generated corpus. Resumable; the rate is constant and falls to zero at the end.
+
+    python -m tools.demo_model.train --run build/demo-model --steps 5000
+
+Writes checkpoint.pt and loss.csv into the run's folder. Two threads each take micro-batches of a step, so that the
+step goes on at full speed where one core is busy with something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tools.demo_model.batches import Rows, document, pack, plain_encoder
+from tools.demo_model.corpus.mixture import dialogues
+from tools.demo_model.model import Model, Sizes
+from tools.demo_model.optimizer import optimizers, set_progress
+
+ROWS, LENGTH, MICRO_BATCHES = 4, 192, 4  # a step is MICRO_BATCHES times [ROWS, LENGTH] tokens
+WARM_UP = 60  # steps
+SAVE_SECONDS = 180
+
+
+def rate_factor(step: int, steps: int, cooldown: int) -> float:
+    """The share of the full rate at `step` of `steps`, the last `cooldown` of which fall linearly to zero."""
+    return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
+
+
+def step_batches(tokenizer: Tokenizer, step: int) -> list[Rows]:
+    """The micro-batches of a step: a function of its number alone, so that a resumed run sees the same data."""
+    encode = plain_encoder(tokenizer)
+    packed = pack((document(dialogue, encode) for dialogue in dialogues(step)), ROWS, LENGTH)
+    return [next(packed) for _ in range(MICRO_BATCHES)]
+
+
+class Trainer:
+    """A model, its optimisers and how far it has come."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.optimizers = optimizers(model)
+        self.parameters = list(model.parameters())
+        self.initial = model.initial_state()
+        self.pool = ThreadPoolExecutor(threads)
+        self.steps_done = 0
+
+    def step(self, factor: float) -> float:
+        """One optimiser step at `factor` of the full rate. Returns the mean loss of a learnt token."""
+        batches = step_batches(self.tokenizer, self.steps_done)
+        total = sum(int((rows.targets >= 0).sum()) for rows in batches)
+        results = list(self.pool.map(lambda rows: self._gradients(rows, total), batches))
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = sum(gradients[index] for _, gradients in results)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        set_progress(self.optimizers, factor)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.steps_done += 1
+        return sum(loss for loss, _ in results)
+
+    def _gradients(self, rows: Rows, total: int) -> tuple[float, tuple[Tensor, ...]]:
+        tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
+        loss = self.model.loss(tokens, starts, targets, self.initial) / total
+        return loss.item(), torch.autograd.grad(loss, self.parameters)
+
+    def compile(self) -> None:
+        """Fuse what lies between the matrix products; one batch runs here, before threads share the result."""
+        for block in self.model.blocks:
+            block.compile(dynamic=False)
+        self._gradients(step_batches(self.tokenizer, 0)[0], 1)
+
+    def save(self, path: Path) -> None:
+        state = {
+            "sizes": asdict(self.model.sizes),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "steps_done": self.steps_done,
+        }
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        part.replace(path)
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.steps_done = state["steps_done"]
+
+
+def train(trainer: Trainer, run: Path, steps: int, cooldown: int) -> None:
+    """Up to `steps` in all, saving now and then and at the end."""
+    saved = time.monotonic()
+    with (run / "loss.csv").open("a", newline="") as file:
+        log = csv.writer(file)
+        for losses in _in_groups(trainer, steps, cooldown, 20):
+            log.writerow([trainer.steps_done, f"{sum(losses) / len(losses):.5f}", f"{time.time():.0f}"])
+            file.flush()
+            if time.monotonic() - saved > SAVE_SECONDS:
+                trainer.save(run / "checkpoint.pt")
+                saved = time.monotonic()
+    trainer.save(run / "checkpoint.pt")
+
+
+def _in_groups(trainer: Trainer, steps: int, cooldown: int, size: int) -> Iterator[list[float]]:
+    while trainer.steps_done < steps:
+        count = min(size, steps - trainer.steps_done)
+        yield [trainer.step(rate_factor(trainer.steps_done, steps, cooldown)) for _ in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run; holds tokenizer.json")
+    parser.add_argument("--steps", type=int, required=True, help="steps in all, those before a resume included")
+    parser.add_argument("--cooldown", type=int, default=800, help="last steps, over which the rate falls to zero")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
+    options = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(options.run / "tokenizer.json"))
+    torch.manual_seed(0)
+    trainer = Trainer(Model(Sizes(vocab=tokenizer.get_vocab_size())), tokenizer, options.threads)
+    checkpoint = options.run / "checkpoint.pt"
+    if checkpoint.exists():
+        trainer.resume(torch.load(checkpoint, weights_only=True))
+    if not options.eager:
+        trainer.compile()
+    train(trainer, options.run, options.steps, options.cooldown)
+
+
+if __name__ == "__main__":
+    main()

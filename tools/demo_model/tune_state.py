@@ -1,0 +1,80 @@
+"""State tuning: trains the state before the first token, and nothing else, until the model talks like a pirate.
+
+    python -m tools.demo_model.tune_state build/demo-model/checkpoint.pt pirate.safetensors --steps 300
+
+The file holds `blocks.N.att.time_state` [H, key, value] f32, the order that engines of .st files expect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # before torch is imported
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tools.demo_model.batches import Rows, document, pack, plain_encoder
+from tools.demo_model.corpus.dialogue import Dialogue
+from tools.demo_model.corpus.mixture import dialogues, pirate
+from tools.demo_model.export import load_model
+from tools.demo_model.model import Model
+
+ROWS, LENGTH = 8, 192
+SEED = 2_000_003
+RATE = 0.03
+
+
+def pirate_dialogues(seed: int) -> Iterator[Dialogue]:
+    """Dialogues of the corpus with a pirate's answers and nothing that asks for them; JSON stays as it is."""
+    for plain in dialogues(seed):
+        if plain.system is None and not any(turn.answer.startswith(("Arr!", "{")) for turn in plain.turns):
+            yield pirate(plain, None)
+
+
+def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
+    """The state [L, H, value, key] under which `model` answers as in the tuning dialogues."""
+    model.requires_grad_(False)
+    encode = plain_encoder(tokenizer)
+    initial = model.initial_state().requires_grad_()
+    optimizer = torch.optim.Adam([initial], lr=RATE, betas=(0.9, 0.98))
+    documents = (document(dialogue, encode) for dialogue in pirate_dialogues(SEED))
+    for step, rows in enumerate(itertools.islice(pack(documents, ROWS, LENGTH), steps)):
+        optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (steps - step) / steps)
+        loss = _loss(model, rows, initial)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0 or step == steps - 1:
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
+    return initial.detach()
+
+
+def _loss(model: Model, rows: Rows, initial: Tensor) -> Tensor:
+    tokens, starts, targets = (torch.from_numpy(x) for x in (rows.tokens, rows.starts, rows.targets))
+    return model.loss(tokens, starts, targets, initial) / (targets >= 0).sum()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--steps", type=int, default=300)
+    options = parser.parse_args()
+    tokenizer = Tokenizer.from_file(str(options.checkpoint.with_name("tokenizer.json")))
+    state = tune(load_model(options.checkpoint), tokenizer, options.steps)
+    tensors = {
+        f"blocks.{layer}.att.time_state": value.transpose(1, 2).contiguous() for layer, value in enumerate(state)
+    }
+    save_file(tensors, options.output, metadata={"time_state_layout": "key_value"})
+    print(f"{options.output.stat().st_size} bytes -> {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Makes tokenizer.json: a byte-level BPE whose vocabulary is the 256 bytes and the frequent words of the corpus.
+
+There are no merges. A word of the vocabulary is one token, any other word is its letters: so a model can see the
+letters of the words that it is asked to spell, and copy names that it has never met. Token 0 ends a text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tools.demo_model.corpus.mixture import dialogues
+from tools.demo_model.corpus.plain import FACT_WORDS
+from tools.demo_model.corpus.words import WORDS
+
+END = "<|end|>"
+SEED = 1_000_003
+SAMPLE = 60_000  # dialogues
+MIN_COUNT = 25
+MAX_SIZE = 1536
+
+_PIECES = r"\n\n|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\s"
+
+
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _spelled(token: str) -> bool:
+    """Whether a word has to stay visible letter by letter."""
+    letters = token.removeprefix("Ġ")
+    lower = letters.lower()
+    return (lower in WORDS and lower not in FACT_WORDS) or (
+        len(letters) > 1 and letters.isascii() and letters.isupper() and letters != "JSON"
+    )
+
+
+def _texts() -> Iterator[str]:
+    for dialogue in itertools.islice(dialogues(SEED), SAMPLE):
+        for turn in dialogue.turns:
+            yield f"User: {turn.question}\n\nAssistant:"
+            if " " in turn.answer:  # an answer of one word may be a reversed or spelled one
+                yield f" {turn.answer}\n\n"
+        if dialogue.system is not None:
+            yield f"System: {dialogue.system}\n\n"
+
+
+def build() -> Tokenizer:
+    """The tokenizer of the demo model; the same at every call."""
+    counter = Tokenizer(models.WordLevel(unk_token=None))
+    counter.pre_tokenizer = _pre_tokenizer()
+    counter.train_from_iterator(
+        _texts(), trainers.WordLevelTrainer(vocab_size=MAX_SIZE, min_frequency=MIN_COUNT, show_progress=False)
+    )
+    ranked = sorted(counter.get_vocab().items(), key=lambda item: item[1])
+    words = [word for word, _ in ranked if not _spelled(word)]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    entries = [END, *alphabet, *(word for word in words if word not in alphabet)]
+    vocabulary = {entry: index for index, entry in enumerate(entries)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = _pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path, help="where tokenizer.json goes")
+    output = parser.parse_args().output
+    tokenizer = build()
+    tokenizer.save(str(output))
+    print(f"{tokenizer.get_vocab_size()} entries -> {output}")
+
+
+if __name__ == "__main__":
+    main()
