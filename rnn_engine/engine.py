@@ -12,13 +12,16 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
+from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
+from rnn_engine.model import open_model
 from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
-from rnn_engine.tokenizer import Tokenizer
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 
 MAX_LOGPROBS = 20
@@ -64,6 +67,39 @@ class Engine:
         self._scheduler = Scheduler(runner, tokenizer.decode_bytes)
         self._worker = Worker(self._scheduler, self._post, partial(self._end, runner))
         self._worker.start()
+
+    @classmethod
+    async def load(
+        cls,
+        model_path: str | Path,
+        *,
+        name: str | None = None,
+        tokenizer: str = "auto",
+        device: str = "auto",
+        weights: WeightFormat = "f16",
+        num_slots: int = 8,
+        max_queued: int = 64,
+        progress: Progress = lambda *_: None,
+    ) -> Self:
+        """Open a model file and put it on a device; the event loop goes on meanwhile.
+
+        `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
+        none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
+        for a slot. `progress` is called on another thread. Raises ModelError, TokenizerError or DeviceError.
+        """
+        path = Path(model_path)
+
+        def open_all() -> tuple[Runner, Tokenizer]:
+            with open_model(path) as model:
+                chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
+                return load_runner(model, device, weights=weights, num_slots=num_slots, progress=progress), chosen
+
+        runner, chosen = await asyncio.to_thread(open_all)
+        if isinstance(runner, GpuRunner):
+            device = runner.device.info.name
+        else:
+            weights = "f32"
+        return cls(runner, chosen, model=name or path.stem, device=device, weights=weights, max_queued=max_queued)
 
     @property
     def info(self) -> EngineInfo:
