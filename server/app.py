@@ -30,6 +30,7 @@ LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 OnReady: TypeAlias = Callable[[EngineInfo, str], None]
 
 _FAREWELL_SECONDS = 2.0  # for the error answers of requests that outlived the drain
+_ACCESS_LOG = '%a "%r" %s, %b bytes in %Tf s'
 _log = logging.getLogger(__name__)
 
 
@@ -63,7 +64,10 @@ async def _serve(load: LoadEngine, settings: ServerSettings, on_ready: OnReady, 
     stop = asyncio.Event()
     with _signals_set(stop):
         runner = web.AppRunner(
-            make_app(engine, settings), handler_cancellation=True, shutdown_timeout=_FAREWELL_SECONDS
+            make_app(engine, settings),
+            handler_cancellation=True,
+            shutdown_timeout=_FAREWELL_SECONDS,
+            access_log_format=_ACCESS_LOG,
         )
         await runner.setup()
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.logging import RichHandler
 
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import device_option, model_argument, slots_option, tokenizer_option
@@ -39,12 +39,25 @@ def command(model: Path, tokenizer: str, device: str, slots: int, host: str, por
     MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
-    logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)]
-    )
     choice = EngineChoice(model, tokenizer, device, slots)
     settings = ServerSettings(host=host, port=port, api_key=api_key)
-    run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
+    with _log_on_stderr():
+        run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
+
+
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
 
 
 def _announce(info: EngineInfo, url: str, api_key: str | None) -> None:

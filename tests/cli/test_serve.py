@@ -1,0 +1,69 @@
+"""`rnn-engine serve`, `generate` and `chat` with the real engine, on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.support.cli import Command
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(model_file: Path) -> Iterator[tuple[str, str]]:
+    """What the server said at its start, and its address. It is ended by SIGTERM, and must end well."""
+    command = [sys.executable, "-m", "rnn_engine.cli", "serve", str(model_file), "--device", "cpu", "--port", "0"]
+    with subprocess.Popen([*command, "--slots", "3"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = "".join(process.stdout.readline() for _ in range(4))
+            [address] = re.findall(r"^address +(http://127.0.0.1:\d+)$", said, re.MULTILINE)
+            yield said, address
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+        finally:
+            process.kill()
+
+
+def test_says_what_it_serves_and_how_to_ask(server: tuple[str, str]) -> None:
+    said, address = server
+    assert "tiny: RWKV v7, 2 layers, width 64" in said
+    assert "cpu" in said
+    assert "3 slots" in said
+    assert f"curl {address}/v1/chat/completions -d '" in said
+
+
+async def test_eight_clients_at_once(server: tuple[str, str]) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server[1]}/v1", api_key="any") as client:
+        answers = await asyncio.gather(
+            *(client.completions.create(model="any", prompt=[number, 2], max_tokens=5, seed=1) for number in range(8))
+        )
+    assert [answer.usage.prompt_tokens for answer in answers if answer.usage is not None] == [2] * 8
+
+
+def test_generate_continues_tokens(rnn_engine: Command, model_file: Path) -> None:
+    arguments = ("generate", model_file, "--tokens", "1,2,3", "--max-tokens", 4, "--temperature", 0, "--device", "cpu")
+    first, second = rnn_engine(*arguments), rnn_engine(*arguments)
+    assert re.fullmatch(r"(\d+ ){1,4}\n", first)
+    assert first == second
+
+
+def test_tokenizer_that_is_missing(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("chat", model_file, "--tokenizer", "no.json", "--device", "cpu", code=1)
+    assert said.startswith("Error: ")
+    assert "'no.json'" in said
+
+
+def test_port_in_use(rnn_engine: Command, model_file: Path, server: tuple[str, str]) -> None:
+    port = server[1].rpartition(":")[2]
+    said = rnn_engine("serve", model_file, "--device", "cpu", "--port", port, code=1)
+    assert said == f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n"

@@ -1,0 +1,104 @@
+"""The server over the real engine, on the CPU, with a small random model that works on token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rnn_engine.engine import Engine
+from server.app import make_app
+from server.keys import ENGINE
+from server.schemas.completions import Completion
+from server.settings import ServerSettings
+from tests.support.http import Body, Client, error_of, post, post_stream
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_safetensors(random_model(tiny_shape(vocab=96), seed=5), path, "f32")
+    return path
+
+
+@pytest.fixture
+async def client(model_file: Path) -> AsyncIterator[Client]:
+    engine = await Engine.load(model_file, device="cpu", num_slots=3)
+    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+        yield client
+
+
+def body(number: int, **fields: object) -> Body:
+    return {
+        "prompt": [number, 7, 9],
+        "seed": number,
+        "max_tokens": 12,
+        "return_token_ids": True,
+        "logprobs": 1,
+        **fields,
+    }
+
+
+async def test_answers_are_the_same_alone_together_and_as_streams(client: Client) -> None:
+    alone = [(await post(client, PATH, Completion, body(number)))["choices"][0] for number in range(1, 9)]
+    together = await asyncio.gather(*(post(client, PATH, Completion, body(number)) for number in range(1, 9)))
+    streams = await asyncio.gather(*(post_stream(client, PATH, Completion, body(number)) for number in range(1, 9)))
+    for single, joint, chunks in zip(alone, together, streams, strict=True):
+        [choice] = joint["choices"]
+        assert choice["token_ids"] == single["token_ids"]
+        assert choice["logprobs"]["token_logprobs"] == pytest.approx(single["logprobs"]["token_logprobs"], abs=1e-4)
+        streamed = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
+        assert streamed == single["token_ids"]
+    assert len({tuple(choice["token_ids"]) for choice in alone}) == 8
+
+
+async def test_scores_of_a_prompt_are_those_of_its_generation(client: Client) -> None:
+    drawn = (await post(client, PATH, Completion, body(1)))["choices"][0]
+    tokens = [*drawn["prompt_token_ids"], *drawn["token_ids"]]
+    scored = (await post(client, PATH, Completion, {"prompt": tokens, "echo": True, "logprobs": 1, "max_tokens": 0}))[
+        "choices"
+    ][0]
+    assert scored["logprobs"]["tokens"] == [f"token_id:{token}" for token in tokens]
+    assert scored["logprobs"]["token_logprobs"][0] is None
+    generated = drawn["logprobs"]["token_logprobs"]
+    assert scored["logprobs"]["token_logprobs"][3:] == pytest.approx(generated, abs=1e-4)
+
+
+async def test_copies_draw_differently_and_again_the_same(client: Client) -> None:
+    copies = (await post(client, PATH, Completion, body(1, n=4, temperature=1.5, top_p=1)))["choices"]
+    again = (await post(client, PATH, Completion, body(1, n=4, temperature=1.5, top_p=1)))["choices"]
+    assert [choice["token_ids"] for choice in copies] == [choice["token_ids"] for choice in again]
+    assert len({tuple(choice["token_ids"]) for choice in copies}) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_leaves_gives_its_slots_back(client: Client, stream: bool) -> None:
+    endless = body(1, max_tokens=2**30, stream=stream, logit_bias={"0": -1000}, n=2)
+    call = asyncio.create_task(client.post(PATH, json=endless))
+    engine = client.app[ENGINE]
+    while engine.stats().active < 2:
+        await asyncio.sleep(0.001)
+    if stream:
+        (await call).close()
+    else:
+        call.cancel()
+    while engine.stats().active or engine.stats().queued:
+        await asyncio.sleep(0.001)
+    await post(client, PATH, Completion, body(2))
+
+
+async def test_text_for_a_model_without_tokenizer_is_refused(client: Client) -> None:
+    error = await error_of(await client.post(PATH, json={"prompt": "text"}), 400)
+    assert "token" in error["message"]
+    await error_of(await client.post("/tokenize", json={"content": "text"}), 400)
+
+
+async def test_token_beyond_the_vocabulary_is_refused(client: Client) -> None:
+    error = await error_of(await client.post(PATH, json={"prompt": [1, 96], "echo": True}), 400)
+    assert "96" in error["message"]
