@@ -44,6 +44,7 @@ class Engine:
         model: str,
         device: str,
         weights: str,
+        device_bytes: int | None = None,
         max_queued: int = 64,
     ) -> None:
         self._tokenizer = tokenizer
@@ -57,6 +58,7 @@ class Engine:
             max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
             tokenizer=tokenizer.name,
             created=int(time.time()),
+            device_bytes=device_bytes,
         )
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
@@ -95,11 +97,20 @@ class Engine:
                 return load_runner(model, device, weights=weights, num_slots=num_slots, progress=progress), chosen
 
         runner, chosen = await asyncio.to_thread(open_all)
+        device_bytes = None
         if isinstance(runner, GpuRunner):
-            device = runner.device.info.name
+            device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
         else:
             weights = "f32"
-        return cls(runner, chosen, model=name or path.stem, device=device, weights=weights, max_queued=max_queued)
+        return cls(
+            runner,
+            chosen,
+            model=name or path.stem,
+            device=device,
+            weights=weights,
+            device_bytes=device_bytes,
+            max_queued=max_queued,
+        )
 
     @property
     def info(self) -> EngineInfo:

@@ -135,6 +135,7 @@ class EngineInfo:
     max_logprobs: int  # the most alternatives a token
     tokenizer: str
     created: int  # Unix time of the load, seconds
+    device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
 
 
 @dataclass(frozen=True, slots=True)

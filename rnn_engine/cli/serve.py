@@ -62,10 +62,11 @@ def _log_on_stderr() -> Iterator[None]:
 
 def _announce(info: EngineInfo, url: str, api_key: str | None) -> None:
     key = "" if api_key is None else " -H 'Authorization: Bearer KEY'"
+    memory = "" if info.device_bytes is None else f", {info.device_bytes / 1e6:.1f} MB of its memory"
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     lines = {
         "model": f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}",
-        "device": f"{info.device}, {info.num_slots} slots",
+        "device": f"{info.device}, {info.num_slots} slots{memory}",
         "address": url,
         "try": f"curl {url}/v1/chat/completions{key} -d '{body}'",
     }

@@ -40,6 +40,7 @@ def _entry(info: EngineInfo) -> ModelEntry:
             "ffn_width": shape.ffn_width,
             "vocab_size": shape.vocab_size,
             "device": info.device,
+            "device_bytes": info.device_bytes,
             "weights": info.weights,
             "num_slots": info.num_slots,
             "max_logprobs": info.max_logprobs,

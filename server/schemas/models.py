@@ -16,6 +16,7 @@ class ModelMeta(TypedDict):
     ffn_width: int
     vocab_size: int
     device: str
+    device_bytes: int | None
     weights: str
     num_slots: int
     max_logprobs: int
