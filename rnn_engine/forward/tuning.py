@@ -70,6 +70,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             ProductVariant(tokens=8, groups=1, panels=1, splits=16),
             ProductVariant(tokens=16, groups=1, panels=1, splits=16),
         ),
+        broadcast=False,
         tiled=True,
         norm_threads=128,
         candidate_threads=256,

@@ -1,0 +1,86 @@
+"""The runner on a GPU: the contract of all runners, the golden files, and what is its own."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
+from rnn_engine.forward import load_runner
+from rnn_engine.types import TokenRun
+from tests.support.golden_contract import GoldenContract
+from tests.support.gpu import KINDS, make_gpu_runner
+from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.runner_contract import MakeRunner, RunnerContract
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return partial(make_gpu_runner, kind=request.param)
+
+
+class TestGpuRunner(RunnerContract):
+    tolerance = 2e-5
+
+
+class TestGoldenInF32(GoldenContract):
+    tolerance = 1e-4
+
+
+class TestGoldenInF16(GoldenContract):
+    tolerance = 1e-4  # the golden weights are f16 themselves
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def make_runner(cls) -> MakeRunner:
+        return partial(make_gpu_runner, weights="f16")
+
+
+def test_a_step_has_at_most_nine_dispatches_a_layer() -> None:
+    runner = make_gpu_runner(
+        random_model(tiny_shape(layers=3), seed=1), num_slots=2, max_tokens=8, max_rows=2, num_candidates=8
+    )
+    one = len(runner.plan(1, 1, 0).dispatches)
+    assert one <= 9 * 3
+    assert len(runner.plan(8, 2, 0).dispatches) == one
+    assert "layer 2 recurrence: wkv7 4 x 2" in str(runner.plan(8, 2, 0))
+    runner.close()
+
+
+def test_loading_says_how_far_it_is() -> None:
+    heard: list[tuple[int, int]] = []
+    runner = load_runner(
+        random_model(tiny_shape(layers=2), seed=1), progress=lambda what, done, total: heard.append((done, total))
+    )
+    assert heard == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    runner.close()
+
+
+def test_a_closed_runner_takes_no_step() -> None:
+    runner = load_runner(random_model(tiny_shape(layers=1), seed=1))
+    runner.close()
+    with pytest.raises(StepError, match="closed"):
+        runner.step([TokenRun(0, [1])])
+
+
+def test_numbers_that_are_not_finite_are_an_error_and_hurt_no_other_step() -> None:
+    model = random_model(tiny_shape(layers=1), seed=1)
+    embedding = model.tensor("emb.weight").copy()
+    embedding[3] = np.nan
+    runner = load_runner(TensorModel(model.shape, {**model.tensors, "emb.weight": embedding}))
+    with pytest.raises(StepError, match="not finite"):
+        runner.step([TokenRun(0, [3], rows=1)])
+    assert np.isfinite(runner.step([TokenRun(1, [4], rows=1)]).logits).all()
+    runner.close()
+
+
+def test_too_many_slots_for_the_device_are_an_error_that_says_so() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"\d+ bytes asked for, but a buffer of this device has \d+"):
+        load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=1_000_000, max_rows=1)
+
+
+def test_a_head_size_that_no_kernel_takes_is_an_error_that_names_those_that_are() -> None:
+    with pytest.raises(DeviceError, match=r"head size 8 .*\(16, 32, 64, 128\)"):
+        load_runner(random_model(tiny_shape(layers=1, width=16, head_size=8), seed=1))

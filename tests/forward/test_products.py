@@ -1,0 +1,157 @@
+"""Products alone, against numpy: every kind of device, awkward sizes, every activation, matrices split by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from rnn_engine.forward.packing import WeightFormat, padded
+from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
+from rnn_engine.forward.tuning import Tuning
+from rnn_engine.gpu import Device, Kernels, Plan, Recorder
+from rnn_engine.types import F32
+from tests.support.gpu import KINDS, open_checked
+
+MAX_TOKENS = 150
+TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
+
+
+@dataclass
+class Bench:
+    """A device with the product kernels, for one tuning."""
+
+    device: Device
+    kernels: Kernels
+    tuning: Tuning
+
+    def multiply(
+        self,
+        matrices: list[F32],
+        inputs: F32,
+        *,
+        weights: WeightFormat = "f32",
+        activation: Activation = Activation.NONE,
+        bias: F32 | None = None,
+        before: F32 | None = None,
+        max_binding_bytes: int | None = None,
+    ) -> tuple[list[F32], int]:
+        """All `matrices` [R, C] times `inputs` [T, C] by one product, and how many dispatches it took."""
+        count, columns = inputs.shape
+        stride = padded(columns)
+        total = sum(len(matrix) for matrix in matrices)
+        buffers = ProductBuffers(
+            batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * (4 + 4 + 2 + MAX_TOKENS)),
+            vectors=self._buffer(np.zeros(total, np.float32) if bias is None else bias),
+            inputs=self._buffer(np.pad(inputs, ((0, 0), (0, stride - columns)))),
+            outputs=self._buffer(np.full((count, total), 7, np.float32) if before is None else before),
+        )
+        starts = np.cumsum([0, *(len(matrix) for matrix in matrices)]).tolist()
+        limit = self.device.max_binding_bytes
+        self.device.max_binding_bytes = max_binding_bytes or limit
+        product = Product(
+            "test",
+            [
+                Matrix(matrix, 0, stride, start, total, activation, start)
+                for matrix, start in zip(matrices, starts, strict=False)
+            ],
+            buffers,
+            ProductKernels(
+                self.kernels, self.tuning, weights, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}
+            ),
+            self.device,
+        )
+        self.device.max_binding_bytes = limit
+        plan = Plan(tuple(product.dispatches(count)))
+        Recorder(self.device).submit(plan)
+        found = np.frombuffer(self.device.read(buffers.outputs, 0, 4 * count * total), np.float32)
+        return np.split(found.reshape(count, total), starts[1:-1], axis=1), len(plan.dispatches)
+
+    def _buffer(self, data: np.ndarray, num_bytes: int | None = None) -> object:  # type: ignore[type-arg]
+        buffer = self.device.create_buffer("test", num_bytes or data.nbytes)
+        self.device.upload(buffer, 0, data)
+        return buffer
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    device, kernels, tuning = open_checked(request.param)
+    yield Bench(device, kernels, tuning)
+    device.close()
+
+
+def draw(*shape: int, seed: int = 5) -> F32:
+    """Numbers that f16 holds exactly."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", TOKEN_COUNTS)
+@pytest.mark.parametrize("weights", ["f16", "f32"])
+def test_any_token_count(bench: Bench, count: int, weights: WeightFormat) -> None:
+    matrix, inputs = draw(70, 40), draw(count, 40, seed=6)
+    (found,), _ = bench.multiply([matrix], inputs, weights=weights)
+    np.testing.assert_allclose(found, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64)])
+@pytest.mark.parametrize("count", [1, 20])
+def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int) -> None:
+    matrix, inputs = draw(rows, columns), draw(count, columns, seed=6)
+    (found,), _ = bench.multiply([matrix], inputs)
+    np.testing.assert_allclose(found, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_several_matrices_at_once(bench: Bench, count: int) -> None:
+    matrices, inputs = [draw(rows, 24, seed=rows) for rows in (64, 5, 100, 1)], draw(count, 24)
+    found, num_dispatches = bench.multiply(matrices, inputs)
+    assert num_dispatches == 1
+    for matrix, outputs in zip(matrices, found, strict=True):
+        np.testing.assert_allclose(outputs, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_what_does_not_fit_a_binding_is_split_by_rows(bench: Bench, count: int) -> None:
+    matrices, inputs = [draw(rows, 32, seed=rows) for rows in (300, 10, 129)], draw(count, 32)
+    room_for_128_rows = 4 * 32 * 150
+    found, num_dispatches = bench.multiply(matrices, inputs, max_binding_bytes=room_for_128_rows)
+    assert num_dispatches == 5
+    for matrix, outputs in zip(matrices, found, strict=True):
+        np.testing.assert_allclose(outputs, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+
+
+def sigmoid(value: F32) -> F32:
+    return 1 / (1 + np.exp(-value))
+
+
+ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
+    Activation.NONE: lambda total, bias, before: total,
+    Activation.TANH: lambda total, bias, before: np.tanh(total),
+    Activation.SIGMOID: lambda total, bias, before: sigmoid(total),
+    Activation.SQUARED_RELU: lambda total, bias, before: np.maximum(total, 0) ** 2,
+    Activation.BIASED_SIGMOID: lambda total, bias, before: sigmoid(total + bias),
+    Activation.DECAY: lambda total, bias, before: np.exp(np.float32(-0.606531) * sigmoid(total + bias)),
+    Activation.RESIDUAL: lambda total, bias, before: before + total,
+}
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("count", [1, 20])
+def test_activations(bench: Bench, activation: Activation, count: int) -> None:
+    matrix, inputs, bias, before = draw(70, 16), draw(count, 16), draw(70, seed=8), draw(count, 70, seed=9)
+    (found,), _ = bench.multiply([matrix], inputs, activation=activation, bias=bias, before=before)
+    expected = ACTIVATIONS[activation](inputs @ matrix.T, bias, before)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-4)
+
+
+def test_tanh_of_a_large_argument_is_one(bench: Bench) -> None:
+    (found,), _ = bench.multiply([np.full((8, 8), 3000.0, np.float32)], draw(1, 8) ** 2, activation=Activation.TANH)
+    assert found.tolist() == [[1.0] * 8]
+
+
+def test_a_weight_beyond_f16_becomes_its_greatest_value(bench: Bench) -> None:
+    matrix = np.full((1, 8), [[1e6, 0, 0, 0, 0, 0, 0, -1e6]], np.float32)
+    (found,), _ = bench.multiply([matrix], np.eye(8, dtype=np.float32), weights="f16")
+    assert found[:, 0].tolist() == [65504, 0, 0, 0, 0, 0, 0, -65504]

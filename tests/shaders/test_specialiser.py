@@ -1,0 +1,38 @@
+"""Constants and includes in, text with a line map out."""
+
+from __future__ import annotations
+
+import pytest
+
+from shaders import Binding, specialise
+
+
+def test_constants_become_lines_of_their_kind() -> None:
+    source = specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
+    assert source.text.startswith("const THREADS = 8u;\nconst STATE_STRIDE = 16u;\n// Forks")
+
+
+def test_bindings_are_known_by_name() -> None:
+    source = specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16})
+    assert source.bindings == {"pair": Binding(0, read_only=True), "state": Binding(1, read_only=False)}
+
+
+def test_every_line_is_traced_to_its_file() -> None:
+    source = specialise("norm_rows", {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": 1})
+    lines = source.text.splitlines()
+    assert source.origin(1) == "constants:1"
+    struct = lines.index("struct Batch {") + 1
+    assert source.origin(struct).startswith("batch.wgsl:")
+    after = next(number for number, line in enumerate(lines, 1) if "@binding(3)" in line)
+    assert source.origin(after).startswith("norm_rows.wgsl:")
+    assert not any("#include" in line for line in lines)
+
+
+def test_a_misspelt_constant_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"copy_state.wgsl uses none of the constants \['THREAD'\]"):
+        specialise("copy_state", {"THREAD": 8, "THREADS": 8, "STATE_STRIDE": 16})
+
+
+def test_a_misspelt_include_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"copy_state.wgsl includes none of \['WEIGHTS'\]"):
+        specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16}, {"WEIGHTS": "weights_f16"})

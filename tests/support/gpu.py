@@ -1,0 +1,38 @@
+"""Runners on a GPU with checked shaders, with the choices for a software device or for a hardware one."""
+
+from __future__ import annotations
+
+from rnn_engine.forward import GpuRunner, WeightFormat
+from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.v7 import StepLimits
+from rnn_engine.gpu import Device, DeviceInfo, Kernels, measure_subgroup_size
+from rnn_engine.types import Model
+
+KINDS = ("software", "discrete")
+
+
+def open_checked(kind: str) -> tuple[Device, Kernels, Tuning]:
+    """The first device of this machine, with the tuning for devices of `kind`, whatever it is itself."""
+    device = Device.open(checked=True)
+    kernels = Kernels(device)
+    tuning = tuning_for(
+        DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device, kernels) >= 8
+    )
+    return device, kernels, tuning
+
+
+def make_gpu_runner(
+    model: Model,
+    *,
+    num_slots: int,
+    max_tokens: int,
+    max_rows: int,
+    num_candidates: int,
+    kind: str = "software",
+    weights: WeightFormat = "f32",
+) -> GpuRunner:
+    device, kernels, tuning = open_checked(kind)
+    limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
+    return GpuRunner(
+        model, device, kernels, tuning, weights=weights, limits=limits, progress=lambda what, done, total: None
+    )
