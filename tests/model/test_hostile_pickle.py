@@ -61,6 +61,7 @@ def test_other_names_are_refused(value: bytes) -> None:
     "value",
     [
         pth.call(FLOAT_STORAGE, pth.integer(4)),
+        pth.call(FLOAT_STORAGE, TENSOR),
         pth.call(TENSOR, pth.integer(4)),
         pth.call(pth.name("collections", "OrderedDict"), b"]"),
         pth.call(pth.name("torch._utils", "_rebuild_parameter"), pth.text("x"), b"\x88", b"N"),

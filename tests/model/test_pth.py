@@ -98,6 +98,11 @@ def test_slice_of_a_larger_storage(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(write(tmp_path, described, DATA | {KEYS[NAME]: table.tobytes()})), LARGE)
 
 
+def test_a_stride_that_is_never_taken_may_be_of_any_size(tmp_path: Path) -> None:
+    described = window(0, (1, *LARGE.shape), (1 << 62, LARGE.shape[1], 1))
+    np.testing.assert_array_equal(read(write(tmp_path, described)), LARGE)
+
+
 def test_tensors_that_share_a_storage(tmp_path: Path) -> None:
     head, embedding = KEYS["head.weight"], ARRAYS["emb.weight"]
     described = entries() | {"head.weight": pth.array(KEYS["emb.weight"], embedding)}
@@ -154,6 +159,16 @@ def test_an_oversized_pickle_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(5 << 20))
     assert "has a pickle of 5242880 bytes; expected at most 4194304" in refusal(path)
+
+
+def test_an_encrypted_storage_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, entries())
+    content = bytearray(path.read_bytes())
+    name = f"archive/data/{KEYS[NAME]}".encode()
+    record = content.rindex(b"PK\x01\x02", 0, content.rindex(name))  # the entry's record in the zip's directory
+    content[record + 8] |= 1
+    path.write_bytes(content)
+    assert f"the zip's entry {name.decode()} is damaged or encrypted" in refusal(path)
 
 
 def test_a_damaged_compressed_storage_is_refused(tmp_path: Path) -> None:

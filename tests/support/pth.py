@@ -30,7 +30,9 @@ def text(value: str) -> bytes:
 
 
 def integer(value: int) -> bytes:
-    return b"J" + struct.pack("<i", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    return b"\x8a\x10" + value.to_bytes(16, "little", signed=True)
 
 
 def name(module: str, attribute: str) -> bytes:

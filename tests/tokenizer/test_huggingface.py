@@ -84,6 +84,10 @@ def test_pieces_may_be_parts_of_a_character(byte_level: HuggingFaceTokenizer) ->
     assert [byte_level.decode_bytes(token) for token in tokens] == [b"\xf0", b"\x9f", b"\x98", b"\x80"]
 
 
+def test_a_piece_outside_the_byte_alphabet_is_plain_text() -> None:
+    assert piece_decoder({"type": "ByteLevel"})("a é") == "a é".encode()
+
+
 def test_byte_pieces_and_spaces_of_sentencepiece(sentencepiece: HuggingFaceTokenizer) -> None:
     tokens = sentencepiece.encode(" hello\né")
     assert [sentencepiece.decode_bytes(token) for token in tokens] == [b" he", b"ll", b"o", b"\n", b"\xc3", b"\xa9"]
@@ -124,7 +128,7 @@ def test_nothing_is_put_around_a_text_and_nothing_is_cut(tmp_path: Path) -> None
         single="<s> $A", special_tokens=[("<s>", library.token_to_id("<s>"))]
     )
     library.enable_truncation(4)
-    library.enable_padding(length=20)
+    library.enable_padding(length=200)
     assert save(library, tmp_path).encode(CORPUS[0]) == plain.encode(CORPUS[0]).ids
 
 
