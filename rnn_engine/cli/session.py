@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -27,15 +28,26 @@ class EngineChoice:
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
-    """Load with a progress bar."""
-    with progress_bar("opening the model") as report:
-        return await Engine.load(
-            choice.model,
-            tokenizer=choice.tokenizer,
-            device=choice.device,
-            num_slots=choice.slots,
-            progress=report,
-        )
+    """Load with a progress bar. Cancelling ends the work of the loading thread, too."""
+    cancelled = threading.Event()
+    with progress_bar("opening the model") as show:
+
+        def report(what: str, done: int, total: int) -> None:
+            if cancelled.is_set():
+                raise RuntimeError("loading was cancelled")
+            show(what, done, total)
+
+        try:
+            return await Engine.load(
+                choice.model,
+                tokenizer=choice.tokenizer,
+                device=choice.device,
+                num_slots=choice.slots,
+                progress=report,
+            )
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
 
 
 @dataclass(frozen=True, slots=True)

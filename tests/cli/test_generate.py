@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -93,6 +95,22 @@ class TestGenerate:
         rnn_engine("generate", "m", "-p", "a", code=130)
         assert engine.active == 0
         assert engine.closed
+
+
+def test_ctrl_c_while_loading_ends_the_loading_thread(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = itertools.count()
+
+    def load_slowly(progress: Callable[[str, int, int], None]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while next(reports) < 1_000_000:
+            progress("loading", 0, 1)
+
+    async def load(*_: object, progress: Callable[[str, int, int], None], **__: object) -> None:
+        await asyncio.to_thread(load_slowly, progress)
+
+    monkeypatch.setattr("rnn_engine.engine.Engine.load", load)
+    rnn_engine("generate", "m", "-p", "a", code=130)
+    assert next(reports) < 1_000_000
 
 
 def interrupt(_: GenerateRequest) -> str:
