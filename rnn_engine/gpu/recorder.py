@@ -71,6 +71,10 @@ class Recorder:
             )
         self._device.queue.submit([encoder.finish()])
 
+    def wait(self) -> None:
+        """Block until the device has done all that was submitted."""
+        native.wait_until_idle(self._device)
+
     def read(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
         """The first `num_bytes` of a mappable buffer, once all submitted work is done."""
         buffer.map_sync(wgpu.MapMode.READ, 0, num_bytes)

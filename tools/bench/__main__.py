@@ -1,0 +1,126 @@
+"""`python -m tools.bench`: decode by slots, prefill by length, and where the time goes, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
+from rnn_engine.forward import GpuRunner, WeightFormat, load_runner
+from rnn_engine.types import TokenRun
+from tools.bench.measure import copy_bandwidth, host_seconds, seconds_by_part
+from tools.bench.random_model import SHAPES, RandomModel
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+@click.command()
+@click.option("--shapes", default="0.1B", show_default=True, help=f"Any of {', '.join(SHAPES)}.")
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve, but for cpu.")
+@click.option("--weights", type=click.Choice(["f16", "f32"]), default="f16", show_default=True)
+@click.option("--slots", callback=_numbers, default="1,8", show_default=True, help="Sequences at decode.")
+@click.option("--lengths", callback=_numbers, default="64", show_default=True, help="Prompts at prefill.")
+@click.option("--repeats", default=10, show_default=True, help="Timed runs of each figure.")
+@click.option("--parts", is_flag=True, help="Also time each part of a step alone.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+def main(
+    shapes: str,
+    device: str,
+    weights: WeightFormat,
+    slots: list[int],
+    lengths: list[int],
+    repeats: int,
+    parts: bool,
+    out: Path | None,
+) -> None:
+    """Measure the forward pass of random RWKV-7 models of real shapes on a device."""
+    results = [measure(name, device, weights, slots, lengths, repeats, parts) for name in shapes.split(",")]
+    if out is not None:
+        out.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+
+
+def measure(
+    name: str, device: str, weights: WeightFormat, slots: list[int], lengths: list[int], repeats: int, parts: bool
+) -> dict[str, Any]:
+    """Load one shape, print its figures, and give them back."""
+    begun = time.perf_counter()
+    runner = load_runner(RandomModel(SHAPES[name]), device, weights=weights, num_slots=max(slots))
+    if not isinstance(runner, GpuRunner):
+        raise click.UsageError("--device cpu has no kernels to measure; use rnn-engine bench")
+    with closing(runner):
+        info = runner.device.info
+        bandwidth = copy_bandwidth(runner.device, repeats)
+        result: dict[str, Any] = {
+            "shape": name,
+            "sizes": asdict(runner.shape),
+            "weights": weights,
+            "device": asdict(info),
+            "host": f"{platform.system()} {platform.machine()}",
+            "load_seconds": round(time.perf_counter() - begun, 2),
+            "device_bytes": runner.device.allocated_bytes,
+            "copy_gb_per_second": round(bandwidth / 1e9, 2),
+            "repeats": repeats,
+            "max_tokens": runner.max_tokens,
+        }
+        click.echo(f"{name} {weights} on {info.name} ({info.backend}), copy {bandwidth / 1e9:.1f} GB/s")
+        lines = [_decode(runner, count, repeats, bandwidth) for count in slots]
+        lines += [asdict(measure_prefill(runner, length, repeats, time.perf_counter)) for length in lengths]
+        for line in lines:
+            click.echo("  " + "  ".join(f"{key} {_short(value)}" for key, value in line.items()))
+        result["results"] = lines
+        if parts:
+            result["parts"] = _parts(runner, max(slots), min(runner.max_tokens, max(lengths)), repeats)
+    return result
+
+
+def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> dict[str, Any]:
+    """A decode figure, with what the step must read and how near that comes to the device's bandwidth."""
+    line: Measurement = measure_decode(runner, slots, repeats, time.perf_counter)
+    state_bytes = sum(values.nbytes for values in runner.shape.initial_state().values())
+    num_bytes = runner.weight_bytes + slots * state_bytes
+    read_per_second = num_bytes / (line.median_ms / 1e3)
+    return {
+        **asdict(line),
+        "dispatches": len(runner.plan(slots, slots, slots).dispatches),
+        "host_ms": 1e3 * host_seconds(runner, slots, slots, repeats),
+        "read_mb": num_bytes / 1e6,
+        "read_gb_per_second": read_per_second / 1e9,
+        "share_of_copy_bandwidth": read_per_second / bandwidth,
+    }
+
+
+def _parts(runner: GpuRunner, slots: int, length: int, repeats: int) -> dict[str, dict[str, float]]:
+    batches = {
+        "decode, 1 slot": [TokenRun(0, [1], 1)],
+        f"decode, {slots} slots": [TokenRun(slot, [1], 1) for slot in range(slots)],
+        f"prefill, {length} tokens": [TokenRun(0, [1] * length, 1)],
+    }
+    found = {}
+    for title, batch in batches.items():
+        seconds = seconds_by_part(runner, batch, repeats)
+        found[title] = {part: round(1e3 * time_taken, 3) for part, (_, time_taken) in seconds.items()}
+        click.echo(f"  {title}, ms: " + ", ".join(f"{part} {ms:.2f}" for part, ms in found[title].items()))
+    return found
+
+
+def _short(value: object) -> str:
+    return (
+        f"{value:.3g}"
+        if isinstance(value, float) and value < 100
+        else f"{value:.1f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What a step costs: its parts on the device, its host time, and the device's own limit to hold it against.
+
+All times are medians over repetitions after a warm-up, in seconds of the host's clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from rnn_engine.forward import GpuRunner
+from rnn_engine.gpu import BufferCopy, Device, Dispatch, Plan, Recorder
+from rnn_engine.types import TokenRun
+
+_WARM_UP = 2
+_COPY_BYTES = 64 << 20
+
+
+def median_seconds(work: Callable[[], object], repeats: int) -> float:
+    """The median time of `work`."""
+    for _ in range(_WARM_UP):
+        work()
+    seconds = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begun)
+    return statistics.median(seconds)
+
+
+def copy_bandwidth(device: Device, repeats: int) -> float:
+    """Bytes a second of a large copy on the device, those read and those written both counted."""
+    source, target = device.create_buffer("copy from", _COPY_BYTES), device.create_buffer("copy to", _COPY_BYTES)
+    recorder = Recorder(device)
+
+    def copy() -> None:
+        recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)])
+        recorder.wait()
+
+    bandwidth = 2 * _COPY_BYTES / median_seconds(copy, repeats)
+    source.destroy()
+    target.destroy()
+    return bandwidth
+
+
+def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int) -> float:
+    """Time to encode and submit one step's plan, without waiting for the device."""
+    plan = runner.plan(num_tokens, num_runs, num_runs)
+    recorder = Recorder(runner.device)
+    seconds = []
+    for _ in range(_WARM_UP + repeats):
+        begun = time.perf_counter()
+        recorder.submit(plan)
+        seconds.append(time.perf_counter() - begun)
+        recorder.wait()
+    return statistics.median(seconds[_WARM_UP:])
+
+
+def seconds_by_part(runner: GpuRunner, batch: list[TokenRun], repeats: int) -> dict[str, tuple[int, float]]:
+    """For each part of a step, as "key" or "head": its dispatches in all layers, and how long they take together."""
+    runner.step(batch)  # so that the parts find a whole batch in the buffers
+    plan = runner.plan(sum(len(run.tokens) for run in batch), len(batch), sum(run.rows for run in batch))
+    parts: defaultdict[str, list[Dispatch]] = defaultdict(list)
+    for dispatch in plan.dispatches:
+        words = dispatch.label.split()
+        parts[" ".join(words[2:] if words[0] == "layer" else words)].append(dispatch)
+    recorder = Recorder(runner.device)
+    results = {}
+    for part, dispatches in parts.items():
+        part_plan = Plan(tuple(dispatches))
+
+        def run(part_plan: Plan = part_plan) -> None:
+            recorder.submit(part_plan)
+            recorder.wait()
+
+        results[part] = len(dispatches), median_seconds(run, repeats)
+    return results
