@@ -10,8 +10,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from rnn_engine.cli import main
 from tests.support.layers import LAYERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +93,20 @@ def test_make_serve_passes_on_what_is_set() -> None:
         "--tokenizer 'world'",
     ):
         assert part in command
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_options_in_documents_exist(document: Path) -> None:
+    for name, rest in re.findall(r"(?:`|bin/)rnn-engine ([a-z]+)([^`\n]*)", document.read_text()):
+        command = main.get_command(click.Context(main), name)
+        assert command is not None, name
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known
+
+
+def test_the_user_guide_names_every_command() -> None:
+    text = read("docs/user-guide.md")
+    assert [name for name in main.list_commands(click.Context(main)) if f"| `{name}" not in text] == []
 
 
 def test_every_unit_of_the_layers_exists_and_stands_in_the_architecture() -> None:
