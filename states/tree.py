@@ -1,17 +1,18 @@
 """A map from token sequences to values that answers two questions about a prompt: how far does it follow any
 known sequence, and which of its prefixes have a value.
 
-A trie with one node a token costs some 125 bytes a token. Here pygtrie's steps are blocks of tokens: a node stands
-for whole blocks, and keeps what goes on from it, both the blocks of its children and the tails (shorter than a
-block) at which values sit, as one sorted list. Of all sequences in a sorted list the one that shares most with a
-given sequence is a neighbour of its place in it, so a bisection finds where a prompt leaves the known paths.
+A trie with one node a token costs some 125 bytes a token, and every full run of the garbage collector visits all its
+nodes. Here pygtrie's steps are blocks of tokens: a node stands for whole blocks, and keeps what goes on from it, both
+the blocks of its children and the tails (shorter than a block) at which values sit, as one sorted list. Of all
+sequences in a sorted list the one that shares most with a given sequence is a neighbour of its place in it, so a
+bisection finds where a prompt leaves the known paths.
 
 Knows packed tokens (`tokens.py`) and nothing of what the values are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -62,11 +63,11 @@ class Place(Generic[V]):
         node: _Node[V] | None = self.node
         ahead = self.tail
         while node is not None:
-            if node.values:
-                for end in range(len(ahead), -1, -TOKEN_BYTES):
-                    value = node.values.get(ahead[:end])
-                    if value is not None:
-                        yield value
+            for tail in _prefixes_back(node.continuations, ahead):
+                if tail in node.values:
+                    yield node.values[tail]
+            if b"" in node.values:
+                yield node.values[b""]
             ahead = node.label
             node = node.parent
 
@@ -74,7 +75,7 @@ class Place(Generic[V]):
 class TokenTree(Generic[V]):
     """The map. A path is known as long as a value sits at its end; removing the value forgets what only it used."""
 
-    def __init__(self, block_tokens: int = 64) -> None:
+    def __init__(self, block_tokens: int = 512) -> None:
         self._block = block_tokens * TOKEN_BYTES
         self._root: _Node[V] = _Node(None, b"")
         self._nodes: Any = pygtrie.Trie()  # path of blocks -> _Node
@@ -158,6 +159,21 @@ def _longest_shared(ordered: list[bytes], wanted: bytes) -> int:
     """The most tokens that `wanted` shares with any member of a sorted list."""
     at = bisect_left(ordered, wanted)
     return max((shared_tokens(near, wanted) for near in ordered[max(at - 1, 0) : at + 1]), default=0)
+
+
+def _prefixes_back(ordered: list[bytes], wanted: bytes) -> Iterator[bytes]:
+    """The members of a sorted list that are prefixes of `wanted`, the longest first; none may be empty.
+
+    A member between a prefix of `wanted` and `wanted` begins with that prefix. So where the last member that isn't
+    greater is no prefix, every prefix in the list is one of what the two share.
+    """
+    while (at := bisect_right(ordered, wanted)) > 0:
+        near = ordered[at - 1]
+        if wanted.startswith(near):
+            yield near
+            wanted = near[:-TOKEN_BYTES]
+        else:
+            wanted = wanted[: shared_tokens(near, wanted) * TOKEN_BYTES]
 
 
 def _discard(ordered: list[bytes], member: bytes) -> None:

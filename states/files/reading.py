@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from rnn_engine.errors import StateError
+from rnn_engine.errors import ModelError, StateError
 from rnn_engine.types import F32, ModelShape, State
 from states.files.container import write_file
 from states.files.full import is_full_state, read_full_state
@@ -30,7 +30,7 @@ from states.files.tuned import Layout, is_time_state, state_from_tuned, tuned_fr
 StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline"]
 
 ReadPth: TypeAlias = Callable[[Path], Mapping[str, NDArray[Any]]]
-"""Tensors by name from a .pth file; a safe one that runs no code of the file."""
+"""Tensors by name from a .pth file, by a reader that runs no code of the file and raises ModelError."""
 
 LAYOUT_KEY = "time_state_layout"
 
@@ -65,7 +65,7 @@ def read_state(
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
         return _read_safetensors(path, shape, model, layout)
     if head[:2] == b"PK" or head[:1] == b"\x80":
-        return LoadedState("tuned", state_from_tuned(read_pth(path), shape, layout or "value_key", path.name))
+        return _read_pth(path, shape, read_pth, layout or "value_key")
     if head[:1] and 0xA0 <= head[0] <= 0xBF:  # a CBOR map
         return _read_prefab(path, shape, size)
     raise StateError(f"{path.name}: is neither safetensors nor .pth nor CBOR; it starts with the bytes {head.hex(' ')}")
@@ -92,6 +92,14 @@ def _read_safetensors(path: Path, shape: ModelShape, model: str | None, layout: 
         raise StateError(f"{path.name}: {LAYOUT_KEY} is {declared!r}; expected 'key_value' or 'value_key'")
     chosen: Layout = layout or ("key_value" if declared == "key_value" else "value_key")
     return LoadedState("tuned", state_from_tuned(tensors, shape, chosen, path.name))
+
+
+def _read_pth(path: Path, shape: ModelShape, read_pth: ReadPth, layout: Layout) -> LoadedState:
+    try:
+        tensors = read_pth(path)
+    except ModelError as error:
+        raise StateError(f"{path.name}: {error}") from error
+    return LoadedState("tuned", state_from_tuned(tensors, shape, layout, path.name))
 
 
 def _read_prefab(path: Path, shape: ModelShape, size: int) -> LoadedState:

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from rnn_engine.errors import StateError
+from rnn_engine.errors import ModelError, StateError
 from rnn_engine.types import State
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
@@ -349,6 +349,15 @@ def test_every_truncation_of_every_form_is_refused(tmp_path: Path) -> None:
             path.write_bytes(content[:length])
             with pytest.raises(StateError, match="file"):
                 load(path)
+
+
+def test_a_pth_file_that_can_not_be_read_is_a_state_error(tmp_path: Path) -> None:
+    def refuse(path: Path) -> Mapping[str, NDArray[Any]]:
+        raise ModelError("no pickle inside")
+
+    (tmp_path / "file").write_bytes(b"PK\x03\x04")
+    with pytest.raises(StateError, match="file: no pickle inside"):
+        read_state(tmp_path / "file", SHAPE, "model", refuse)
 
 
 def test_a_file_that_is_not_there_is_a_state_error(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A state cache beside a simple model of what it must hold, with checks of one against the other.
 
-A path is a word of letters; a letter stands for forty tokens, so that words span several blocks of the tree. The
+A path is a word of letters; a letter stands for 300 tokens, so that words span several blocks of the tree. The
 model is a set of words; what can't be predicted (which of them were evicted) is read from the cache's own records and
 must agree with every answer it gives.
 """
@@ -22,7 +22,7 @@ from states.config import CacheConfig, DiskConfig
 from states.tokens import pack
 from tests.support.toy_states import ToyDevice, same, toy_shape
 
-LETTER_TOKENS = 40
+LETTER_TOKENS = 300
 SHAPE = toy_shape()
 
 
