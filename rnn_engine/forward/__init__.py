@@ -47,5 +47,7 @@ def load_runner(
     opened = Device.open(device, checked=checked)
     kernels = Kernels(opened)
     tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened, kernels) >= 8)
-    limits = StepLimits(num_slots, max(num_slots, max_tokens or tuning.max_tokens), max_rows, num_candidates)
+    limits = StepLimits(
+        num_slots, max(num_slots, max_tokens or tuning.step_tokens(model.shape)), max_rows, num_candidates
+    )
     return GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)

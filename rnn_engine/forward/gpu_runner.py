@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import wgpu
 
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.batch import check_batch, check_slot
@@ -56,9 +55,6 @@ class GpuRunner:
             self._copies = self._prepare_copies(kernels)
             scratch = self._forward.scratch
             self._answer = device.create_buffer("answer", 4 * limits.max_rows * scratch.readout_words, mappable=True)
-        except wgpu.GPUError as error:
-            device.close()
-            raise DeviceError(f"{device.info.name} can't run the model: {error}") from error
         except BaseException:
             device.close()
             raise
@@ -104,7 +100,7 @@ class GpuRunner:
             self._write_batch(batch, len(tokens), num_rows)
             self._device.upload(self._forward.scratch.x, 0, self._embedding.look_up(tokens))
             answer = self._run(self._plan(len(tokens), len(batch), num_rows), num_rows)
-        except (wgpu.GPUError, RuntimeError) as error:
+        except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
         for run in batch:
             self._shift_sides[run.slot] ^= 1

@@ -11,12 +11,11 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import wgpu
 from numpy.typing import NDArray
 
 from rnn_engine.forward.packing import PANEL, WeightFormat, element_bytes, pack_panels, padded
 from rnn_engine.forward.tuning import ProductVariant, Tuning
-from rnn_engine.gpu import Device, Dispatch, Kernel, Kernels
+from rnn_engine.gpu import BindGroup, Buffer, Device, Dispatch, Kernel, Kernels
 from shaders import Constant, ShaderSource
 
 ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
@@ -53,10 +52,10 @@ class Matrix:
 class ProductBuffers:
     """What a product reads and writes besides its weights."""
 
-    batch: wgpu.GPUBuffer
-    vectors: wgpu.GPUBuffer
-    inputs: wgpu.GPUBuffer
-    outputs: wgpu.GPUBuffer
+    batch: Buffer
+    vectors: Buffer
+    inputs: Buffer
+    outputs: Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Part:
 @dataclass(frozen=True, slots=True)
 class _LoadedPart:
     num_rows: int
-    bind_group: wgpu.GPUBindGroup
+    bind_group: BindGroup
 
 
 class ProductKernels:

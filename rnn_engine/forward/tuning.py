@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rnn_engine.gpu import DeviceInfo
+from rnn_engine.types import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Tuning:
     tiled: bool  # beyond that: product_tiled.wgsl, or the last variant again and again
     norm_threads: int
     candidate_threads: int
-    max_tokens: int  # of a step, where the user does not say
+    max_tokens: int  # of a step
+    max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
 
     def product(self, num_tokens: int) -> ProductVariant | None:
         """The variant for so many tokens; None for the tiled kernel."""
@@ -43,6 +45,12 @@ class Tuning:
             if num_tokens <= variant.tokens:
                 return variant
         return None if self.tiled else self.products[-1]
+
+    def step_tokens(self, shape: ModelShape) -> int:
+        """The most tokens of a step of such a model, where the user does not say."""
+        layer = 4 * shape.width**2 + 2 * shape.width * shape.ffn_width
+        tokens = int(self.max_step_operations / (2 * shape.num_layers * layer))
+        return min(self.max_tokens, max(16, tokens // 16 * 16))
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
@@ -61,6 +69,7 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             norm_threads=8,
             candidate_threads=64,
             max_tokens=64,
+            max_step_operations=2e10,
         )
     return Tuning(
         products=(
@@ -75,4 +84,5 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
         norm_threads=128,
         candidate_threads=256,
         max_tokens=256,
+        max_step_operations=2e12 if device.kind == "discrete" else 3e11,
     )

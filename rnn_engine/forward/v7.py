@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import wgpu
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.packing import padded
 from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.gpu import Device, Dispatch, Kernel, Plan
+from rnn_engine.gpu import BindGroup, Buffer, Device, Dispatch, Kernel, Plan
 from rnn_engine.types import F32, Model, ModelShape
 from shaders import Constant
 
@@ -106,12 +105,12 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    att_norm: tuple[Kernel, wgpu.GPUBindGroup]
+    att_norm: tuple[Kernel, BindGroup]
     projections: Product
     gates: Product
-    recurrence: tuple[Kernel, wgpu.GPUBindGroup]
+    recurrence: tuple[Kernel, BindGroup]
     output: Product
-    ffn_norm: tuple[Kernel, wgpu.GPUBindGroup]
+    ffn_norm: tuple[Kernel, BindGroup]
     key: Product
     value: Product
 
@@ -184,9 +183,7 @@ class ForwardV7:
         scratch, tokens, width = self.scratch, self._limits.max_tokens, self.shape.width
         vectors, offsets = self._load_vectors(layer)
 
-        def matrix_product(
-            label: str, matrices: list[Matrix], inputs: wgpu.GPUBuffer, outputs: wgpu.GPUBuffer
-        ) -> Product:
+        def matrix_product(label: str, matrices: list[Matrix], inputs: Buffer, outputs: Buffer) -> Product:
             buffers = ProductBuffers(scratch.batch, vectors, inputs, outputs)
             return Product(f"layer {layer} {label}", matrices, buffers, self._products, self._device)
 
@@ -247,7 +244,7 @@ class ForwardV7:
             ),
         )
 
-    def _load_vectors(self, layer: int) -> tuple[wgpu.GPUBuffer, dict[str, int]]:
+    def _load_vectors(self, layer: int) -> tuple[Buffer, dict[str, int]]:
         """A layer's vectors in one buffer, and where in it each starts."""
         names = [name for name in _VECTORS if self._model.has(f"blocks.{layer}.{name}")]
         width = self.shape.width
@@ -265,9 +262,9 @@ class ForwardV7:
         num_mixes: int,
         shift: int,
         layer: int,
-        vectors: wgpu.GPUBuffer,
+        vectors: Buffer,
         offsets: dict[str, int],
-    ) -> tuple[Kernel, wgpu.GPUBindGroup]:
+    ) -> tuple[Kernel, BindGroup]:
         kernel = self._kernels.get(
             "norm_shift",
             {
@@ -291,9 +288,7 @@ class ForwardV7:
         }
         return kernel, self._kernels.bind(kernel.source, buffers)
 
-    def _recurrence(
-        self, layer: int, vectors: wgpu.GPUBuffer, offsets: dict[str, int]
-    ) -> tuple[Kernel, wgpu.GPUBindGroup]:
+    def _recurrence(self, layer: int, vectors: Buffer, offsets: dict[str, int]) -> tuple[Kernel, BindGroup]:
         kernel = self._kernels.get(
             "wkv7",
             {

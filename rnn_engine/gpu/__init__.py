@@ -1,11 +1,13 @@
 """The only package that knows wgpu: devices, buffers, kernels, and the recorder that replays a plan."""
 
-from rnn_engine.gpu.device import Device, DeviceInfo, list_devices
-from rnn_engine.gpu.kernels import Kernel, Kernels
+from rnn_engine.gpu.device import Buffer, Device, DeviceInfo, list_devices
+from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Plan, Recorder
 from rnn_engine.gpu.subgroups import measure_subgroup_size
 
 __all__ = [
+    "BindGroup",
+    "Buffer",
     "BufferCopy",
     "Device",
     "DeviceInfo",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import wgpu
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.gpu import native
+
+Buffer: TypeAlias = wgpu.GPUBuffer
+"""A piece of a device's memory."""
 
 _BACKENDS = ("Vulkan", "Metal", "D3D12")
 _KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software", "Unknown": "other"}
@@ -47,6 +51,15 @@ def list_devices() -> list[DeviceInfo]:
     return [info for info, _ in _adapters()]
 
 
+@contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """Raise whatever wgpu raises inside as a DeviceError that says `what` failed."""
+    try:
+        yield
+    except (wgpu.GPUError, RuntimeError) as error:
+        raise DeviceError(f"{what}: {error}") from error
+
+
 class Device:
     """An open device. Knows how many bytes it holds; frees all of them on `close`.
 
@@ -57,18 +70,16 @@ class Device:
         self.info = info
         self.checked = checked
         self.has_subgroups = "subgroup" in adapter.features
-        try:
+        with refusals(f"device {info.name!r} can't be opened"):
             self.wgpu_device = adapter.request_device_sync(
                 label="rnn-engine",
                 required_features=["subgroup"] if self.has_subgroups else [],
                 required_limits={name: adapter.limits[name] for name in _LIMITS},
             )
-        except (RuntimeError, wgpu.GPUError) as error:
-            raise DeviceError(f"device {info.name!r} can't be opened: {error}") from error
         self.max_binding_bytes: int = min(
             self.wgpu_device.limits["max-storage-buffer-binding-size"], self.wgpu_device.limits["max-buffer-size"]
         )
-        self._buffers: list[wgpu.GPUBuffer] = []
+        self._buffers: list[Buffer] = []
 
     @classmethod
     def open(cls, choice: str = "auto", *, checked: bool = False) -> Device:
@@ -98,7 +109,7 @@ class Device:
         """Bytes of all buffers that the device holds for us."""
         return sum(buffer.size for buffer in self._buffers)
 
-    def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> wgpu.GPUBuffer:
+    def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
         """A zeroed buffer of at least `num_bytes`: a storage buffer, or one to read back from.
 
         Raises DeviceMemoryError where the device has no room for it.
@@ -123,19 +134,21 @@ class Device:
         self._buffers.append(buffer)
         return buffer
 
-    def upload(self, buffer: wgpu.GPUBuffer, offset: int, data: NDArray[Any]) -> None:
+    def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
         """Write `data` into `buffer` from byte `offset` on, in pieces, so that staging memory stays small."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         queue = self.wgpu_device.queue
-        for start in range(0, flat.size, _UPLOAD_BYTES):
-            queue.write_buffer(buffer, offset + start, flat[start : start + _UPLOAD_BYTES])
-            if flat.size > _UPLOAD_BYTES:
-                queue.submit([])
-                native.wait_until_idle(self.wgpu_device)
+        with refusals(f"{buffer.label}: {flat.size} bytes can't be written"):
+            for start in range(0, flat.size, _UPLOAD_BYTES):
+                queue.write_buffer(buffer, offset + start, flat[start : start + _UPLOAD_BYTES])
+                if flat.size > _UPLOAD_BYTES:
+                    queue.submit([])
+                    native.wait_until_idle(self.wgpu_device)
 
-    def read(self, buffer: wgpu.GPUBuffer, offset: int, num_bytes: int) -> bytes:
+    def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
         """A copy of `num_bytes` of `buffer` from byte `offset` on, after all submitted work."""
-        return bytes(self.wgpu_device.queue.read_buffer(buffer, offset, num_bytes))
+        with refusals(f"{buffer.label}: {num_bytes} bytes can't be read"):
+            return bytes(self.wgpu_device.queue.read_buffer(buffer, offset, num_bytes))
 
     def close(self) -> None:
         """Free all memory. Idempotent."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import wgpu
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device import Device
+from rnn_engine.gpu.device import Buffer, Device
 from shaders import Constant, ShaderSource, specialise
+
+BindGroup: TypeAlias = wgpu.GPUBindGroup
+"""The buffers that a kernel's variables stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Kernels:
             self._kernels[key] = self._compile(specialise(name, constants, includes))
         return self._kernels[key]
 
-    def bind(self, source: ShaderSource, buffers: Mapping[str, wgpu.GPUBuffer]) -> wgpu.GPUBindGroup:
+    def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
         """A bind group that gives every variable of `source` its buffer.
 
         Raises KeyError where the names are not those that the WGSL declares.

@@ -12,8 +12,8 @@ from functools import cached_property
 import wgpu
 
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device import Device
-from rnn_engine.gpu.kernels import Kernel
+from rnn_engine.gpu.device import Buffer, Device, refusals
+from rnn_engine.gpu.kernels import BindGroup, Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Dispatch:
 
     label: str
     kernel: Kernel
-    bind_group: wgpu.GPUBindGroup
+    bind_group: BindGroup
     x: int
     y: int = 1
 
@@ -45,9 +45,9 @@ class Plan:
 class BufferCopy:
     """Bytes to copy from one buffer to another, after a plan's dispatches."""
 
-    source: wgpu.GPUBuffer
+    source: Buffer
     source_offset: int
-    target: wgpu.GPUBuffer
+    target: Buffer
     target_offset: int
     num_bytes: int
 
@@ -59,26 +59,28 @@ class Recorder:
         self._device = device.wgpu_device
 
     def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> None:
-        """Run `plan`, then `copies`; returns once they are submitted."""
-        encoder = self._device.create_command_encoder()
-        if plan is not None:
-            compute_pass = encoder.begin_compute_pass()
-            native.record(compute_pass, plan.raw)
-            compute_pass.end()
-        for copy in copies:
-            encoder.copy_buffer_to_buffer(
-                copy.source, copy.source_offset, copy.target, copy.target_offset, copy.num_bytes
-            )
-        self._device.queue.submit([encoder.finish()])
+        """Run `plan`, then `copies`; returns once they are submitted. Raises DeviceError where the device refuses."""
+        with refusals("a step can't be submitted"):
+            encoder = self._device.create_command_encoder()
+            if plan is not None:
+                compute_pass = encoder.begin_compute_pass()
+                native.record(compute_pass, plan.raw)
+                compute_pass.end()
+            for copy in copies:
+                encoder.copy_buffer_to_buffer(
+                    copy.source, copy.source_offset, copy.target, copy.target_offset, copy.num_bytes
+                )
+            self._device.queue.submit([encoder.finish()])
 
     def wait(self) -> None:
         """Block until the device has done all that was submitted."""
         native.wait_until_idle(self._device)
 
-    def read(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
+    def read(self, buffer: Buffer, num_bytes: int) -> bytes:
         """The first `num_bytes` of a mappable buffer, once all submitted work is done."""
-        buffer.map_sync(wgpu.MapMode.READ, 0, num_bytes)
-        try:
-            return bytes(buffer.read_mapped(0, num_bytes))
-        finally:
-            buffer.unmap()
+        with refusals(f"{buffer.label} can't be read"):
+            buffer.map_sync(wgpu.MapMode.READ, 0, num_bytes)
+            try:
+                return bytes(buffer.read_mapped(0, num_bytes))
+            finally:
+                buffer.unmap()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rnn_engine.forward.packing import WeightFormat, padded
 from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.gpu import Device, Kernels, Plan, Recorder
+from rnn_engine.gpu import Buffer, Device, Kernels, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
 
@@ -69,7 +71,7 @@ class Bench:
         found = np.frombuffer(self.device.read(buffers.outputs, 0, 4 * count * total), np.float32)
         return np.split(found.reshape(count, total), starts[1:-1], axis=1), len(plan.dispatches)
 
-    def _buffer(self, data: np.ndarray, num_bytes: int | None = None) -> object:  # type: ignore[type-arg]
+    def _buffer(self, data: NDArray[Any], num_bytes: int | None = None) -> Buffer:
         buffer = self.device.create_buffer("test", num_bytes or data.nbytes)
         self.device.upload(buffer, 0, data)
         return buffer
@@ -84,7 +86,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 def draw(*shape: int, seed: int = 5) -> F32:
     """Numbers that f16 holds exactly."""
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float16).astype(np.float32)
+    values = np.random.default_rng(seed).normal(size=shape)
+    return values.astype(np.float16).astype(np.float32)
 
 
 @pytest.mark.parametrize("count", TOKEN_COUNTS)
@@ -123,7 +126,7 @@ def test_what_does_not_fit_a_binding_is_split_by_rows(bench: Bench, count: int) 
 
 
 def sigmoid(value: F32) -> F32:
-    return 1 / (1 + np.exp(-value))
+    return np.reciprocal(np.float32(1) + np.exp(-value))
 
 
 ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
