@@ -126,5 +126,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert {run.slot for run in self.runner.batches[-1]} == set(range(capacity))
 
 
-AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
