@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
@@ -35,7 +35,9 @@ class Route:
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Serve every route under all of its paths."""
+    """Serve every route under all of its paths; what answers GET answers HEAD."""
     for route in routes:
         for path in route.paths:
             app.router.add_route(route.method, path, route.handler)
+            if route.method == hdrs.METH_GET:
+                app.router.add_route(hdrs.METH_HEAD, path, route.handler)

@@ -7,6 +7,7 @@ from aiohttp import web
 from rnn_engine.chat_template import Role
 from rnn_engine.requests import EngineLike, GenerateRequest
 from server.answer import answer
+from server.body import read_body
 from server.chat_form import ChatForm
 from server.keys import ENGINE
 from server.routing import Route
@@ -15,7 +16,7 @@ from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    body = ChatRequest.parse(await request.read())
+    body = await read_body(request, ChatRequest)
     prompt = engine.tokenize(body.chat_template.render(body.conversation))
     earlier = _earlier_replies(engine, body)
     calls = [_call(body, prompt, earlier, copy) for copy in range(body.n)]

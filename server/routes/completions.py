@@ -8,6 +8,7 @@ from aiohttp import web
 
 from rnn_engine.requests import EngineLike, GenerateRequest
 from server.answer import answer
+from server.body import read_body
 from server.completion_form import CompletionForm
 from server.keys import ENGINE
 from server.routing import Route
@@ -18,7 +19,7 @@ _EMPTY_PROMPT = (0,)  # the token that ends a text also begins one
 
 async def completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    body = CompletionRequest.parse(await request.read())
+    body = await read_body(request, CompletionRequest)
     calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt))]
     echoes = [_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.n)]
     return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls)

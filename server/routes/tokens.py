@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
+from server.body import read_body
 from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
@@ -12,14 +13,14 @@ from server.wire import json_response
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    body = TokenizeRequest.parse(await request.read())
+    body = await read_body(request, TokenizeRequest)
     tokens = request.app[ENGINE].tokenize(body.content)
     answer: Tokens = {"tokens": tokens, "count": len(tokens)}
     return json_response(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    body = DetokenizeRequest.parse(await request.read())
+    body = await read_body(request, DetokenizeRequest)
     engine = request.app[ENGINE]
     last = engine.info.shape.vocab_size - 1
     for token in body.tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 
@@ -41,6 +42,26 @@ async def test_body_beyond_the_limit(serve: Serve) -> None:
     assert (await client.post("/v1/completions", json={"prompt": "a" * 50})).status == 200
     error = await error_of(await client.post("/v1/completions", json={"prompt": "a" * 100}), 413)
     assert "larger than 100 bytes" in error["message"]
+
+
+async def test_compressed_body(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    headers = {"Content-Encoding": "gzip"}
+    body = gzip.compress(b'{"prompt": "a"}')
+    assert (await client.post("/v1/completions", data=body, headers=headers)).status == 200
+
+
+async def test_body_that_is_not_compressed_as_it_says(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    response = await client.post("/v1/completions", data=b"hello", headers={"Content-Encoding": "gzip"})
+    assert "'gzip' is not allowed" in (await error_of(response, 400))["message"]
+    assert (await client.post("/v1/completions", json=TEXT)).status == 200
+
+
+async def test_compressed_body_beyond_the_limit(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(max_body_bytes=1000))
+    body = gzip.compress(b'{"prompt": "' + b"a" * 1_000_000 + b'"}')
+    await error_of(await client.post("/v1/completions", data=body, headers={"Content-Encoding": "gzip"}), 413)
 
 
 async def test_megabytes_are_taken(serve: Serve) -> None:

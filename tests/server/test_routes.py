@@ -39,6 +39,11 @@ async def test_health(serve: Serve) -> None:
     assert body == {"status": "ok", "model": "fake", "requests": 0, "active": 0, "queued": 0}
 
 
+async def test_head_of_what_can_be_got(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    assert [(await client.head(path)).status for path in ("/health", "/v1/models", "/v1/models/x")] == [200, 200, 404]
+
+
 async def test_tokenize(serve: Serve) -> None:
     client = await serve(FakeEngine())
     for name in ("content", "prompt"):
