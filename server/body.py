@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from rnn_engine.errors import InvalidRequestError
 from server.schemas.base import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """The body as an object. Raises InvalidRequestError, or aiohttp's exception where it is too large."""
+    """The body as an object. Raises InvalidRequestError, or aiohttp's exception where it can't be read."""
     try:
         data = await request.read()
     except web.RequestPayloadError as error:
-        encoding = request.headers.get("Content-Encoding", "")
-        raise InvalidRequestError("Content-Encoding", encoding, "the encoding that the body has") from error
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+        message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
+        # What follows on the connection can't be told from the body's rest.
+        raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
     return kind.parse(data)

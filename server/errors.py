@@ -82,5 +82,7 @@ def describe_http(error: web.HTTPException, message: str) -> Failure:
     """The failure that stands for an answer of aiohttp's own."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     code = error.reason.lower().replace(" ", "_")
-    headers = {name: error.headers[name] for name in ("Allow", "WWW-Authenticate") if name in error.headers}
+    headers = {
+        name: error.headers[name] for name in ("Allow", "WWW-Authenticate", "Connection") if name in error.headers
+    }
     return Failure(error.status, message, kind, code, headers=headers)

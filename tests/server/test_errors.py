@@ -54,7 +54,7 @@ async def test_compressed_body(serve: Serve) -> None:
 async def test_body_that_is_not_compressed_as_it_says(serve: Serve) -> None:
     client = await serve(FakeEngine())
     response = await client.post("/v1/completions", data=b"hello", headers={"Content-Encoding": "gzip"})
-    assert "'gzip' is not allowed" in (await error_of(response, 400))["message"]
+    assert "Content-Encoding that it claims: gzip" in (await error_of(response, 400))["message"]
     assert (await client.post("/v1/completions", json=TEXT)).status == 200
 
 
