@@ -27,7 +27,8 @@ def random_tensors() -> dict[str, NDArray[np.float16]]:
     generator = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray[np.float16]:
-        return (generator.standard_normal(shape, np.float32) * shape[-1] ** -0.5).astype(np.float16)
+        values = generator.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+        return values.astype(np.float16)
 
     tensors = {"emb.weight": normal(VOCAB, WIDTH), "head.weight": normal(VOCAB, WIDTH)}
     norms = ["blocks.0.ln0", "ln_out"]
