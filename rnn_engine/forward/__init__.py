@@ -29,11 +29,13 @@ def load_runner(
     max_rows: int | None = None,
     num_candidates: int = 128,
     checked: bool = False,
+    warm_up: bool = False,
     progress: Progress = _no_progress,
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
     `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index.
+    `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
     Raises DeviceError where there is no such device, DeviceMemoryError where it has no room.
     """
     vocab_size = model.shape.vocab_size
@@ -50,4 +52,7 @@ def load_runner(
     limits = StepLimits(
         num_slots, max(num_slots, max_tokens or tuning.step_tokens(model.shape)), max_rows, num_candidates
     )
-    return GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
+    runner = GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
+    if warm_up:
+        runner.warm_up([variant.tokens for variant in tuning.products] + [limits.max_tokens])
+    return runner

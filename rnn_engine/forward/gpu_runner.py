@@ -5,6 +5,7 @@ Knows how a batch is written for the device and how its answer is read; what is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +19,7 @@ from rnn_engine.forward.state import check_state
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.v7 import ForwardV7, Progress, StepLimits
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Kernels, Plan, Recorder
-from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State
+from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, TokenRun
 
 _PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs
 _COPY_THREADS = 64
@@ -105,6 +106,12 @@ class GpuRunner:
         for run in batch:
             self._shift_sides[run.slot] ^= 1
         return self._parse(answer, batch)
+
+    def warm_up(self, token_counts: Sequence[int]) -> None:
+        """Run a step of each of these token counts, with as many rows as may be, and leave no trace in slot 0."""
+        for count in {min(count, self.max_tokens) for count in token_counts}:
+            self.step([TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
+        self.write_state(0, None)
 
     def write_state(self, slot: int, state: State | None) -> None:
         check_slot(slot, self.num_slots)

@@ -58,6 +58,13 @@ def test_loading_says_how_far_it_is() -> None:
     runner.close()
 
 
+def test_a_warm_up_leaves_no_trace() -> None:
+    runner = load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=2, max_tokens=8, warm_up=True)
+    for values in (*runner.read_state(0).values(), *runner.read_state(1).values()):
+        assert not values.any()
+    runner.close()
+
+
 def test_a_closed_runner_takes_no_step() -> None:
     runner = load_runner(random_model(tiny_shape(layers=1), seed=1))
     runner.close()
