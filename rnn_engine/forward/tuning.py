@@ -62,7 +62,6 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
                 ProductVariant(tokens=2, groups=1, panels=4, splits=1),
                 ProductVariant(tokens=4, groups=1, panels=4, splits=1),
                 ProductVariant(tokens=8, groups=1, panels=4, splits=1),
-                ProductVariant(tokens=16, groups=1, panels=2, splits=1),
             ),
             broadcast=can_broadcast,
             tiled=False,
