@@ -22,24 +22,30 @@ def draw(ranking: Ranking, params: SamplingParams, uniform: float) -> int | None
     if len(ranking.ids) == 0:
         return None
     scaled = ranking.logits - ranking.logits[0]
-    mass: F64 = np.cumsum(np.exp(scaled))  # [S]
-    with np.errstate(over="ignore"):
-        weight: F64 = np.cumsum(np.exp(scaled / params.temperature))  # [S]
+    mass: F64 = np.exp(scaled).cumsum()  # [S]
+    weight = mass if params.temperature == 1.0 else _weigh(scaled, params.temperature)
     total = _widen(ranking, mass[-1] + ranking.rest_mass[0], mass[-1] + ranking.rest_mass[1])
     kept = _kept(ranking, mass, params, total[0]), _kept(ranking, mass, params, total[1])
     rest = _rest_weight(ranking, float(mass[-1]), params, total) if kept[1] > len(mass) else (0.0, 0.0)
     least = weight[min(kept[0], len(mass)) - 1] + (rest[0] if kept[0] > len(mass) else 0.0)
     most = weight[min(kept[1], len(mass)) - 1] + rest[1]
-    index = int(np.searchsorted(weight, uniform * least, side="right"))
-    if index == len(mass) or index != int(np.searchsorted(weight, uniform * most, side="right")):
+    index = int(weight.searchsorted(uniform * least, side="right"))
+    if index == len(mass) or index != int(weight.searchsorted(uniform * most, side="right")):
         return None
     return index
+
+
+def _weigh(scaled: F64, temperature: float) -> F64:
+    """[S] cumulated p^(1/T) in units of the first."""
+    with np.errstate(over="ignore"):  # next to no temperature: minus infinity is what is meant
+        weight: F64 = np.exp(scaled / temperature).cumsum()
+    return weight
 
 
 def _kept(ranking: Ranking, mass: F64, params: SamplingParams, total: float) -> int:
     """How many tokens top-k and top-p keep if all weigh `total`; more than S stands for a part of the rest too."""
     size = len(mass) + ranking.rest_count
-    by_mass = 1 + int(np.searchsorted(mass, params.top_p * total, side="right"))
+    by_mass = 1 + int(mass.searchsorted(params.top_p * total, side="right"))
     return min(by_mass, params.top_k or size, size)
 
 

@@ -19,6 +19,8 @@ from rnn_engine.sampling.rows import LogitRow
 # How far a runner's f32 log-sum-exp may be from the true one: a constant part, and one that grows with its size.
 LOGSUMEXP_ERROR = (1e-5, 1e-6)
 
+NOTHING: F64 = np.empty(0)
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -39,24 +41,25 @@ def rank(row: LogitRow, adjustments: Adjustments) -> Ranking:
     """Rank the candidates of a row as far as the unread tokens can't come between them; perhaps none of them."""
     ids = row.ids.astype(np.int64)  # [K]
     raw = row.logits.astype(np.float64)
-    logits = raw
-    unread: F64 = np.empty(0)  # adjustments of tokens that are no candidates
-    if len(adjustments.tokens):
-        added, unread = _split(adjustments, ids)
-        logits = raw + added
-        order = np.lexsort((ids, -logits))
-        ids, raw, logits = ids[order], raw[order], logits[order]
-    count = row.vocab_size - len(ids)
-    if count == 0:
-        return Ranking(ids, raw, logits, 0, -math.inf, (0.0, 0.0))
-    lowest = float(row.logits[-1])
-    ceiling = lowest + max(0.0, float(unread.max(initial=0.0)))
+    if len(adjustments.tokens) == 0:
+        rest_count, lowest = row.vocab_size - len(ids), float(raw[-1])
+        return Ranking(ids, raw, raw, rest_count, lowest, _rest_mass(row, raw, raw, len(ids), NOTHING))
+    added, unread = _split(adjustments, ids)
+    logits = raw + added
+    order = np.lexsort((ids, -logits))
+    ids, raw, logits = ids[order], raw[order], logits[order]
+    ceiling = float(row.logits[-1]) + max(0.0, float(unread.max(initial=0.0)))
+    size = _certain(raw, logits, float(row.logits[-1]), ceiling) if len(ids) < row.vocab_size else len(ids)
+    mass = _rest_mass(row, raw, logits, size, unread) if size else (0.0, math.inf)
+    return Ranking(ids[:size], raw[:size], logits[:size], row.vocab_size - size, ceiling, mass)
+
+
+def _certain(raw: F64, logits: F64, lowest: float, ceiling: float) -> int:
+    """How many of the sorted candidates come before every token that is not read."""
     certain = logits > ceiling
     if ceiling == lowest:  # an unread token that equals the lowest candidate has a higher id than those not moved
         certain |= (logits == lowest) & (raw == lowest)
-    size = len(ids) if certain.all() else int(np.argmin(certain))
-    mass = _rest_mass(row, raw, logits, size, unread) if size else (0.0, math.inf)
-    return Ranking(ids[:size], raw[:size], logits[:size], row.vocab_size - size, ceiling, mass)
+    return len(certain) if certain.all() else int(certain.argmin())
 
 
 def _split(adjustments: Adjustments, ids: I64) -> tuple[F64, F64]:
@@ -71,6 +74,8 @@ def _split(adjustments: Adjustments, ids: I64) -> tuple[F64, F64]:
 
 def _rest_mass(row: LogitRow, raw: F64, logits: F64, size: int, unread: F64) -> tuple[float, float]:
     """The least and the most that all tokens but the first `size` weigh."""
+    if size == row.vocab_size:
+        return 0.0, 0.0
     top = logits[0]
     lowest = math.exp(row.logits[-1] - top)  # at most 1: the first token's rank is certain
     ceiling = (row.vocab_size - len(raw)) * lowest
@@ -85,5 +90,5 @@ def _rest_mass(row: LogitRow, raw: F64, logits: F64, size: int, unread: F64) -> 
         change = np.exp(row.logits[-1] - top + unread) - lowest
         least = max(least + float(change[change < 0].sum()), 0.0)
         most += float(change[change > 0].sum())
-    uncertain = float(np.exp(logits[size:] - top).sum())
+    uncertain = float(np.exp(logits[size:] - top).sum()) if size < len(logits) else 0.0
     return uncertain + least, uncertain + most
