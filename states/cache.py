@@ -2,13 +2,13 @@
 
 How a scheduler uses it, all on the thread that owns the runner:
 
-    match = cache.look_up(root, prompt)               # locks what it found
-    ... cache.restore(match, slot)                     # or, where match.saved is 0, write the initial state
+    match = cache.look_up(root, prompt)                 # locks what it found
+    cache.restore(match, slot)                          # or, where match.saved is 0, write the initial state
     for cut in plan_cuts(len(prompt), match.saved, match.known, turns, marks):
-        ... run the prompt up to cut.position in chunks
+        run the prompt up to cut.position in chunks; read the last logits back if cut.logits
         cache.insert(root, prompt[: cut.position], slot, kind=cut.kind, logits=row or None)
-    ... decode; at the end of the generation
-    cache.insert(root, prompt + generated, slot, kind=CheckpointKind.GENERATION_END, logits=row)
+    decode; at the end of the generation, the last token drawn not being run yet:
+    cache.insert(root, prompt + run, slot, kind=CheckpointKind.GENERATION_END, logits=row)
 
 Where `match.logits` is not None the whole prompt was found, and its next token is drawn from these logits without a
 forward pass. A match that is not restored is given back by `release`. Requests that arrive together go through

@@ -7,26 +7,30 @@ that part from another somewhere are all one case: the position is how far they 
 
     role = inflight.join(root, prompt, match.saved)     # after the look-up; release the match where role is a Wait
     if isinstance(role, Wait): queue the request until role.ready, then look up and join again
-    else: end chunks at role.next_cut(position) too and keep a checkpoint there;
-          role.advance(position) after each chunk and its checkpoint; role.close() at the prompt's end or on any failure
+    role.plan(plan_cuts(...))                           # the cuts that the prompt has anyway
+    while (cut := role.next_cut()) is not None:         # ask anew after every chunk: others may have joined
+        run up to cut.position, keep a checkpoint there, role.advance(cut.position)
+    role.close()                                        # at the prompt's end, or at once on any failure
 
 Pure bookkeeping on the scheduler's one thread: no locks, no futures, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from states.checkpoint import CheckpointKind
+from states.policy import Cut
 from states.tokens import TOKEN_BYTES, pack, shared_tokens
 
 
 class Lead:
-    """A prompt that runs. `wanted` are the positions at which others wait for its state."""
+    """A prompt that runs, with the cuts at which it and others want its state kept."""
 
     def __init__(self, table: InFlight, root: str, tokens: bytes, position: int) -> None:
         self._table = table
-        self._wanted: set[int] = set()
+        self._cuts: dict[int, Cut] = {}
         self.root = root
         self.tokens = tokens  # packed
         self.position = position  # tokens that have been run
@@ -37,25 +41,36 @@ class Lead:
         """The prompt's tokens."""
         return len(self.tokens) // TOKEN_BYTES
 
-    def next_cut(self, position: int) -> int | None:
-        """The nearest position after `position` at which somebody waits for a checkpoint."""
-        return min((wanted for wanted in self._wanted if wanted > position), default=None)
+    def plan(self, cuts: Iterable[Cut]) -> None:
+        """Add the prompt's own cuts."""
+        for cut in cuts:
+            self._add(cut)
 
-    def want(self, position: int) -> None:
-        """Ask for a checkpoint at a position that has not been passed."""
-        assert self.position < position <= self.length
-        self._wanted.add(position)
+    def want(self, position: int, *, logits: bool) -> None:
+        """Add a cut at which another prompt waits."""
+        self._add(Cut(position, CheckpointKind.BRANCH, logits))
+
+    def next_cut(self) -> Cut | None:
+        """The nearest cut that has not been reached."""
+        return self._cuts[min(self._cuts)] if self._cuts else None
 
     def advance(self, position: int) -> None:
         """The prompt has been run up to here, and the checkpoints up to here are in the cache."""
         assert self.position <= position <= self.length, f"from {self.position} to {position} of {self.length}"
         self.position = position
-        self._wanted = {wanted for wanted in self._wanted if wanted > position}
+        self._cuts = {at: cut for at, cut in self._cuts.items() if at > position}
 
     def close(self) -> None:
         """The prompt is done, or will never be. Idempotent."""
         self.open = False
         self._table.remove(self)
+
+    def _add(self, cut: Cut) -> None:
+        assert self.position < cut.position <= self.length, f"{cut} after {self.position} of {self.length}"
+        planned = self._cuts.get(cut.position)
+        kind = cut.kind if planned is None or planned.kind is CheckpointKind.BRANCH else planned.kind
+        logits = cut.logits or (planned is not None and planned.logits)
+        self._cuts[cut.position] = Cut(cut.position, kind, logits)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +112,8 @@ class InFlight:
             if shared > max(best_shared, lead.position):
                 best, best_shared = lead, shared
         if best is not None:
-            best.want(best_shared)
+            # whoever ends there can't go on without the logits
+            best.want(best_shared, logits=best_shared * TOKEN_BYTES == len(packed))
             return Wait(best, best_shared)
         lead = Lead(self, root, packed, saved)
         self._leads.append(lead)

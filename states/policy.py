@@ -31,6 +31,7 @@ class Cut:
 
     position: int
     kind: CheckpointKind
+    logits: bool  # whether the logits of the last token before it are kept too
 
 
 def plan_cuts(
@@ -45,8 +46,8 @@ def plan_cuts(
 
     `saved` tokens come from the cache, `known` is how far the prompt follows a known path (both as the look-up says),
     `turns` are the positions at which the turns of a chat end, `marks` those that the client set. The prompt's end is
-    always there unless all of it is saved; then marks, the branch point and turns, the later the sooner, as long as
-    the limits allow.
+    always there, with its logits, unless all of it is saved; then marks, the branch point and turns, the later the
+    sooner, as long as the limits allow.
     """
     limits = limits or CheckpointLimits()
     if saved >= length:
@@ -62,7 +63,7 @@ def plan_cuts(
             break
         if saved < position < length and _is_apart(position, {saved, *chosen}, gap):
             chosen[position] = kind
-    return tuple(Cut(position, kind) for position, kind in sorted(chosen.items()))
+    return tuple(Cut(position, chosen[position], logits=position == length) for position in sorted(chosen))
 
 
 def _is_apart(position: int, others: set[int], min_gap: int) -> bool:

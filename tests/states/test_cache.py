@@ -210,6 +210,16 @@ def test_path_marks_are_bounded_in_tokens() -> None:
     assert cache.look_up(ROOT, [200, 201]).known == 2
 
 
+def test_a_mark_that_prompts_pass_outlives_others() -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=25))
+    for start in (100, 200, 300):
+        keep(cache, device, range(start, start + 10))
+    assert cache.look_up(ROOT, list(range(100, 115))).known == 10
+    keep(cache, device, range(400, 410))
+    assert cache.look_up(ROOT, [200, 201]).known == 0
+    assert cache.look_up(ROOT, [100, 101]).known == 2
+
+
 def test_a_prompt_longer_than_all_marks_may_be_is_stored_or_forgotten() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=5))
     assert keep(cache, device, PROMPT, pinned=True)
@@ -240,6 +250,32 @@ def test_a_state_larger_than_a_tier_goes_to_the_next(tmp_path: Path) -> None:
     assert keep(cache, device, PROMPT)
     assert copies(cache, PROMPT) == {Tier.DISK}
     assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+
+
+def test_a_state_that_can_not_fit_evicts_nothing() -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE))
+    assert keep(cache, device, [1, 2], logits=False)
+    assert not keep(cache, device, [3, 4])
+    assert cache.look_up(ROOT, [1, 2, 3]).saved == 2
+
+
+def test_without_a_device_tier_a_hit_on_disk_comes_up_to_the_host(tmp_path: Path) -> None:
+    cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, disk=disk(tmp_path)))
+    keep(cache, device, [1, 2])
+    keep(cache, device, [3, 4])
+    assert restored(cache, device, cache.look_up(ROOT, [1, 2]))
+    assert copies(cache, [1, 2]) == {Tier.HOST, Tier.DISK}
+    assert copies(cache, [3, 4]) == {Tier.DISK}
+
+
+def test_what_a_checkpoint_saves_is_counted_from_the_next_shorter_one() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT)
+    keep(cache, device, PROMPT[:12])
+    match = cache.look_up(ROOT, PROMPT)
+    cache.release(match)
+    assert match.checkpoint is not None
+    assert match.checkpoint.saves == 8
 
 
 def test_eviction_keeps_the_shared_beginning_that_everybody_uses() -> None:

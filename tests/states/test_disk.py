@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -105,6 +106,19 @@ def test_the_bound_holds_when_it_was_lowered_between_runs(tmp_path: Path) -> Non
     again, _ = make(tmp_path, bound)
     assert again.stats().checkpoints == 3
     assert disk_used(again) == folder_bytes(tmp_path) <= bound
+
+
+def test_the_bound_keeps_the_files_that_were_used_last(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    ages: dict[Path, int] = {}
+    for age, start in enumerate((10, 20, 30, 40)):
+        keep(cache, device, [start, start + 1])
+        (new,) = set(tmp_path.iterdir()) - set(ages)
+        ages[new] = age
+        os.utime(new, (1000 - age, 1000 - age))  # the first is the youngest
+    assert found(cache, device, [40, 41])  # and the last has just been used
+    again, device = make(tmp_path, folder_bytes(tmp_path) // 2)
+    assert [found(again, device, [start, start + 1]) for start in (10, 20, 30, 40)] == [True, False, False, True]
 
 
 def test_another_models_file_is_skipped_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -250,6 +264,18 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
     gate.opened.set()
     cache.close()
     assert disk_used(cache) == only_file(tmp_path).stat().st_size
+
+
+def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    monkeypatch.setattr("states.files.container.os.fsync", lambda descriptor: gate())
+    cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
+    keep(cache, device, PROMPT)
+    gate.entered.wait()
+    assert cache.drop(ROOT, PROMPT)
+    gate.opened.set()
+    cache.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_that_is_too_far_behind_is_not_waited_for(tmp_path: Path) -> None:

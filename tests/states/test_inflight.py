@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from states.checkpoint import CheckpointKind
 from states.inflight import InFlight, Lead, Wait
+from states.policy import Cut, plan_cuts
 
 ROOT = "none"
 SHARED = list(range(100))
@@ -40,22 +42,43 @@ def test_a_second_prompt_waits_for_what_it_shares(second: list[int], position: i
     first = lead(table, SHARED)
     second_role = wait(table, second)
     assert second_role.position == position
-    assert first.next_cut(0) == position
+    assert first.next_cut() == Cut(position, CheckpointKind.BRANCH, logits=position == len(second))
     ready = []
     for passed in (position - 1, position):
         first.advance(passed)
         ready.append(second_role.ready)
     assert ready == [False, True]
-    assert first.next_cut(position) is None
+    assert first.next_cut() is None
 
 
 def test_all_waiters_are_served_by_one_run() -> None:
     table = InFlight()
     first = lead(table, SHARED)
     roles = [wait(table, [*SHARED[:cut], 999]) for cut in (90, 40, 60, 40)]
-    assert [first.next_cut(position) for position in (0, 40, 60, 90)] == [40, 60, 90, None]
-    first.advance(60)
-    assert [role.ready for role in roles] == [False, True, True, True]
+    for position, ready in ((40, [0, 1, 0, 1]), (60, [0, 1, 1, 1]), (90, [1, 1, 1, 1])):
+        cut = first.next_cut()
+        assert cut is not None
+        assert cut.position == position
+        first.advance(position)
+        assert [role.ready for role in roles] == ready
+    assert first.next_cut() is None
+
+
+def test_cuts_of_others_join_the_prompts_own() -> None:
+    table = InFlight()
+    first = lead(table, SHARED)
+    first.plan(plan_cuts(100, saved=0, known=33, turns=[66]))
+    for prompt in (SHARED[:33], [*SHARED[:66], 7], SHARED):
+        wait(table, prompt)
+    cuts = []
+    while (cut := first.next_cut()) is not None:
+        cuts.append(cut)
+        first.advance(cut.position)
+    assert cuts == [
+        Cut(33, CheckpointKind.BRANCH, logits=True),
+        Cut(66, CheckpointKind.TURN, logits=False),
+        Cut(100, CheckpointKind.PROMPT_END, logits=True),
+    ]
 
 
 def test_a_waiter_takes_over_where_the_leader_dies_and_the_others_wait_for_it() -> None:
@@ -150,7 +173,8 @@ class SmallScheduler:
         position = role.position + 1
         prefix = self.waiting[number][:position]
         self.runs[prefix] = self.runs.get(prefix, 0) + 1
-        if position in (role.next_cut(role.position), role.length):
+        cut = role.next_cut()
+        if position == role.length or (cut is not None and position == cut.position):
             self.kept.add(prefix)
         role.advance(position)
         if position == role.length:
@@ -188,9 +212,9 @@ def test_prompts_that_join_before_the_first_step_run_each_prefix_once() -> None:
     first = lead(table, prompts[0])
     waiting = [wait(table, prompt) for prompt in prompts[1:]]
     tokens_run = 0
-    while (cut := first.next_cut(first.position)) is not None:
-        tokens_run += cut - first.position
-        first.advance(cut)
+    while (cut := first.next_cut()) is not None:
+        tokens_run += cut.position - first.position
+        first.advance(cut.position)
     tokens_run += first.length - first.position
     first.close()
     assert all(role.ready for role in waiting)

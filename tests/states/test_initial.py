@@ -157,6 +157,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / path).write_text(path)
     (inside / "link-out").symlink_to(tmp_path / "secret")
     (inside / "folder-out").symlink_to(tmp_path)
+    (inside / "link-to-namesake").symlink_to(tmp_path / "inside-too" / "c")
     (inside / "link-in").symlink_to(inside / "a")
     (inside / "loop").symlink_to(inside / "loop")
     return inside
@@ -173,7 +174,8 @@ def test_a_path_inside_is_found(folder: Path, requested: str) -> None:
     "requested",
     [
         "", "/etc/passwd", "../secret", "sub/../../secret", "sub/../a", "..", "..\\secret", "C:\\secret", "C:secret",
-        "\\\\host\\share", "\\secret", "link-out", "folder-out/secret", "loop", "../inside-too/c", "a\0",
+        "\\\\host\\share", "\\secret", "link-out", "folder-out/secret", "loop", "link-to-namesake",
+        "../inside-too/c", "a\0",
     ],
 )  # fmt: skip
 def test_a_path_that_leaves_the_folder_is_refused(folder: Path, requested: str) -> None:

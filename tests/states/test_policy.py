@@ -21,7 +21,7 @@ POSITIONS = st.lists(st.integers(-5, 320), max_size=12)
 
 
 def test_a_lone_prompt_keeps_its_end() -> None:
-    assert plan_cuts(100, saved=0, known=0) == (Cut(100, END),)
+    assert plan_cuts(100, saved=0, known=0) == (Cut(100, END, logits=True),)
 
 
 def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
@@ -29,30 +29,42 @@ def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
 
 
 def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
-    assert plan_cuts(1000, saved=0, known=700) == (Cut(700, BRANCH), Cut(1000, END))
+    assert plan_cuts(1000, saved=0, known=700) == (Cut(700, BRANCH, logits=False), Cut(1000, END, logits=True))
 
 
 def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
     limits = CheckpointLimits(min_gap=32)
-    assert plan_cuts(1000, saved=690, known=700, limits=limits) == (Cut(1000, END),)
-    assert plan_cuts(1000, saved=0, known=31, limits=limits) == (Cut(1000, END),)
-    assert plan_cuts(1000, saved=0, known=969, limits=limits) == (Cut(1000, END),)
-    assert plan_cuts(1000, saved=0, known=968, limits=limits) == (Cut(968, BRANCH), Cut(1000, END))
+    assert plan_cuts(1000, saved=690, known=700, limits=limits) == (Cut(1000, END, logits=True),)
+    assert plan_cuts(1000, saved=0, known=31, limits=limits) == (Cut(1000, END, logits=True),)
+    assert plan_cuts(1000, saved=0, known=969, limits=limits) == (Cut(1000, END, logits=True),)
+    assert plan_cuts(1000, saved=0, known=968, limits=limits) == (
+        Cut(968, BRANCH, logits=False),
+        Cut(1000, END, logits=True),
+    )
 
 
 def test_a_mark_counts_however_near_it_is() -> None:
-    assert plan_cuts(100, saved=0, known=0, marks=[3, 99]) == (Cut(3, MARK), Cut(99, MARK), Cut(100, END))
+    assert plan_cuts(100, saved=0, known=0, marks=[3, 99]) == (
+        Cut(3, MARK, logits=False),
+        Cut(99, MARK, logits=False),
+        Cut(100, END, logits=True),
+    )
 
 
 def test_of_many_turns_the_last_are_kept() -> None:
     cuts = plan_cuts(1000, saved=0, known=0, turns=range(100, 1000, 100), limits=CheckpointLimits(max_checkpoints=4))
-    assert cuts == (Cut(700, TURN), Cut(800, TURN), Cut(900, TURN), Cut(1000, END))
+    assert cuts == (
+        Cut(700, TURN, logits=False),
+        Cut(800, TURN, logits=False),
+        Cut(900, TURN, logits=False),
+        Cut(1000, END, logits=True),
+    )
 
 
 def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
     limits = CheckpointLimits(max_checkpoints=3)
     cuts = plan_cuts(1000, saved=0, known=500, turns=[200, 800], marks=[300], limits=limits)
-    assert cuts == (Cut(300, MARK), Cut(500, BRANCH), Cut(1000, END))
+    assert cuts == (Cut(300, MARK, logits=False), Cut(500, BRANCH, logits=False), Cut(1000, END, logits=True))
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), POSITIONS, POSITIONS, st.integers(1, 6))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import pytest
 
 from states.cache import StateCache
-from states.checkpoint import CheckpointKind
 from states.config import CacheConfig
 from states.inflight import InFlight, Lead
 from states.policy import plan_cuts
@@ -39,7 +38,7 @@ def serve(cache: StateCache, device: ToyDevice, prompt: Sequence[int]) -> int:
     else:
         device.write_state(0, None)
     for cut in plan_cuts(len(prompt), match.saved, match.known):
-        logits = toy_logits(SHAPE, prompt[: cut.position]) if cut.kind is CheckpointKind.PROMPT_END else None
+        logits = toy_logits(SHAPE, prompt[: cut.position]) if cut.logits else None
         cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind, logits=logits)
     return match.saved
 
@@ -93,7 +92,7 @@ def saved(cache: StateCache, prompt: Sequence[int]) -> int:
 
 
 def run(cache: StateCache, role: Lead, prompt: Sequence[int]) -> None:
-    while (cut := role.next_cut(role.position)) is not None:
-        cache.insert(ROOT, prompt[:cut], 0, kind=CheckpointKind.BRANCH)
-        role.advance(cut)
+    while (cut := role.next_cut()) is not None:
+        cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind)
+        role.advance(cut.position)
     role.close()
