@@ -176,6 +176,9 @@ def _checked_metadata(file: _File, path: Path) -> dict[str, str]:
         raise StateError(f"{path.name}: format version {version!r} can't be read; expected {FORMAT_VERSION!r}")
     if metadata.get(_METADATA_CHECKSUM) != _metadata_crc32(metadata):
         raise StateError(f"{path.name}: damaged: the metadata does not match its checksum")
+    covered = {name.removeprefix(_CHECKSUM_PREFIX) for name in metadata if name.startswith(_CHECKSUM_PREFIX)}
+    if set(file.keys()) != covered:
+        raise StateError(f"{path.name}: damaged: holds {sorted(file.keys())}; its metadata tells of {sorted(covered)}")
     return metadata
 
 

@@ -100,6 +100,8 @@ class DiskTier:
         saved = read_full_state(path, self._shape, self._model)
         if _file_name(saved.origin, saved.tokens) != path.name:
             raise StateError(f"{path.name}: is not named after its tokens")
+        if (saved.payload.logits is not None) != checkpoint.has_logits:
+            raise StateError(f"{path.name}: is another file than the one that was written or found")
         path.touch()
         return saved.payload
 

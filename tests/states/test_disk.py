@@ -17,6 +17,8 @@ from states.cache import StateCache
 from states.checkpoint import CheckpointKind, Tier
 from states.config import CacheConfig, DiskConfig
 from states.counters import MissReason
+from states.files.full import SavedState, read_full_state, save_full_state
+from states.payload import Payload
 from states.snapshot import snapshot
 from states.tiers.writer import BackgroundWriter, Writer
 from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_shape, toy_state
@@ -192,6 +194,15 @@ def test_a_lost_file_is_the_reason_of_the_miss(tmp_path: Path) -> None:
     cache, device = make(tmp_path)
     keep(cache, device, PROMPT)
     only_file(tmp_path).unlink()
+    assert cache.look_up(ROOT, PROMPT).miss is MissReason.DAMAGED
+
+
+def test_a_file_that_was_exchanged_is_not_believed(tmp_path: Path) -> None:
+    cache, device = make(tmp_path)
+    keep(cache, device, PROMPT)
+    saved = read_full_state(only_file(tmp_path), SHAPE, "model")
+    without_logits = SavedState(saved.origin, saved.tokens, Payload(saved.payload.state, None))
+    save_full_state(only_file(tmp_path), without_logits, "v7")
     assert cache.look_up(ROOT, PROMPT).miss is MissReason.DAMAGED
 
 

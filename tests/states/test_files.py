@@ -167,6 +167,20 @@ def test_a_full_state_whose_header_was_changed_is_refused(
         load(path)
 
 
+def test_a_flipped_bit_in_any_byte_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    saved = saved_state(some_state(), pack([1, 2]))
+    with_logits = SavedState(saved.origin, saved.tokens, Payload(some_state(), np.ones(10, np.float32)))
+    save_full_state(path, with_logits, "v7")
+    content = path.read_bytes()
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << (position % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(StateError, match="state: "):
+            read_full_state(path, SHAPE, "model")
+
+
 def test_another_models_full_state_is_refused_by_fingerprint_and_by_shape(tmp_path: Path) -> None:
     path = tmp_path / "state"
     save_full_state(path, saved_state(some_state(), model="another"), "v7")
