@@ -98,7 +98,8 @@ def _read_pth(path: Path, shape: ModelShape, read_pth: ReadPth, layout: Layout) 
     try:
         tensors = read_pth(path)
     except ModelError as error:
-        raise StateError(f"{path.name}: {error}") from error
+        # a reader may name the whole path, which is not for those who sent the file
+        raise StateError(f"{path.name}: {str(error).removeprefix(f'{path}: ')}") from error
     return LoadedState("tuned", state_from_tuned(tensors, shape, layout, path.name))
 
 

@@ -367,10 +367,10 @@ def test_every_truncation_of_every_form_is_refused(tmp_path: Path) -> None:
 
 def test_a_pth_file_that_can_not_be_read_is_a_state_error(tmp_path: Path) -> None:
     def refuse(path: Path) -> Mapping[str, NDArray[Any]]:
-        raise ModelError("no pickle inside")
+        raise ModelError(f"{path}: no pickle inside")
 
     (tmp_path / "file").write_bytes(b"PK\x03\x04")
-    with pytest.raises(StateError, match="file: no pickle inside"):
+    with pytest.raises(StateError, match=r"^file: no pickle inside"):
         read_state(tmp_path / "file", SHAPE, "model", refuse)
 
 
