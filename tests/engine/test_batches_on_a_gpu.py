@@ -1,0 +1,67 @@
+"""A request's tokens on a GPU are its own: whoever shares its steps, whatever slot it has, however it is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.forward import CpuRunner
+from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.scheduler import Scheduler
+from rnn_engine.types import Runner
+from tests.support.gpu import make_gpu_runner
+from tests.support.models import random_model, tiny_shape
+
+NUM_SLOTS, NUM_REQUESTS, NEW_TOKENS = 8, 12, 10
+MODEL = random_model(tiny_shape(), seed=31)
+
+
+def make_request(number: int) -> GenerateRequest:
+    """Every other one greedy; prompts of 1 to 90 tokens."""
+    generator = np.random.default_rng([32, number])
+    prompt = generator.integers(1, MODEL.shape.vocab_size, size=1 + number**2 * 90 // NUM_REQUESTS**2)
+    sampling = SamplingParams(temperature=0.0 if number % 2 else 1.0, top_p=0.9, presence_penalty=0.3, seed=number)
+    return GenerateRequest(prompt.tolist(), max_tokens=NEW_TOKENS, stop_tokens=(), sampling=sampling, logprobs=0)
+
+
+def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:
+    """Each request's new tokens, where request `number` arrives before step `arrivals[number]`."""
+    scheduler = Scheduler(runner, lambda token: bytes([token]))
+    tokens: dict[int, list[int]] = {number: [] for number in arrivals}
+    step = 0
+    while scheduler.has_work or step <= max(arrivals.values()):
+        for number, arrival in arrivals.items():
+            if arrival == step:
+                scheduler.submit(number, make_request(number))
+        for delivery in scheduler.step():
+            assert not isinstance(delivery.outcome, Exception)
+            if isinstance(delivery.outcome, TextDelta):
+                tokens[delivery.key] += [info.token for info in delivery.outcome.tokens]
+        step += 1
+    return tokens
+
+
+@cache
+def tokens_alone(number: int) -> list[int]:
+    """By numpy, with nobody else there."""
+    (tokens,) = run(CpuRunner(MODEL, num_slots=1), {number: 0}).values()
+    assert len(tokens) == NEW_TOKENS
+    return tokens
+
+
+@pytest.fixture(scope="module", params=[8, 20, 128])
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    runner = make_gpu_runner(MODEL, num_slots=NUM_SLOTS, max_tokens=request.param, max_rows=8, num_candidates=64)
+    yield runner
+    runner.close()
+
+
+@settings(max_examples=8)
+@given(arrivals=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 12), min_size=1))
+def test_tokens_are_those_of_the_request_alone(runner: Runner, arrivals: dict[int, int]) -> None:
+    assert run(runner, arrivals) == {number: tokens_alone(number) for number in arrivals}
