@@ -54,5 +54,6 @@ def load_runner(
     )
     runner = GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
     if warm_up:
-        runner.warm_up([variant.tokens for variant in tuning.products] + [limits.max_tokens])
+        counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.products} | {limits.max_tokens}
+        runner.warm_up(counts, progress)
     return runner

@@ -5,7 +5,7 @@ Knows how a batch is written for the device and how its answer is read; what is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
@@ -107,10 +107,12 @@ class GpuRunner:
             self._shift_sides[run.slot] ^= 1
         return self._parse(answer, batch)
 
-    def warm_up(self, token_counts: Sequence[int]) -> None:
+    def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Run a step of each of these token counts, with as many rows as may be, and leave no trace in slot 0."""
-        for count in {min(count, self.max_tokens) for count in token_counts}:
+        for done, count in enumerate(token_counts):
+            progress("compiling kernels", done, len(token_counts))
             self.step([TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
+        progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
     def write_state(self, slot: int, state: State | None) -> None:
