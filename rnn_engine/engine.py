@@ -94,7 +94,10 @@ class Engine:
         def open_all() -> tuple[Runner, Tokenizer]:
             with open_model(path) as model:
                 chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
-                return load_runner(model, device, weights=weights, num_slots=num_slots, progress=progress), chosen
+                runner = load_runner(
+                    model, device, weights=weights, num_slots=num_slots, warm_up=True, progress=progress
+                )
+                return runner, chosen
 
         runner, chosen = await asyncio.to_thread(open_all)
         device_bytes = None
