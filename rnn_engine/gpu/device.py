@@ -116,7 +116,10 @@ class Device:
         """
         limit = self.wgpu_device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
         if num_bytes > limit:
-            raise DeviceMemoryError(f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}")
+            raise DeviceMemoryError(
+                f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}."
+                " Use fewer slots, or a smaller model"
+            )
         usage = wgpu.BufferUsage.COPY_DST
         if mappable:
             usage |= wgpu.BufferUsage.MAP_READ
