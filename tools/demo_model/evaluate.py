@@ -3,14 +3,15 @@
     rnn-engine serve & python -m tools.demo_model.evaluate --url http://127.0.0.1:65530
 
 Greedy decoding over /v1/chat/completions; an answer counts where it equals the expected one exactly. Choices are
-taken from /api/oai/chooses by perplexity. With --state NAME the pirate's figures are measured from that initial state.
-Knows the HTTP API alone, so that any server which speaks it can be measured.
+taken by perplexity, from the log-probabilities of /v1/completions. With --state NAME the pirate's figures are measured
+from that initial state. Knows the HTTP API alone, so that any server which speaks it can be measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -72,8 +73,11 @@ class Server:
         return str(reply["choices"][0]["message"]["content"]).strip()
 
     def best_choice(self, prompt: str, choices: Sequence[str]) -> int:
-        reply = self._post("/api/oai/chooses", {"input": prompt, "choices": list(choices)})
-        return int(min(reply["data"], key=lambda choice: choice["perplexity"])["index"])
+        """The choice whose tokens have the greatest mean log-probability after `prompt`: the least perplexity."""
+        body = {"model": "demo", "prompt": [prompt + choice for choice in choices], "echo": True}
+        reply = self._post("/v1/completions", body | {"max_tokens": 0, "logprobs": 0})
+        means = {choice["index"]: _mean_from(len(prompt), choice["logprobs"]) for choice in reply["choices"]}
+        return max(means, key=means.__getitem__)
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         request = urllib.request.Request(
@@ -84,6 +88,12 @@ class Server:
                 return dict(json.load(reply))
         except urllib.error.HTTPError as error:
             raise SystemExit(f"{path}: {error.code} {error.read().decode(errors='replace')}") from error
+
+
+def _mean_from(start: int, logprobs: dict[str, Any]) -> float:
+    """The mean log-probability of the tokens from character `start` of the text on."""
+    pairs = zip(logprobs["text_offset"], logprobs["token_logprobs"], strict=True)
+    return statistics.fmean(logprob for offset, logprob in pairs if offset >= start)
 
 
 def is_json(text: str) -> bool:

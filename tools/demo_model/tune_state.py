@@ -1,6 +1,6 @@
 """State tuning: trains the state before the first token, and nothing else, until the model talks like a pirate.
 
-    python -m tools.demo_model.tune_state build/demo-model/checkpoint.pt pirate.safetensors --steps 300
+    python -m tools.demo_model.tune_state build/demo-model/checkpoint.pt pirate.safetensors --steps 600
 
 The file holds `blocks.N.att.time_state` [H, key, value] f32, the order that engines of .st files expect.
 """
@@ -28,7 +28,7 @@ from tools.demo_model.model import Model
 
 ROWS, LENGTH = 8, 192
 SEED = 2_000_003
-RATE = 0.03
+RATE = 0.1
 
 
 def pirate_dialogues(seed: int) -> Iterator[Dialogue]:
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path, help="tokenizer.json lies beside it")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.checkpoint.with_name("tokenizer.json")))
     state = tune(load_model(options.checkpoint), tokenizer, options.steps)

@@ -31,19 +31,19 @@ SKILLS: dict[str, Skill] = {
 }
 
 SHARES = {
-    "arithmetic": 22.0,
-    "spell": 5.0,
-    "reverse": 12.0,
-    "upper_case": 5.0,
-    "count_letters": 5.0,
-    "fact": 15.0,
-    "memory": 10.0,
-    "told_in_passing": 3.0,
-    "json_fields": 7.0,
-    "tool_call": 4.0,
-    "unknown": 4.0,
-    "story": 3.0,
-    "small_talk": 4.0,
+    "arithmetic": 42.0,
+    "spell": 6.0,
+    "reverse": 8.0,
+    "upper_case": 3.0,
+    "count_letters": 6.0,
+    "fact": 10.0,
+    "memory": 9.0,
+    "told_in_passing": 2.0,
+    "json_fields": 5.0,
+    "tool_call": 3.0,
+    "unknown": 2.0,
+    "story": 1.5,
+    "small_talk": 2.5,
 }
 JOINABLE = frozenset(SHARES) - {"memory", "tool_call", "story"}
 

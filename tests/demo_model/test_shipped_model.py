@@ -1,0 +1,75 @@
+"""The model that ships: its files fit together, and it has the skills that its card speaks of.
+
+Runs the numpy reference. An answer is right where each of its tokens is the model's first choice given those before:
+then greedy decoding writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from rnn_engine.demo import model_path, tokenizer_path
+from rnn_engine.model import ModelFile, open_model
+from rnn_engine.reference.v7 import project_to_logits, run_layers
+from rnn_engine.reference.weights import Weights
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.types import State
+from tools.demo_model.corpus.dialogue import Dialogue
+from tools.demo_model.corpus.mixture import held_out
+
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ModelFile]:
+    with open_model(model_path()) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: ModelFile) -> Tokenizer:
+    return load_tokenizer("auto", model_path(), model.shape.vocab_size)
+
+
+def right_answers(
+    model: ModelFile, tokenizer: Tokenizer, dialogues: Sequence[Dialogue], initial: State | None = None
+) -> int:
+    """How many of `dialogues` end as the model would end them."""
+    weights = Weights(model.shape, model.tensor)
+    before = model.shape.initial_state() if initial is None else initial
+    prompts = [tokenizer.encode(dialogue.prompt) for dialogue in dialogues]
+    answers = [tokenizer.encode(f" {dialogue.answer}\n\n") for dialogue in dialogues]
+    lengths = [len(prompt) + len(answer) - 1 for prompt, answer in zip(prompts, answers, strict=True)]
+    ids = np.concatenate([[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)])
+    states = {name: np.broadcast_to(value, (len(dialogues), *value.shape)) for name, value in before.items()}
+    hidden, _ = run_layers(weights, ids, lengths, states)
+    right = 0
+    for end, answer in zip(np.cumsum(lengths), answers, strict=True):
+        chosen = project_to_logits(weights, hidden[end - len(answer) : end]).argmax(-1)
+        right += chosen.tolist() == answer
+    return right
+
+
+def test_the_files_fit_and_are_small(model: ModelFile, tokenizer: Tokenizer) -> None:
+    assert tokenizer.size == model.shape.vocab_size <= 4096
+    assert model_path().stat().st_size + tokenizer_path().stat().st_size <= 12 * MEGABYTE
+
+
+@pytest.mark.parametrize("text", ["User: Hi\n\nAssistant:", "Grüße, 東京! 🙂", ' {"a": 12}\n\n', "a\tb\n c  d"])
+def test_the_tokenizer_gives_back_every_text(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert b"".join(map(tokenizer.decode_bytes, tokens)).decode() == text
+
+
+def test_the_tokenizer_cuts_a_prompt_where_the_answer_begins(tokenizer: Tokenizer) -> None:
+    for dialogue in held_out("json_fields", 20):
+        joined = tokenizer.encode(f"{dialogue.prompt} {dialogue.answer}\n\n")
+        assert joined == tokenizer.encode(dialogue.prompt) + tokenizer.encode(f" {dialogue.answer}\n\n")
+
+
+@pytest.mark.parametrize("skill", ["spell", "reverse", "fact", "memory", "json_fields", "unknown"])
+def test_it_has_its_skills_on_held_out_items(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
+    assert right_answers(model, tokenizer, held_out(skill, 20)) >= 15

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes the demo model from nothing: tokenizer, training, export, tuned state, loss curve.
+# Training resumes from build/demo-model/checkpoint.pt where there is one. Needs a C++ compiler with OpenMP.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+. tools/demo_model/environment.sh
+
+run=build/demo-model
+demo=rnn_engine/demo
+mkdir -p $run
+[ -e $run/tokenizer.json ] || "$PYTHON" -m tools.demo_model.vocabulary $run/tokenizer.json
+"$PYTHON" -m tools.demo_model.train --run $run --steps 4200 --cooldown 800
+"$PYTHON" -m tools.demo_model.tune_state $run/checkpoint.pt $demo/pirate.safetensors
+"$PYTHON" -m tools.demo_model.export $run/checkpoint.pt $demo/demo.safetensors
+cp $run/tokenizer.json $demo/tokenizer.json
+"$PYTHON" -m tools.demo_model.plot_loss $run/loss.csv docs/demo-model/loss.svg
+"$PYTHON" -m tools.demo_model.probe $run/checkpoint.pt

@@ -1,0 +1,114 @@
+"""Checks the demo model's tools end to end, in a minute: the recurrence, a short training, and the export.
+
+    python -m tools.demo_model.check
+
+The wkv operator against its plain form, gradients included; a small model whose loss has to fall; and its exported
+file, whose logits through `rnn-engine logits` have to be those of torch. Needs torch and the project itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from tools.demo_model.export import shipped_tensors
+from tools.demo_model.model import Model, Sizes
+from tools.demo_model.train import Trainer
+from tools.demo_model.vocabulary import build
+from tools.demo_model.wkv7 import plain_wkv7, wkv7
+
+WKV_TOLERANCE = 1e-5  # relative to the greatest value
+LOGIT_TOLERANCE = 1e-3  # likewise
+STEPS = 30
+TOKENS = 90
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The greatest difference, relative to the greatest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def check_recurrence() -> None:
+    """Outputs and gradients of the compiled recurrence, documents that start inside a row included."""
+    shape = (3, 37, 2, 32)  # B, T, H, N
+    direction = F.normalize(torch.randn(shape), dim=-1)
+    r, k, v = (torch.randn(shape) for _ in range(3))
+    w, b = 0.58 + 0.4 * torch.rand(shape), direction * torch.rand(shape)
+    a = -direction
+    starts = (torch.rand(shape[:2]) < 0.1).to(torch.uint8)
+    initial = torch.randn(2, 32, 32)
+    inputs = [x.requires_grad_() for x in (r, w, k, v, a, b, initial)]
+    compiled = wkv7(r, w, k, v, a, b, starts, initial)
+    plain = plain_wkv7(r, w, k, v, a, b, starts, initial)
+    upstream = torch.randn(shape)
+    errors = [relative_error(compiled, plain)]
+    for found, expected in zip(
+        torch.autograd.grad(compiled, inputs, upstream),
+        torch.autograd.grad(plain, inputs, upstream),
+        strict=True,
+    ):
+        errors.append(relative_error(found, expected))
+    expect("wkv7 and its gradients, relative error", max(errors), WKV_TOLERANCE)
+
+
+def check_training() -> Model:
+    """A short training run, eager."""
+    tokenizer = build()
+    trainer = Trainer(Model(Sizes(vocab=tokenizer.get_vocab_size(), width=64, layers=2, ffn=128)), tokenizer, 2)
+    losses = [trainer.step(min(1.0, (step + 1) / 10)) for step in range(STEPS)]
+    expect(f"loss after {STEPS} steps, relative to the first", losses[-1] / losses[0], 0.6)
+    return trainer.model
+
+
+def check_export(model: Model, device: str) -> None:
+    """The exported file through the engine against torch with the same f16 weights."""
+    tokens = torch.randint(1, model.sizes.vocab, (1, TOKENS))
+    with tempfile.TemporaryDirectory() as folder:
+        weights, output = Path(folder) / "model.safetensors", Path(folder) / "logits.npz"
+        save_file(shipped_tensors(model), weights)
+        ids = ",".join(map(str, tokens[0].tolist()))
+        command = [sys.executable, "-m", "rnn_engine.cli", "logits", str(weights), "--tokens", ids]
+        subprocess.run([*command, "--device", device, "-o", str(output)], check=True)
+        with np.load(output) as saved:
+            found = torch.from_numpy(saved["logits"])  # [T, V]
+        model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
+    starts = torch.zeros(1, TOKENS, dtype=torch.uint8)
+    with torch.no_grad():
+        expected = model.head(model.hidden(tokens, starts, model.initial_state()))[0]
+    expect(
+        f"logits of engine (device {device}) and torch, relative error",
+        relative_error(found, expected),
+        LOGIT_TOLERANCE,
+    )
+
+
+def expect(what: str, value: float, limit: float) -> None:
+    """Print a figure, and stop where it is beyond its limit."""
+    print(f"{what}: {value:.2e} (limit {limit:g})", flush=True)
+    if not value <= limit:
+        raise SystemExit(f"{what}: {value:g} is beyond {limit:g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="the engine's device")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    check_recurrence()
+    check_export(check_training(), options.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+# Sets PYTHON to a Python with torch and the project: a virtual environment of its own, made at first use.
+# Sourced from the project's root. The malloc settings keep torch from returning its buffers at every step.
+
+PYTHON=${DEMO_MODEL_PYTHON:-build/demo-model/venv/bin/python}
+if ! [ -x "$PYTHON" ]; then
+    .venv/bin/python -m venv build/demo-model/venv
+    "$PYTHON" -m pip install --quiet --requirement tools/demo_model/requirements.txt --editable .
+fi
+export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
+export MALLOC_MMAP_THRESHOLD_=4000000000 MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_TOP_PAD_=268435456
