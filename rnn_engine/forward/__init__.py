@@ -5,8 +5,9 @@ from __future__ import annotations
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.gpu_runner import GpuRunner
 from rnn_engine.forward.packing import WeightFormat
+from rnn_engine.forward.scratch import StepLimits
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.v7 import Progress, StepLimits
+from rnn_engine.forward.v7 import Progress
 from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
 from rnn_engine.types import Model, Runner
 

@@ -15,9 +15,10 @@ from rnn_engine.forward.batch import check_batch, check_slot
 from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.packing import WeightFormat, padded
 from rnn_engine.forward.products import ProductKernels
+from rnn_engine.forward.scratch import StepLimits
 from rnn_engine.forward.state import check_state
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.v7 import ForwardV7, Progress, StepLimits
+from rnn_engine.forward.v7 import ForwardV7, Progress
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Kernels, Plan, Recorder
 from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, TokenRun
 

@@ -16,10 +16,11 @@ import numpy as np
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.packing import padded
 from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
+from rnn_engine.forward.scratch import Scratch, StepLimits
+from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.gpu import BindGroup, Buffer, Device, Dispatch, Kernel, Plan
-from rnn_engine.types import F32, Model, ModelShape
-from shaders import Constant
+from rnn_engine.types import Model
 
 Progress = Callable[[str, int, int], None]
 """Called while loading with what is being done, how many parts are done, and how many there are."""
@@ -33,74 +34,6 @@ _VECTORS = (
     *("att.w0", "att.a0", "att.v0"),
     *("att.k_k", "att.k_a", "att.r_k", "att.ln_x.weight", "att.ln_x.bias"),
 )  # all of size D, packed in this order
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """The most that one step takes, and how many slots there are."""
-
-    num_slots: int
-    max_tokens: int
-    max_rows: int
-    num_candidates: int
-
-    def constants(self) -> dict[str, Constant]:
-        """The constants of batch.wgsl; a step has at most one run a slot."""
-        return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
-
-
-class StateLayout:
-    """How a layer's buffer holds a slot's state: both copies of both shifts, then wkv as [H, N / 4, N, 4].
-
-    The two copies are sides 0 and 1: a step reads the side that its run names and writes the other one.
-    """
-
-    def __init__(self, shape: ModelShape) -> None:
-        self.shape = shape
-        self.att_shift = 0  # [2, D]
-        self.ffn_shift = 2 * shape.width  # [2, D]
-        self.wkv = 4 * shape.width
-        self.stride = 4 * shape.width + shape.width * shape.head_size
-
-    def pack(self, att_shift: F32, wkv: F32, ffn_shift: F32) -> F32:
-        """One layer's fields -> [stride], with side 0 in use."""
-        heads, size = self.shape.num_heads, self.shape.head_size
-        turned = wkv.reshape(heads, size, size // 4, 4).transpose(0, 2, 1, 3)
-        unused = np.zeros(self.shape.width, np.float32)
-        return np.concatenate([att_shift, unused, ffn_shift, unused, turned.reshape(-1)])
-
-    def unpack(self, packed: F32, side: int) -> tuple[F32, F32, F32]:
-        """[stride] -> att_shift [D], wkv [H, value, key], ffn_shift [D], with the shifts of `side`."""
-        width, heads, size = self.shape.width, self.shape.num_heads, self.shape.head_size
-        shifts = packed[: self.wkv].reshape(2, 2, width)
-        turned = packed[self.wkv :].reshape(heads, size // 4, size, 4).transpose(0, 2, 1, 3)
-        return shifts[0, side].copy(), turned.reshape(heads, size, size).copy(), shifts[1, side].copy()
-
-
-class Scratch:
-    """The buffers between the kernels of a step. `x` is the residual stream; hidden are the adapters' inner vectors."""
-
-    def __init__(self, shape: ModelShape, limits: StepLimits, device: Device) -> None:
-        tokens, width = limits.max_tokens, shape.width
-        self.hidden_strides = {name: padded(getattr(shape.ranks, name)) for name in "wagv"}
-        self.hidden_starts: dict[str, int] = {}
-        place = 3 * tokens * width  # behind r, k and v
-        for name, stride in self.hidden_strides.items():
-            self.hidden_starts[name] = place
-            place += tokens * stride
-        batch_words = 4 + 4 * limits.num_slots + 2 * limits.max_rows + tokens
-        self.batch = device.create_buffer("batch", 4 * batch_words)
-        self.x = device.create_buffer("x", 4 * tokens * width)
-        self.mixes = device.create_buffer("mixes", 4 * 6 * tokens * width)
-        self.projected = device.create_buffer("projected", 4 * place)
-        self.gates = device.create_buffer("gates", 4 * 4 * tokens * width)
-        self.v_first = device.create_buffer("v_first", 4 * tokens * width)
-        self.mixed = device.create_buffer("mixed", 4 * tokens * width)
-        self.ffn_hidden = device.create_buffer("ffn hidden", 4 * tokens * padded(shape.ffn_width))
-        self.normed = device.create_buffer("normed rows", 4 * limits.max_rows * width)
-        self.logits = device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size)
-        self.readout_words = 2 + 2 * limits.num_candidates  # of a row
-        self.readout = device.create_buffer("readout", 4 * limits.max_rows * self.readout_words)
 
 
 @dataclass(frozen=True, slots=True)
