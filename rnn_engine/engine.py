@@ -23,8 +23,11 @@ from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, Genera
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
+from states.cache import StateCache
+from states.config import CacheConfig
 
 MAX_LOGPROBS = 20
+CACHE_BYTES = 256 << 20
 RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 _Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
@@ -46,7 +49,9 @@ class Engine:
         weights: str,
         device_bytes: int | None = None,
         max_queued: int = 64,
+        cache: StateCache | None = None,
     ) -> None:
+        """`cache` keeps states of `runner`'s slots; it is closed with the engine."""
         self._tokenizer = tokenizer
         self._max_queued = max_queued
         self._info = EngineInfo(
@@ -66,8 +71,8 @@ class Engine:
         self._request_seconds: float | None = None  # a running mean
         self._closing = False
         self._ended = asyncio.Event()
-        self._scheduler = Scheduler(runner, tokenizer.decode_bytes)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner))
+        self._scheduler = Scheduler(runner, tokenizer.decode_bytes, cache)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner, cache))
         self._worker.start()
 
     @classmethod
@@ -81,25 +86,30 @@ class Engine:
         weights: WeightFormat = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
+        cache_bytes: int = CACHE_BYTES,
         progress: Progress = lambda *_: None,
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
-        for a slot. `progress` is called on another thread. Raises ModelError, TokenizerError or DeviceError.
+        for a slot. States of at most `cache_bytes` are kept in host memory for prompts that begin alike; 0 keeps none.
+        `progress` is called on another thread. Raises ModelError, TokenizerError or DeviceError.
         """
         path = Path(model_path)
 
-        def open_all() -> tuple[Runner, Tokenizer]:
+        def open_all() -> tuple[Runner, Tokenizer, StateCache | None]:
             with open_model(path) as model:
                 chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
                 runner = load_runner(
                     model, device, weights=weights, num_slots=num_slots, warm_up=True, progress=progress
                 )
-                return runner, chosen
+                config = CacheConfig(host_capacity=cache_bytes)
+                fingerprint = f"{model.fingerprint} {weights}"
+                cache = StateCache(model.shape, fingerprint, runner, config) if cache_bytes > 0 else None
+                return runner, chosen, cache
 
-        runner, chosen = await asyncio.to_thread(open_all)
+        runner, chosen, cache = await asyncio.to_thread(open_all)
         device_bytes = None
         if isinstance(runner, GpuRunner):
             device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
@@ -113,6 +123,7 @@ class Engine:
             weights=weights,
             device_bytes=device_bytes,
             max_queued=max_queued,
+            cache=cache,
         )
 
     @property
@@ -201,9 +212,11 @@ class Engine:
             if inbox is not None:  # else its client has left
                 inbox.put_nowait(delivery.outcome)
 
-    def _end(self, runner: Runner) -> None:
+    def _end(self, runner: Runner, cache: StateCache | None) -> None:
         """Called on the worker's thread, as the last thing it does."""
         try:
+            if cache is not None:
+                cache.close()
             runner.close()
         finally:
             with suppress(RuntimeError):  # the loop was closed, so nobody waits

@@ -14,10 +14,14 @@ from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import share
+from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.types import Readout, Runner, TokenRun
+from states.cache import StateCache
 
 logger = logging.getLogger(__name__)
+
+_CANDIDATES = 128  # that are sorted at once of a row of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class Scheduler:
     Requests have been checked, and a key stands for one request for ever. `token_bytes` gives a token's text.
     """
 
-    def __init__(self, runner: Runner, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, runner: Runner, token_bytes: Callable[[int], bytes], cache: StateCache | None = None) -> None:
+        """`cache` keeps the states of prompts and answers, for the prompts that go on from them."""
         self._runner = runner
+        self._prefixes = Prefixes(runner, cache)
         self._token_bytes = token_bytes
         self._waiting: dict[int, GenerateRequest] = {}  # oldest first
         self._live: dict[int, LiveSequence] = {}  # oldest first
@@ -88,23 +94,35 @@ class Scheduler:
         return deliveries + self._advance(runs, readout)
 
     def _admit(self) -> list[Delivery]:
-        failures = []
+        deliveries = []
         while self._free and self._waiting:
             key = next(iter(self._waiting))
             request = self._waiting.pop(key)
             slot = heapq.heappop(self._free)
             try:
-                self._live[key] = LiveSequence(request, slot, self._prepare(slot), self._token_bytes)
+                start = self._prefixes.begin(request, slot)
+                live = LiveSequence(request, slot, start, self._token_bytes)
             except Exception as error:
                 logger.exception("a request could not start")
                 heapq.heappush(self._free, slot)
-                failures.append(Delivery(key, _failure(error)))
-        return failures
+                deliveries.append(Delivery(key, _failure(error)))
+            else:
+                self._live[key] = live
+                deliveries += self._begin(key, live, start)
+        return deliveries
 
-    def _prepare(self, slot: int) -> int:
-        """Put the state that a request starts from into `slot`; how many prompt tokens it covers already."""
-        self._runner.write_state(slot, None)
-        return 0
+    def _begin(self, key: int, live: LiveSequence, start: Start) -> list[Delivery]:
+        """The first token of a request whose whole prompt was cached, without a step."""
+        if start.logits is None:
+            return []
+        try:
+            events = live.begin(LogitRow.of_full(start.logits, _CANDIDATES))
+        except Exception as error:
+            logger.exception("a request failed at its first token")
+            return [self._fail(key, error)]
+        if live.finished:
+            self._release(key)
+        return [Delivery(key, event) for event in events]
 
     def _advance(self, runs: Mapping[int, TokenRun], readout: Readout) -> list[Delivery]:
         deliveries = []
@@ -123,6 +141,9 @@ class Scheduler:
         except Exception as error:
             logger.exception("a request failed after its step")
             return [self._fail(key, error)]
+        if (kind := live.due) is not None:
+            read_logits = logit_rows[-1].read_full if logit_rows else None
+            self._prefixes.keep(live.tokens_run, live.slot, kind, read_logits)
         if live.finished:
             self._release(key)
         return [Delivery(key, event) for event in events]
