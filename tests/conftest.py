@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -15,6 +17,8 @@ settings.load_profile("project")
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Stop at once where there is no device: a test that skips for want of one would hide what it does not check."""
+    # A shell starts what it runs in the background with Ctrl-C ignored; tests that press it need it back.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not list_devices():
         pytest.exit(
             "the tests need a device that WebGPU can compute on, and wgpu finds none; `make test` installs Mesa's "
