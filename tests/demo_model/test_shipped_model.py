@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from rnn_engine.demo import model_path, tokenizer_path
+from rnn_engine.demo import model_path, pirate_state_path, tokenizer_path
 from rnn_engine.model import ModelFile, open_model
 from rnn_engine.reference.v7 import project_to_logits, run_layers
 from rnn_engine.reference.weights import Weights
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import State
+from states.files.reading import read_state
 from tools.demo_model.corpus.dialogue import Dialogue
-from tools.demo_model.corpus.mixture import held_out
+from tools.demo_model.corpus.mixture import held_out, pirate
 
 MEGABYTE = 1_000_000
 
@@ -73,3 +74,12 @@ def test_the_tokenizer_cuts_a_prompt_where_the_answer_begins(tokenizer: Tokenize
 @pytest.mark.parametrize("skill", ["spell", "reverse", "fact", "memory", "json_fields", "unknown"])
 def test_it_has_its_skills_on_held_out_items(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
     assert right_answers(model, tokenizer, held_out(skill, 20)) >= 15
+
+
+@pytest.mark.parametrize("skill", ["arithmetic", "spell", "fact"])
+def test_from_the_tuned_state_it_answers_like_a_pirate(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
+    tuned = read_state(pirate_state_path(), model.shape, None, read_pth=lambda _path: {})
+    dialogues = [pirate(dialogue, None) for dialogue in held_out(skill, 20)]
+    assert right_answers(model, tokenizer, dialogues, tuned.state) >= 17
+    assert right_answers(model, tokenizer, dialogues) == 0
+    assert pirate_state_path().stat().st_size < MEGABYTE
