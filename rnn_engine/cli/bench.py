@@ -55,7 +55,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
-    median = _median_seconds(lambda: runner.step(batch), repeats, clock)
+    median = median_seconds(lambda: runner.step(batch), repeats, clock)
     return Measurement("decode", slots, 1, 1e3 * median, slots / median)
 
 
@@ -70,7 +70,7 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
         for run in runs:
             runner.step([run])
 
-    median = _median_seconds(run_prompt, repeats, clock)
+    median = median_seconds(run_prompt, repeats, clock)
     return Measurement("prefill", 1, length, 1e3 * median, length / median)
 
 
@@ -79,7 +79,8 @@ def _token(shape: ModelShape, position: int) -> int:
     return (position * 31 + 1) % shape.vocab_size
 
 
-def _median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+    """The median time of `work`, after a warm-up."""
     for _ in range(_WARM_UP):
         work()
     seconds = []

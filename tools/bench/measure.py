@@ -8,26 +8,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
+from rnn_engine.cli.bench import median_seconds
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Plan, Recorder
 from rnn_engine.types import TokenRun
 
 _WARM_UP = 2
 _COPY_BYTES = 64 << 20
-
-
-def median_seconds(work: Callable[[], object], repeats: int) -> float:
-    """The median time of `work`."""
-    for _ in range(_WARM_UP):
-        work()
-    seconds = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
 
 
 def copy_bandwidth(device: Device, repeats: int) -> float:
@@ -39,7 +27,7 @@ def copy_bandwidth(device: Device, repeats: int) -> float:
         recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)])
         recorder.wait()
 
-    bandwidth = 2 * _COPY_BYTES / median_seconds(copy, repeats)
+    bandwidth = 2 * _COPY_BYTES / median_seconds(copy, repeats, time.perf_counter)
     source.destroy()
     target.destroy()
     return bandwidth
@@ -75,5 +63,5 @@ def seconds_by_part(runner: GpuRunner, batch: list[TokenRun], repeats: int) -> d
             recorder.submit(part_plan)
             recorder.wait()
 
-        results[part] = len(dispatches), median_seconds(run, repeats)
+        results[part] = len(dispatches), median_seconds(run, repeats, time.perf_counter)
     return results
