@@ -8,16 +8,25 @@ from tests.support.fake_shell import FakeShell
 from tools.setup import mesa
 from tools.setup.shell import SetupError
 
-BOOKWORM = "bookworm main http://mirror/debian/\nbookworm-security main http://mirror/security/\n"
-WITH_BACKPORTS = BOOKWORM + "bookworm-backports main http://mirror/debian/\n"
-UBUNTU = "noble main http://mirror/ubuntu/\nnoble universe http://mirror/ubuntu/\n"
+
+def uris(*sources: str) -> str:
+    """What apt-get says that it would fetch from sources given as `release address`."""
+    pairs = [source.split() for source in sources]
+    lines = [f"'{address}/dists/{release}/{name}' {release}_{name} 0" for release, address in pairs for name in FILES]
+    return "\n".join(lines) + "\n"
+
+
+FILES = ("InRelease", "main/binary-amd64/Packages.xz")
+BOOKWORM = uris("bookworm http://mirror/debian", "bookworm-security http://mirror/security")
+WITH_BACKPORTS = BOOKWORM + uris("bookworm-backports http://mirror/debian")
+UBUNTU = uris("noble http://mirror/ubuntu", "noble-updates http://mirror/ubuntu")
 INSTALL = "install --yes --no-install-recommends"
 FROM_BACKPORTS = f"{INSTALL} --target-release bookworm-backports mesa-vulkan-drivers libvulkan1"
 PLAIN = f"{INSTALL} mesa-vulkan-drivers libvulkan1"
 
 
 def install(sources: str, *failing: str) -> FakeShell:
-    shell = FakeShell(answers={"indextargets": sources}, failing=failing)
+    shell = FakeShell(answers={"--print-uris": sources}, failing=failing)
     mesa.install(shell)
     return shell
 
@@ -25,7 +34,7 @@ def install(sources: str, *failing: str) -> FakeShell:
 def test_debian_12_gets_its_backports_from_its_own_mirror() -> None:
     shell = install(BOOKWORM)
     [added] = [command for command in shell.commands if command.startswith("sh -c")]
-    for line in ("URIs: http://mirror/debian/\n", "Suites: bookworm-backports\n", "Signed-By: /usr/share/keyrings/"):
+    for line in ("URIs: http://mirror/debian\n", "Suites: bookworm-backports\n", "Signed-By: /usr/share/keyrings/"):
         assert line in added
     assert shell.commands[-1].endswith(FROM_BACKPORTS)
 
@@ -49,7 +58,7 @@ def test_other_releases_get_their_own_driver() -> None:
 
 def test_a_source_that_cannot_be_updated_does_not_stop_the_installation() -> None:
     shell = FakeShell(
-        answers={"indextargets": UBUNTU}, failing=("apt-get --quiet --quiet -o DPkg::Lock::Timeout=120 update",)
+        answers={"--print-uris": UBUNTU}, failing=("apt-get --quiet --quiet -o DPkg::Lock::Timeout=120 update",)
     )
     mesa.install(shell)
     assert shell.commands[-1].endswith(PLAIN)
@@ -69,9 +78,9 @@ def test_can_install_needs_apt_and_root(programs: tuple[str, ...], prefix: tuple
 
 
 def test_advice_is_a_list_of_commands_for_this_release() -> None:
-    bookworm = mesa.advice(FakeShell(answers={"indextargets": BOOKWORM}))
-    assert r"URIs: http://mirror/debian/\nSuites: bookworm-backports\n" in bookworm
+    bookworm = mesa.advice(FakeShell(answers={"--print-uris": BOOKWORM}))
+    assert r"URIs: http://mirror/debian\nSuites: bookworm-backports\n" in bookworm
     assert f"apt-get install --target-release bookworm-backports {' '.join(mesa.PACKAGES)}" in bookworm
-    ubuntu = mesa.advice(FakeShell(answers={"indextargets": UBUNTU}))
+    ubuntu = mesa.advice(FakeShell(answers={"--print-uris": UBUNTU}))
     assert f"apt-get install {' '.join(mesa.PACKAGES)}" in ubuntu
     assert mesa.advice(FakeShell(programs=())) == mesa.OTHER_SYSTEMS

@@ -6,6 +6,7 @@ On Debian 12 they come from its backports: the same kernels run about 14 times f
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from tools.setup.shell import SetupError, Shell
@@ -74,12 +75,9 @@ def _release_options(shell: Shell) -> tuple[str, ...]:
 
 
 def _sources(shell: Shell) -> dict[str, str]:
-    """Release name -> address of its main component, for all of apt's package sources."""
-    lines = shell.read(
-        "apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(REPO_URI)", "Created-By: Packages"
-    )
-    rows = [line.split() for line in (lines or "").splitlines()]
-    return {row[0]: row[2] for row in rows if len(row) == 3 and row[1] == "main"}
+    """Release name -> address of its archive, for all of apt's package sources, whether fetched yet or not."""
+    lines = shell.read("apt-get", "update", "--print-uris") or ""
+    return {release: address for address, release in re.findall(r"^'(\S+)/dists/(\S+)/InRelease'", lines, re.MULTILINE)}
 
 
 def _add_backports(address: str, shell: Shell) -> None:
