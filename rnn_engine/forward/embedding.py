@@ -23,5 +23,5 @@ class Embedding:
         rows = self._table[tokens].astype(np.float32)
         centred = rows - rows.mean(axis=-1, keepdims=True)
         variance = np.square(centred).mean(axis=-1, keepdims=True)
-        normed = centred / np.sqrt(variance + np.float32(_EPSILON)) * self._weight + self._bias  # f32, if all is
+        normed: NDArray[np.floating] = centred / np.sqrt(variance + np.float32(_EPSILON)) * self._weight + self._bias
         return normed.astype(np.float32, copy=False)
