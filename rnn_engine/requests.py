@@ -6,14 +6,16 @@ Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a r
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import ModelShape
+from rnn_engine.types import F32, ModelShape, StartState, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
+
+MAX_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,30 @@ class SamplingParams:
 class GenerateRequest:
     """One sequence to run and to continue."""
 
-    prompt: Sequence[int]  # token ids, not empty
+    prompt: Sequence[int]  # token ids; may be empty where `start` has logits to go on from
+    start: StartState | None = None  # None = the fill values
+    turns: Sequence[int] = ()  # positions in the prompt at which the turns of a chat end; their states may be kept
+    marks: Sequence[int] = ()  # positions in the prompt whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
-    prompt_logprobs: bool = False  # also for every prompt token but the first (`PromptScored`)
+    score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
+    keep_end: bool = False  # tell the state at the end (`Finished.end`)
+    priority: int = 0  # of those that wait for a slot, the greatest comes first
 
     def check(self, shape: ModelShape, max_logprobs: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
-        if len(self.prompt) == 0:
+        if len(self.prompt) == 0 and (self.start is None or self.start.logits is None):
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
+        if self.score_from is not None:
+            _check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
+        for field_name in ("turns", "marks"):
+            for position in getattr(self, field_name):
+                _check_range(f"{field_name} position", position, 0, len(self.prompt))
+        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
             _check_tokens(field_name, getattr(self, field_name), shape.vocab_size)
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
@@ -97,7 +110,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Follows `Started` where `prompt_logprobs` was asked for: one entry a prompt token."""
+    """Follows `Started` where `score_from` was given: one entry a prompt token from that position on.
+
+    The first token of a sequence that starts from no known logits has no log-probability.
+    """
 
     tokens: tuple[TokenInfo, ...]
 
@@ -110,6 +126,19 @@ class TextDelta:
     tokens: tuple[TokenInfo, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EndState:
+    """Where a sequence ended: ready to be named and to be started from. The arrays are the reader's own.
+
+    It has taken in the prompt and every generated token, but for one that ended the text: a stop token, or the last
+    token of a stop string.
+    """
+
+    tokens: tuple[int, ...]  # taken in since the request's start
+    state: State
+    logits: F32  # [V] those after the last token
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event."""
@@ -118,6 +147,7 @@ class Finished:
     completion_tokens: int  # all that were drawn, a stop token included
     seed: int
     stop: bytes | int | None = None  # the stop string or token that ended it
+    end: EndState | None = None  # where `keep_end` was asked for
 
 
 Event: TypeAlias = Started | PromptScored | TextDelta | Finished
@@ -144,32 +174,6 @@ class EngineStats:
 
     active: int  # requests that hold a slot
     queued: int
-
-
-class EngineLike(Protocol):
-    """The few methods through which the server and the CLI reach a local or a remote engine."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    def stats(self) -> EngineStats: ...
-
-    def tokenize(self, text: str) -> list[int]: ...
-
-    def detokenize(self, tokens: Sequence[int]) -> bytes: ...
-
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
-
-        Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
-        Raises InvalidRequestError at once, OverloadedError or EngineClosedError before the first event,
-        and StepError where the device fails.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Stop taking requests, end the running ones with EngineClosedError, and free the device."""
-        ...
 
 
 def _check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:

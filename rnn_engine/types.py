@@ -19,6 +19,15 @@ State: TypeAlias = Mapping[str, F32]
 """All recurrent tensors of one sequence on the host: field name -> [L, *StateField.shape] f32."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StartState:
+    """What a sequence starts from instead of the fill values. Its arrays are read-only: sequences share them."""
+
+    root: str  # equal for equal states: what the cache keeps is kept under it
+    state: State
+    logits: F32 | None = None  # [V] those after the last token that the state has taken in, where they are known
+
+
 @dataclass(frozen=True, slots=True)
 class StateField:
     """One recurrent tensor of a layer: its name, its shape in one layer, and its value before the first token."""

@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 
 from aiohttp import web
 
+from rnn_engine.interface import EngineLike
 from rnn_engine.requests import (
-    EngineLike,
     Event,
     Finished,
     GenerateRequest,
@@ -23,8 +23,8 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
+from rnn_engine.tasks.fleet import Fleet
 from server.errors import describe
-from server.fleet import Fleet
 from server.keys import ENGINE
 from server.schemas.generation import GenerationBody
 from server.sse import EventStream
@@ -133,7 +133,7 @@ async def _stream(
     try:
         async for index, event in _chain(first, fleet):
             tally.add(index, event)
-            choice = _choice(frame.form, index, event, scored=fleet.requests[index].prompt_logprobs)
+            choice = _choice(frame.form, index, event, scored=fleet.requests[index].score_from is not None)
             if choice is not None:
                 await stream.send(frame.chunk([choice], **extra))
         if include_usage:

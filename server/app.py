@@ -16,7 +16,8 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.requests import EngineInfo, EngineLike
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import EngineInfo
 from server.keys import ENGINE, LIFECYCLE, SETTINGS
 from server.lifecycle import Lifecycle
 from server.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware

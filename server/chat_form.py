@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rnn_engine.requests import EngineLike, Finished, GenerateRequest, TextDelta, TokenInfo
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo
 from server.answer import Outcome
 from server.logprobs import chat_logprobs
 from server.schemas.chat import ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatRequest

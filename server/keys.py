@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rnn_engine.requests import EngineLike
+from rnn_engine.interface import EngineLike
 from server.lifecycle import Lifecycle
 from server.settings import ServerSettings
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 
-from rnn_engine.requests import EngineLike, TokenInfo
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import TokenInfo
 from server.schemas.chat import ChatLogprobs, ChatTokenLogprob, TokenLogprob
 from server.schemas.completions import CompletionLogprobs
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
-from rnn_engine.requests import EngineLike, Finished, GenerateRequest, TextDelta
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Finished, GenerateRequest, TextDelta
 
 T = TypeVar("T")
 

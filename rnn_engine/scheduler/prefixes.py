@@ -41,7 +41,7 @@ class Prefixes:
 
         A prompt whose every token is scored is run from its first token, whatever is known of it.
         """
-        if self._cache is not None and not request.prompt_logprobs:
+        if self._cache is not None and request.score_from is None:
             try:
                 return self._look_up(self._cache, request.prompt, slot)
             except Exception:

@@ -46,7 +46,7 @@ class LiveSequence:
     def demand(self) -> Demand:
         """What this sequence would run next."""
         if self._in_prompt:
-            return Demand(self._next_cut - self.position, self._request.prompt_logprobs)
+            return Demand(self._next_cut - self.position, self._request.score_from is not None)
         return Demand(1)
 
     @property
@@ -67,7 +67,7 @@ class LiveSequence:
             return TokenRun(self.slot, (self._generated[-1],), rows=1)
         end = self.position + count
         tokens = self._request.prompt[self.position : end]
-        if self._request.prompt_logprobs:
+        if self._request.score_from is not None:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = [*self._request.prompt[self.position + 1 : end + 1], self._request.prompt[-1]]
             return TokenRun(self.slot, tokens, rows=count, targets=targets[:count])
@@ -100,7 +100,7 @@ class LiveSequence:
 
     def _tell_start(self) -> list[Event]:
         started = Started(len(self._request.prompt), self._start.cached_tokens)
-        if not self._request.prompt_logprobs:
+        if self._request.score_from is None:
             return [started]
         first = self._request.prompt[0]
         scores = (TokenInfo(first, self._token_bytes(first), None), *self._prompt_scores)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 
 from rnn_engine.chat_template import Role
-from rnn_engine.requests import EngineLike, GenerateRequest
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import GenerateRequest
 from server.answer import answer
 from server.body import read_body
 from server.chat_form import ChatForm

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rnn_engine.requests import EngineLike, GenerateRequest
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import GenerateRequest
 from server.answer import answer
 from server.body import read_body
 from server.completion_form import CompletionForm
@@ -33,7 +34,7 @@ def _copies(body: CompletionRequest, prompt: Sequence[int]) -> list[GenerateRequ
             stop=body.stop_bytes,
             sampling=body.sampling(copy),
             logprobs=body.logprobs,
-            prompt_logprobs=body.echo and body.logprobs is not None,
+            score_from=0 if body.echo and body.logprobs is not None else None,
         )
         for copy in range(body.n)
     ]

@@ -32,7 +32,7 @@ requests = st.builds(
         seed=st.integers(0, 2**64 - 1),
     ),
     logprobs=st.sampled_from([None, 0, 5]),
-    prompt_logprobs=st.booleans(),
+    score_from=st.sampled_from([None, 0]),
     penalised_prompt=token_lists,
 )
 

@@ -73,7 +73,7 @@ class Desk:
 def ask(prompt: list[int], new_tokens: int = 5, *, scored: bool = False) -> GenerateRequest:
     sampling = SamplingParams(temperature=0.0)
     return GenerateRequest(
-        prompt, max_tokens=new_tokens, stop_tokens=(), sampling=sampling, logprobs=0, prompt_logprobs=scored
+        prompt, max_tokens=new_tokens, stop_tokens=(), sampling=sampling, logprobs=0, score_from=0 if scored else None
     )
 
 

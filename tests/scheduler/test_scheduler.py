@@ -104,7 +104,7 @@ def test_prompts_are_scored_at_every_token_whatever_the_chunks(
     max_tokens_a_step: int, max_rows: int, logprobs: int | None
 ) -> None:
     logits = random_logits(VOCAB_SIZE)
-    request = GenerateRequest(prompt(20), max_tokens=4, sampling=GREEDY, logprobs=logprobs, prompt_logprobs=True)
+    request = GenerateRequest(prompt(20), max_tokens=4, sampling=GREEDY, logprobs=logprobs, score_from=0)
     runner = FakeRunner(logits, max_tokens=max_tokens_a_step, max_rows=max_rows)
     heard = clients(runner).ask(request)
     assert_heard(heard, run_alone(request, logits, TOKENIZER.decode_bytes))
@@ -115,7 +115,7 @@ def test_prompts_are_scored_at_every_token_whatever_the_chunks(
 
 def test_log_probabilities_are_told_only_where_asked_for() -> None:
     everyone = says("a")
-    infos = everyone.ask(GenerateRequest([1], sampling=GREEDY, prompt_logprobs=True)).tokens
+    infos = everyone.ask(GenerateRequest([1], sampling=GREEDY, score_from=0)).tokens
     assert [(info.logprob, info.top) for info in infos] == [(None, ())]
     [info] = everyone.ask(GenerateRequest([1], sampling=GREEDY, logprobs=3)).tokens
     assert info.logprob == pytest.approx(0.0)

@@ -161,7 +161,7 @@ class TestLogprobs:
         answer = await complete(serve, engine, prompt="xyz", echo=True)
         assert answer["choices"][0]["text"] == "xyz!"
         assert answer["choices"][0]["logprobs"] is None
-        assert not engine.requests[0].prompt_logprobs
+        assert engine.requests[0].score_from is None
 
     async def test_token_without_text_is_named_by_its_number(self, serve: Serve) -> None:
         answer = await complete(serve, FakeEngine(), prompt=[0, 98], echo=True, logprobs=0, max_tokens=0)

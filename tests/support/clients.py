@@ -93,7 +93,7 @@ def run_alone(request: GenerateRequest, logits: Logits, token_bytes: Callable[[i
     seed = request.sampling.seed
     assert seed is not None
     events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
-    if request.prompt_logprobs:
+    if request.score_from is not None:
         events.append(PromptScored(tuple(_score_prompt(request, logits, token_bytes))))
     sampler = Sampler(request.sampling, seed, request.penalised_prompt)
     tokens = list(request.prompt)

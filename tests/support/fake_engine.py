@@ -87,7 +87,7 @@ class FakeEngine:
         self.requests.append(request)
         with self._slot():
             yield Started(prompt_tokens=len(request.prompt), cached_tokens=self.cached_tokens)
-            if request.prompt_logprobs:
+            if request.score_from is not None:
                 yield PromptScored(tuple(self._score(request, request.prompt)))
             async for event in self._decode(request):
                 yield event

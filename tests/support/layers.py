@@ -29,7 +29,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("rnn_engine.gpu",),
     ("rnn_engine.forward",),
-    ("rnn_engine.scheduler",),
+    ("rnn_engine.scheduler", "rnn_engine.interface"),
+    ("rnn_engine.tasks",),
     ("rnn_engine.engine", "rnn_engine"),
     ("server", "rnn_engine.cli"),
 )

@@ -1,4 +1,4 @@
-"""The engine requests of one HTTP request, run side by side. Knows events, not what becomes of them."""
+"""Several engine requests run side by side. Knows events, not what becomes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from rnn_engine.errors import StepError
-from rnn_engine.requests import EngineLike, Event, Finished, GenerateRequest
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Event, Finished, GenerateRequest
 
 _EVENTS_AHEAD = 16
 

@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.errors import StepError
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
-from server.fleet import Fleet
+from rnn_engine.tasks.fleet import Fleet
 from tests.support.fake_engine import FakeEngine
 
 LONG = 100_000
