@@ -9,8 +9,9 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
-_API_PREFIX = "/v1/"
-_API_ALIASES = ("/api/oai/", "/api/oai/v1/")
+_OPENAI_PREFIX = "/v1/"
+_AI00_PREFIX = "/api/oai/"
+_AI00_V1_PREFIX = "/api/oai/v1/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,17 @@ class Route:
     request: type[BaseModel] | None = None
     chunk: type[object] | None = None  # what one event of a stream holds
     always: bool = False  # answers without an API key and while the server stops
+    ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path and, for a path under /v1/, the others under which it answers too."""
-        if not self.path.startswith(_API_PREFIX):
-            return (self.path,)
-        return (self.path, *(alias + self.path.removeprefix(_API_PREFIX) for alias in _API_ALIASES))
+        """The path and the others under which it answers too: /v1/X as ai00 has it, and both of ai00's forms."""
+        if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
+            name = self.path.removeprefix(_OPENAI_PREFIX)
+            return (self.path, _AI00_PREFIX + name, _AI00_V1_PREFIX + name)
+        if self.path.startswith(_AI00_PREFIX):
+            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(_AI00_PREFIX))
+        return (self.path,)
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:

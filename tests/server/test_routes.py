@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from aiohttp import web
+
 from server.routes import ALL_ROUTES
+from server.routing import Route
 from server.schemas.models import Health, ModelEntry, ModelList
 from server.schemas.tokens import Text, Tokens
 from tests.support.fake_engine import FakeEngine, encode
@@ -22,7 +26,7 @@ async def test_models(serve: Serve) -> None:
 
 async def test_every_v1_route_answers_under_the_names_of_ai00(serve: Serve) -> None:
     client = await serve(FakeEngine())
-    routes = [route for route in ALL_ROUTES if route.path.startswith("/v1/")]
+    routes = [route for route in ALL_ROUTES if route.path.startswith("/v1/") and route.ai00_paths]
     assert routes
     for route in routes:
         for path in route.paths:
@@ -30,6 +34,23 @@ async def test_every_v1_route_answers_under_the_names_of_ai00(serve: Serve) -> N
             url = path.replace("{model:.+}", "fake")
             assert (await client.request(route.method, url, json={})).status in (200, 400), path
         assert len(set(route.paths)) == 3
+
+
+async def handler(_request: web.Request) -> web.Response:
+    return web.Response()
+
+
+@pytest.mark.parametrize(
+    ("path", "ai00_paths", "paths"),
+    [
+        ("/v1/x", True, ("/v1/x", "/api/oai/x", "/api/oai/v1/x")),
+        ("/v1/x", False, ("/v1/x",)),
+        ("/api/oai/x", True, ("/api/oai/x", "/api/oai/v1/x")),
+        ("/x", True, ("/x",)),
+    ],
+)
+def test_paths_of_a_route(path: str, ai00_paths: bool, paths: tuple[str, ...]) -> None:
+    assert Route("GET", path, handler, "", dict, ai00_paths=ai00_paths).paths == paths
 
 
 async def test_health(serve: Serve) -> None:
