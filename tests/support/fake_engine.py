@@ -12,8 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
 from rnn_engine.requests import (
+    EndState,
     EngineInfo,
     EngineStats,
     Event,
@@ -25,6 +28,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
+from rnn_engine.types import F32
 from tests.support.models import tiny_shape
 
 VOCAB_SIZE = 257
@@ -34,6 +38,15 @@ RANDOM_SEED = 4321
 def encode(text: str) -> list[int]:
     """The fake engine's tokens of `text`."""
     return [byte + 1 for byte in text.encode()]
+
+
+def state_after(tokens: Sequence[int], root: str = "") -> dict[str, F32]:
+    """The fake engine's state after these tokens from this root: random, and the same for the same ones."""
+    fields = tiny_shape(vocab=VOCAB_SIZE).initial_state().items()
+    return {
+        name: np.random.default_rng([number, *root.encode(), *tokens]).standard_normal(array.shape, np.float32)
+        for number, (name, array) in enumerate(fields)
+    }
 
 
 @dataclass
@@ -121,7 +134,12 @@ class FakeEngine:
             yield TextDelta(decoder.decode(info.data), (info,))
         await self._obstacles(len(tokens))
         seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
-        yield Finished(reason, len(tokens), seed, stop)
+        yield Finished(reason, len(tokens), seed, stop, self._end(request, tokens) if request.keep_end else None)
+
+    def _end(self, request: GenerateRequest, generated: Sequence[int]) -> EndState:
+        tokens = (*request.prompt, *generated)
+        root = "" if request.start is None else request.start.root
+        return EndState(tokens, state_after(tokens, root), np.zeros(VOCAB_SIZE, np.float32))
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
         text = self.reply(request).encode()
