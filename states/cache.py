@@ -89,8 +89,8 @@ class StateCache:
         if disk is not None:
             self._adopt_files(disk)
 
-    def look_up(self, root: str, tokens: Sequence[int]) -> Match:
-        """The longest prefix of `tokens` from which a sequence can go on.
+    def look_up(self, root: str, tokens: Sequence[int], limit: int | None = None) -> Match:
+        """The longest prefix of `tokens`, of at most `limit` tokens where given, from which a sequence can go on.
 
         A checkpoint at the very end serves only where its logits were kept, for otherwise a token must be run to have
         any. Reads the file where the state is on disk alone.
@@ -106,18 +106,26 @@ class StateCache:
         for checkpoint in place.values_back():
             if not checkpoint.resumable:
                 self._marks.touch(checkpoint)
-                reason = _weightier(reason, MissReason.EVICTED) if checkpoint.was_stored else reason
-            elif checkpoint.length == len(tokens) and not checkpoint.has_logits:
-                reason = _weightier(reason, MissReason.NO_LOGITS)
+            if (obstacle := _obstacle(checkpoint, len(tokens), limit)) is not None:
+                reason = _weightier(reason, obstacle)
+                continue
+            tier = min(checkpoint.sizes, key=_QUICKEST_FIRST.index)
+            try:
+                fetched = self._tiers.fetch(checkpoint)
+            except StateError:
+                reason = MissReason.DAMAGED
             else:
-                tier = min(checkpoint.sizes, key=_QUICKEST_FIRST.index)
-                try:
-                    fetched = self._tiers.fetch(checkpoint)
-                except StateError:
-                    reason = MissReason.DAMAGED
-                else:
-                    return self._hit(checkpoint, tier, fetched, len(tokens), place.length)
+                return self._hit(checkpoint, tier, fetched, len(tokens), place.length)
         return self._missed(len(tokens), place.length, reason)
+
+    def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
+        """How many tokens `look_up` would save if no file is damaged. Counts nothing, locks nothing, reads no file."""
+        self._tiers.settle()
+        tree = self._trees.get(root)
+        if tree is None:
+            return 0
+        checkpoints = tree.follow(pack(tokens)).values_back()
+        return next((one.length for one in checkpoints if _obstacle(one, len(tokens), limit) is None), 0)
 
     def restore(self, match: Match, slot: int) -> None:
         """Make the state that was found live in `slot`, promote it to the quickest tier, and release the match."""
@@ -283,6 +291,17 @@ class StateCache:
 
 _QUICKEST_FIRST = list(Tier)
 _LIGHTEST_FIRST = list(MissReason)
+
+
+def _obstacle(checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
+    """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
+    if not checkpoint.resumable:
+        return MissReason.EVICTED if checkpoint.was_stored else MissReason.NO_CHECKPOINT
+    if limit is not None and checkpoint.length > limit:
+        return MissReason.BEYOND_LIMIT
+    if checkpoint.length == length and not checkpoint.has_logits:
+        return MissReason.NO_LOGITS
+    return None
 
 
 def _weightier(first: MissReason, second: MissReason) -> MissReason:

@@ -18,6 +18,7 @@ class MissReason(Enum):
     UNKNOWN_PROMPT = "unknown_prompt"  # the prompt's first token begins no known path
     NO_CHECKPOINT = "no_checkpoint"  # the prompt follows a known path, on which no state was kept before it leaves
     NO_LOGITS = "no_logits"  # a state is kept at the prompt's very end, but not the logits to go on from
+    BEYOND_LIMIT = "beyond_limit"  # states are kept, all of them longer than the caller could use
     EVICTED = "evicted"  # a state was kept there and has been evicted
     DAMAGED = "damaged"  # a state was kept on disk, and its file can't be used any more
 

@@ -14,7 +14,7 @@ class Demand:
     """What one sequence would run next: 1 token at decode, the rest of its prompt before."""
 
     tokens: int  # at least 1
-    scored: bool = False  # wants a logit row at every token; otherwise at most one row
+    rows: int = 1  # at least 1: how many of the last of them may want a logit row
 
 
 def share(demands: Sequence[Demand], max_tokens: int, max_rows: int) -> list[int]:
@@ -27,15 +27,25 @@ def share(demands: Sequence[Demand], max_tokens: int, max_rows: int) -> list[int
     tokens_left = max_tokens - len(demands)
     rows_left = max_rows - len(demands)
     prompts = [index for index, demand in enumerate(demands) if demand.tokens > 1]
-    scored = sum(demands[index].scored for index in prompts)
+    scored = sum(demands[index].rows > 1 for index in prompts)
     equal_part = tokens_left // (2 * max(len(prompts), 1)), rows_left // (2 * max(scored, 1))
     for token_limit, row_limit in (equal_part, (max_tokens, max_rows)):
         for index in prompts:
             demand = demands[index]
-            more = min(demand.tokens - granted[index], token_limit, tokens_left)
-            if demand.scored:
-                more = min(more, row_limit, rows_left)
-                rows_left -= more
+            rows = _rows(demand, granted[index])
+            without_more_rows = demand.tokens - demand.rows + rows - granted[index]
+            more = min(
+                demand.tokens - granted[index],
+                token_limit,
+                tokens_left,
+                without_more_rows + min(row_limit, rows_left),
+            )
             tokens_left -= more
             granted[index] += more
+            rows_left -= _rows(demand, granted[index]) - rows
     return granted
+
+
+def _rows(demand: Demand, tokens: int) -> int:
+    """How many rows the first `tokens` of a demand may want."""
+    return max(1, tokens - (demand.tokens - demand.rows))

@@ -14,14 +14,12 @@ from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import share
-from rnn_engine.scheduler.prefixes import Prefixes, Start
+from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.types import Readout, Runner, TokenRun
 from states.cache import StateCache
 
 logger = logging.getLogger(__name__)
-
-_CANDIDATES = 128  # that are sorted at once of a row of the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +99,20 @@ class Scheduler:
             slot = heapq.heappop(self._free)
             try:
                 start = self._prefixes.begin(request, slot)
-                live = LiveSequence(request, slot, start, self._token_bytes)
+                live = LiveSequence(request, slot, start, self._token_bytes, self._runner.read_state)
             except Exception as error:
                 logger.exception("a request could not start")
                 heapq.heappush(self._free, slot)
                 deliveries.append(Delivery(key, _failure(error)))
             else:
                 self._live[key] = live
-                deliveries += self._begin(key, live, start)
+                deliveries += self._begin(key, live)
         return deliveries
 
-    def _begin(self, key: int, live: LiveSequence, start: Start) -> list[Delivery]:
-        """The first token of a request whose whole prompt was cached, without a step."""
-        if start.logits is None:
-            return []
+    def _begin(self, key: int, live: LiveSequence) -> list[Delivery]:
+        """What a request hears before its first step."""
         try:
-            events = live.begin(LogitRow.of_full(start.logits, _CANDIDATES))
+            events = live.begin()
         except Exception as error:
             logger.exception("a request failed at its first token")
             return [self._fail(key, error)]
@@ -143,7 +139,7 @@ class Scheduler:
             return [self._fail(key, error)]
         if (kind := live.due) is not None:
             read_logits = logit_rows[-1].read_full if logit_rows else None
-            self._prefixes.keep(live.tokens_run, live.slot, kind, read_logits)
+            self._prefixes.keep(live.request, live.tokens_run, live.slot, kind, read_logits)
         if live.finished:
             self._release(key)
         return [Delivery(key, event) for event in events]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rnn_engine.requests import (
+    EndState,
     Event,
     Finished,
     FinishReason,
@@ -20,119 +21,157 @@ from rnn_engine.requests import (
 from rnn_engine.sampling import LogitRow, Sampler, random_seed, top_logprobs
 from rnn_engine.scheduler.batching import Demand
 from rnn_engine.scheduler.prefixes import Start
+from rnn_engine.scheduler.scoring import PromptScores
 from rnn_engine.scheduler.text import TextStream
-from rnn_engine.types import F32, TokenRun
+from rnn_engine.types import F32, State, TokenRun
 from states.checkpoint import CheckpointKind
+
+_CANDIDATES = 128  # that are sorted at once of a whole row
 
 
 class LiveSequence:
     """A prompt and what was generated after it, in `slot`, whose state holds the first `position` tokens."""
 
-    def __init__(self, request: GenerateRequest, slot: int, start: Start, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        slot: int,
+        start: Start,
+        token_bytes: Callable[[int], bytes],
+        read_state: Callable[[int], State],
+    ) -> None:
+        """`read_state` gives the state that a slot holds."""
+        self.request = request
         self.slot = slot
         self.position = start.cached_tokens
         self.finished = False
-        self._request = request
         self._start = start
         self._cuts = {cut.position: cut for cut in start.cuts}
         self._token_bytes = token_bytes
+        self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self._sampler = Sampler(request.sampling, self._seed, request.penalised_prompt)
         self._text = TextStream(request.stop)
-        self._prompt_scores: list[TokenInfo] = []
         self._generated: list[int] = []
+        self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
     @property
     def demand(self) -> Demand:
         """What this sequence would run next."""
-        if self._in_prompt:
-            return Demand(self._next_cut - self.position, self._request.score_from is not None)
-        return Demand(1)
+        if not self._in_prompt:
+            return Demand(1)
+        end = self._next_cut
+        return Demand(end - self.position, max(self._scored_rows(end), 1))
 
     @property
     def tokens_run(self) -> list[int]:
-        """The tokens that the slot's state has taken in."""
-        return [*self._request.prompt, *self._generated][: self.position]
+        """The tokens that the slot's state has taken in since the request's start."""
+        return [*self.request.prompt, *self._generated][: self.position]
 
     @property
     def due(self) -> CheckpointKind | None:
         """As what the state of this moment is worth keeping; None where it isn't."""
         if self.position in self._cuts:
             return self._cuts[self.position].kind
-        return CheckpointKind.GENERATION_END if self.finished else None
+        return CheckpointKind.GENERATION_END if self.finished and self._generated else None
 
     def run(self, count: int) -> TokenRun:
         """The next `count` tokens, as part of a step."""
         if not self._in_prompt:
             return TokenRun(self.slot, (self._generated[-1],), rows=1)
         end = self.position + count
-        tokens = self._request.prompt[self.position : end]
-        if self._request.score_from is not None:
+        tokens = self.request.prompt[self.position : end]
+        if (rows := self._scored_rows(end)) > 0:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
-            targets = [*self._request.prompt[self.position + 1 : end + 1], self._request.prompt[-1]]
-            return TokenRun(self.slot, tokens, rows=count, targets=targets[:count])
-        return TokenRun(self.slot, tokens, rows=int(end == len(self._request.prompt)))
+            targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
+            return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows])
+        return TokenRun(self.slot, tokens, rows=int(end == len(self.request.prompt)))
+
+    def begin(self) -> list[Event]:
+        """The events that come before any step: the first token, where the logits after the prompt are known."""
+        if self._start.logits is None:
+            return []
+        return self._leave_prompt(LogitRow.of_full(self._start.logits, _CANDIDATES))
 
     def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
         """Take in the rows that `run` gave; the events that follow from them."""
         prefilled = self._in_prompt
-        if run.targets is not None:
-            self._score(run.targets, rows, target_logits)
+        if self._scores is not None and run.targets is not None:
+            self._scores.take(rows, target_logits)
         self.position += len(run.tokens)
         if self._in_prompt:
             return []
-        return self.begin(rows[-1]) if prefilled else self._generate(rows[-1])
-
-    def begin(self, row: LogitRow) -> list[Event]:
-        """Draw the first token from the logits after the prompt; the events that follow."""
-        if self._request.max_tokens == 0:
-            return [*self._tell_start(), self._finish("length")]
-        return [*self._tell_start(), *self._generate(row)]
+        if prefilled:
+            return self._leave_prompt(rows[-1])
+        if len(self._generated) == self.request.max_tokens:
+            return [self._finish("length", rows[-1])]
+        return self._generate(rows[-1])
 
     @property
     def _in_prompt(self) -> bool:
-        return self.position < len(self._request.prompt)
+        return self.position < len(self.request.prompt)
 
     @property
     def _next_cut(self) -> int:
         """Where the next run must end at the latest."""
-        return min((cut for cut in self._cuts if cut > self.position), default=len(self._request.prompt))
+        return min((cut for cut in self._cuts if cut > self.position), default=len(self.request.prompt))
 
-    def _tell_start(self) -> list[Event]:
-        started = Started(len(self._request.prompt), self._start.cached_tokens)
-        if self._request.score_from is None:
-            return [started]
-        first = self._request.prompt[0]
-        scores = (TokenInfo(first, self._token_bytes(first), None), *self._prompt_scores)
-        return [started, PromptScored(scores[: len(self._request.prompt)])]
+    def _begin_scores(self, first: int) -> PromptScores:
+        """The prompt's first token is scored here, as no row of a step does it."""
+        tokens = self.request.prompt[first:]
+        scores = PromptScores(tokens, self.request.logprobs or 0, self._token_bytes)
+        if first > 0 or len(tokens) == 0:
+            return scores
+        logits = None if self.request.start is None else self.request.start.logits
+        if logits is None:
+            scores.take_unknown()
+        else:
+            scores.take([LogitRow.of_full(logits, _CANDIDATES)], logits[tokens[0] : tokens[0] + 1])
+        return scores
 
-    def _score(self, targets: Sequence[int], rows: Sequence[LogitRow], target_logits: F32) -> None:
-        for token, row, logit in zip(targets, rows, target_logits, strict=True):
-            self._prompt_scores.append(self._describe(token, float(logit) - row.logsumexp, row))
+    def _scored_rows(self, end: int) -> int:
+        """How many of the rows up to `end` are scored; the row of a token scores the one after it."""
+        if self.request.score_from is None:
+            return 0
+        return max(end - max(self.position, self.request.score_from - 1), 0)
+
+    def _leave_prompt(self, row: LogitRow) -> list[Event]:
+        """The prompt's end, where `row` is what follows from it."""
+        events: list[Event] = [Started(len(self.request.prompt), self._start.cached_tokens)]
+        if self._scores is not None:
+            events.append(PromptScored(self._scores.told()))
+        if self.request.max_tokens == 0:
+            return [*events, self._finish("length", row)]
+        return [*events, *self._generate(row)]
 
     def _generate(self, row: LogitRow) -> list[Event]:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
-        if drawn.token in self._request.stop_tokens:
-            return self._end("stop", self._text.flush(), (), drawn.token)
-        logprob = None if self._request.logprobs is None else drawn.logprob
-        tokens = (self._describe(drawn.token, logprob, row),)
+        if drawn.token in self.request.stop_tokens:
+            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token)]
+        tokens = (self._describe(drawn.token, drawn.logprob, row),)
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:
-            return self._end("stop", text, tokens, self._text.match)
-        if len(self._generated) == self._request.max_tokens:
-            return self._end("length", text + self._text.flush(), tokens)
-        return [TextDelta(text, tokens)]
+            return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
+        if len(self._generated) < self.request.max_tokens:
+            return [TextDelta(text, tokens)]
+        last = TextDelta(text + self._text.flush(), tokens)
+        # The state at the end has taken in the last token too, so that one is yet to be run.
+        return [last] if self.request.keep_end else [last, self._finish("length", row)]
 
-    def _describe(self, token: int, logprob: float | None, row: LogitRow) -> TokenInfo:
-        return TokenInfo(token, self._token_bytes(token), logprob, top_logprobs(row, self._request.logprobs or 0))
+    def _describe(self, token: int, logprob: float, row: LogitRow) -> TokenInfo:
+        if self.request.logprobs is None:
+            return TokenInfo(token, self._token_bytes(token), None)
+        return TokenInfo(token, self._token_bytes(token), logprob, top_logprobs(row, self.request.logprobs))
 
-    def _end(
-        self, reason: FinishReason, text: str, tokens: tuple[TokenInfo, ...], stop: bytes | int | None = None
-    ) -> list[Event]:
-        finished = self._finish(reason, stop)
-        return [TextDelta(text, tokens), finished] if text or tokens else [finished]
-
-    def _finish(self, reason: FinishReason, stop: bytes | int | None = None) -> Finished:
+    def _finish(self, reason: FinishReason, row: LogitRow, stop: bytes | int | None = None) -> Finished:
+        """The end, where `row` is what follows from the slot's state."""
         self.finished = True
-        return Finished(reason, len(self._generated), self._seed, stop)
+        end = None
+        if self.request.keep_end:
+            end = EndState(tuple(self.tokens_run), self._read_state(self.slot), row.read_full().copy())
+        return Finished(reason, len(self._generated), self._seed, stop, end)
+
+
+def _text_event(text: str, tokens: tuple[TokenInfo, ...]) -> list[Event]:
+    return [TextDelta(text, tokens)] if text or tokens else []

@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 
 from rnn_engine.scheduler.batching import Demand, share
 
-demand_lists = st.lists(st.builds(Demand, tokens=st.integers(1, 200), scored=st.booleans()), min_size=1, max_size=12)
+demand_lists = st.lists(
+    st.integers(1, 200).flatmap(lambda tokens: st.builds(Demand, st.just(tokens), st.integers(1, tokens))),
+    min_size=1,
+    max_size=12,
+)
 
 
 @given(demands=demand_lists, spare_tokens=st.integers(0, 100), spare_rows=st.integers(0, 100))
@@ -16,13 +20,14 @@ def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
 ) -> None:
     max_tokens, max_rows = len(demands) + spare_tokens, len(demands) + spare_rows
     granted = share(demands, max_tokens, max_rows)
-    rows = sum(tokens if demand.scored else 1 for demand, tokens in zip(demands, granted, strict=True))
+    wanted = [max(1, demand.rows - (demand.tokens - tokens)) for demand, tokens in zip(demands, granted, strict=True)]
     assert all(1 <= tokens <= demand.tokens for demand, tokens in zip(demands, granted, strict=True))
     assert sum(granted) <= max_tokens
-    assert rows <= max_rows
+    assert sum(wanted) <= max_rows
     for demand, tokens in zip(demands, granted, strict=True):
         if tokens < demand.tokens:
-            assert sum(granted) == max_tokens or (demand.scored and rows == max_rows)
+            wants_another = tokens >= demand.tokens - demand.rows + 1
+            assert sum(granted) == max_tokens or (wants_another and sum(wanted) == max_rows)
 
 
 @given(demands=demand_lists, spare=st.integers(0, 100))
@@ -38,4 +43,8 @@ def test_what_is_left_goes_to_the_oldest_first() -> None:
 
 
 def test_a_scored_prompt_is_cut_to_the_rows_and_the_tokens_go_to_the_next() -> None:
-    assert share([Demand(100, scored=True), Demand(100)], max_tokens=64, max_rows=10) == [9, 55]
+    assert share([Demand(100, rows=100), Demand(100)], max_tokens=64, max_rows=10) == [9, 55]
+
+
+def test_a_prompt_that_is_scored_at_its_end_is_cut_where_the_rows_end() -> None:
+    assert share([Demand(50, rows=20), Demand(100)], max_tokens=64, max_rows=10) == [39, 25]

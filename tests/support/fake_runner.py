@@ -83,14 +83,21 @@ class FakeRunner:
         return self._read_out(rows, targets)
 
     def write_state(self, slot: int, state: State | None) -> None:
-        number = NEVER_STEPPED if state is None else int(state["att_shift"][0, 0])
-        self.slots[slot] = self._states[number]
+        self.slots[slot] = self._states[NEVER_STEPPED] if state is None else self.tokens_of(state)
 
     def read_state(self, slot: int) -> dict[str, F32]:
+        return self.make_state(self._tokens(slot))
+
+    def make_state(self, tokens: Tokens) -> dict[str, F32]:
+        """The state that holds `tokens`."""
         state = self.shape.initial_state()
         state["att_shift"][0, 0] = len(self._states)
-        self._states.append(self._tokens(slot))
+        self._states.append(tokens)
         return state
+
+    def tokens_of(self, state: State) -> Tokens:
+        """The tokens that a state of this runner holds."""
+        return self._states[int(state["att_shift"][0, 0])]
 
     def copy_state(self, source: int, target: int) -> None:
         self.slots[target] = self._tokens(source)
