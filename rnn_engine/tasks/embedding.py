@@ -1,0 +1,122 @@
+"""Texts as vectors: runs them side by side and takes each one's vector from the state after its last token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Finished, GenerateRequest, Started
+from rnn_engine.tasks.fleet import Fleet
+from rnn_engine.tasks.state_vector import EmbeddingSettings, finish_vector, part_vector
+from rnn_engine.types import F32, StartState, State
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What it took to get to the end of one input."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """One input as a vector."""
+
+    vector: F32  # [dimensions]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputState:
+    """The state after one input's last token."""
+
+    state: State
+    cost: Cost
+
+
+async def embed(
+    engine: EngineLike,
+    inputs: Sequence[Sequence[int]],
+    settings: EmbeddingSettings,
+    *,
+    start: StartState | None = None,
+    centre: F32 | None = None,
+) -> list[Embedding]:
+    """The vectors of lists of token ids, in their order; none depends on what else is embedded.
+
+    `start` is the state that every input begins from; `centre`, from `find_centre` with the same settings, is
+    subtracted from every vector. Raises InvalidRequestError before anything runs.
+    """
+    settings.check(engine.info.shape)
+
+    def finish(part: F32) -> F32:
+        return finish_vector(part if centre is None else part - centre, settings)
+
+    parts = await _parts(engine, inputs, settings, start)
+    return [Embedding(await asyncio.to_thread(finish, part.vector), part.cost) for part in parts]
+
+
+async def find_centre(
+    engine: EngineLike,
+    inputs: Sequence[Sequence[int]],
+    settings: EmbeddingSettings,
+    *,
+    start: StartState | None = None,
+) -> tuple[F32, list[Cost]]:
+    """What the vectors of `inputs` have in common: their mean, before projection and scaling. -> [size] f32"""
+    settings.check(engine.info.shape)
+    parts = await _parts(engine, inputs, settings, start)
+    centre: F32 = np.mean([part.vector for part in parts], axis=0, dtype=np.float32)
+    return centre, [part.cost for part in parts]
+
+
+async def run_states(
+    engine: EngineLike, inputs: Sequence[Sequence[int]], *, start: StartState | None = None
+) -> AsyncGenerator[tuple[int, InputState], None]:
+    """(number of the input, its state), as they come. Raises InvalidRequestError before anything runs."""
+    calls = [GenerateRequest(prompt=tokens, start=start, max_tokens=0, keep_end=True) for tokens in inputs]
+    _check(engine, calls)
+    costs: dict[int, Cost] = {}
+    async with Fleet(engine, calls, limit=engine.info.num_slots) as fleet:
+        async for number, event in fleet:
+            if isinstance(event, Started):
+                costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
+            elif isinstance(event, Finished):
+                assert event.end is not None  # it was asked for
+                yield number, InputState(_finite(event.end.state), costs[number])
+
+
+async def _parts(
+    engine: EngineLike, inputs: Sequence[Sequence[int]], settings: EmbeddingSettings, start: StartState | None
+) -> list[Embedding]:
+    """The vectors before projection and scaling. A state is let go as soon as its vector is taken."""
+    parts: dict[int, Embedding] = {}
+    async with aclosing(run_states(engine, inputs, start=start)) as states:
+        async for number, found in states:
+            vector = await asyncio.to_thread(part_vector, found.state, settings, engine.info.shape)
+            parts[number] = Embedding(vector, found.cost)
+    return [parts[number] for number in range(len(inputs))]
+
+
+def _check(engine: EngineLike, calls: Sequence[GenerateRequest]) -> None:
+    if not calls:
+        raise InvalidRequestError("input", [], "at least one text or list of token ids")
+    for number, call in enumerate(calls):
+        try:
+            call.check(engine.info.shape, engine.info.max_logprobs)
+        except InvalidRequestError as error:
+            field = error.field.removeprefix("prompt")
+            raise InvalidRequestError(f"input {number}{field}", error.value, error.allowed) from None
+
+
+def _finite(state: State) -> State:
+    if not all(np.isfinite(array).all() for array in state.values()):
+        raise StepError("the state after an input holds numbers that are not finite")
+    return state

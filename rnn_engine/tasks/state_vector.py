@@ -1,0 +1,147 @@
+"""A state as one vector: which layers and parts of it, how its wkv matrices are pooled, and how long it may be.
+
+Knows arrays alone. The same state and settings give the same vector on every machine and at every time, so that
+vectors may be stored and compared later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.types import F32, ModelShape, State
+
+Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
+Part: TypeAlias = Literal["att_shift", "wkv", "ffn_shift", "all"]
+Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
+
+MAX_DIMENSIONS = 8192
+_VALUE_AXIS, _KEY_AXIS = -2, -1  # of wkv [H, value, key]
+_SIGNS_EACH = 4  # how many of the projected numbers take in one number
+_BLOCK = 1 << 16  # numbers projected at a time
+_U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """What of a state becomes the vector.
+
+    Each layer gives its part: a token shift [D], or its wkv matrices pooled to one number for each key or value of
+    each head [D], or all of their numbers [D * N]; "all" is both shifts with the pooled wkv between them. Several
+    layers are joined one after the other; "mean" is the mean over all layers. `dimensions`, where it is less than
+    that gives, projects the vector by fixed random signs, which about keeps the angles between vectors.
+    """
+
+    layer: Layers = -1  # an index, from the end where it is negative; several; all joined; or the mean of all
+    part: Part = "wkv"
+    pooling: Pooling = "key_norms"  # of wkv
+    dimensions: int | None = None  # None = as many as the part has
+    normalize: bool = True  # scale the vector to length 1
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        _check_choice("part", self.part, get_args(Part))
+        _check_choice("pooling", self.pooling, get_args(Pooling))
+        self.layers(shape)
+        size = self.size(shape)
+        longest = min(size, MAX_DIMENSIONS)
+        if self.dimensions is not None and not 1 <= self.dimensions <= longest:
+            raise InvalidRequestError(
+                "dimensions", self.dimensions, f"a number from 1 to {longest}; layer, part and pooling give {size}"
+            )
+        if self.dimensions is None and size > MAX_DIMENSIONS:
+            raise InvalidRequestError(
+                "dimensions", None, f"a number from 1 to {longest}, since layer, part and pooling give {size} numbers"
+            )
+
+    def layers(self, shape: ModelShape) -> tuple[int, ...]:
+        """The selected layers, counted from 0. Raises InvalidRequestError."""
+        every = range(shape.num_layers)
+        if self.layer in ("all", "mean"):
+            return tuple(every)
+        chosen = [self.layer] if isinstance(self.layer, int) else self.layer
+        if isinstance(chosen, str) or not chosen or not all(-len(every) <= layer < len(every) for layer in chosen):
+            raise InvalidRequestError(
+                "layer", self.layer, f"'all', 'mean', or one or more layers from {-len(every)} to {len(every) - 1}"
+            )
+        return tuple(every[layer] for layer in chosen)
+
+    def size(self, shape: ModelShape) -> int:
+        """How many numbers the part has, before any projection."""
+        wkv = shape.width * (shape.head_size if self.pooling == "none" else 1)
+        each = {"att_shift": shape.width, "ffn_shift": shape.width, "wkv": wkv, "all": 2 * shape.width + wkv}
+        return each[self.part] * (1 if self.layer == "mean" else len(self.layers(shape)))
+
+
+def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
+    """The part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
+    rows: F32 = np.stack([_of_layer(state, layer, settings) for layer in settings.layers(shape)])  # [layers, part]
+    return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
+
+
+def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
+    """A part's vector, projected and scaled. One without length stays as it is. -> [dimensions or size] f32"""
+    if settings.dimensions is not None and settings.dimensions < len(vector):
+        vector = _project(vector, settings.dimensions)
+    length = np.linalg.norm(vector) if settings.normalize else 0.0
+    return vector if length == 0.0 else np.asarray(vector / length, np.float32)
+
+
+def _of_layer(state: State, layer: int, settings: EmbeddingSettings) -> F32:
+    match settings.part:
+        case "att_shift" | "ffn_shift":
+            return np.asarray(state[settings.part][layer])
+        case "wkv":
+            return _pool(state["wkv"][layer], settings.pooling)
+        case "all":
+            wkv = _pool(state["wkv"][layer], settings.pooling)
+            return np.concatenate([state["att_shift"][layer], wkv, state["ffn_shift"][layer]])
+
+
+def _pool(wkv: F32, pooling: Pooling) -> F32:
+    """[H, value, key] -> [H * N], or [H * N * N] where nothing is pooled."""
+    match pooling:
+        case "key_norms":
+            pooled = np.linalg.norm(wkv, axis=_VALUE_AXIS)
+        case "value_norms":
+            pooled = np.linalg.norm(wkv, axis=_KEY_AXIS)
+        case "key_means":
+            pooled = wkv.mean(axis=_VALUE_AXIS)
+        case "value_means":
+            pooled = wkv.mean(axis=_KEY_AXIS)
+        case "none":
+            pooled = wkv
+    return np.asarray(pooled, np.float32).reshape(-1)
+
+
+def _project(vector: F32, dimensions: int) -> F32:
+    """Add each number, with random signs, to a few of `dimensions` random places. -> [dimensions] f32"""
+    total = np.zeros(dimensions)
+    for start in range(0, len(vector), _BLOCK):
+        numbers = vector[start : start + _BLOCK].astype(np.float64)
+        index = np.arange(start, start + len(numbers), dtype=np.uint64)
+        for copy in range(_SIGNS_EACH):
+            bits = _scramble(index * np.uint64(_SIGNS_EACH) + np.uint64(copy))
+            places = ((bits >> np.uint64(1)) % np.uint64(dimensions)).astype(np.int64)
+            signed = np.where(bits & np.uint64(1), numbers, -numbers)
+            total += np.bincount(places, weights=signed, minlength=dimensions)
+    projected: F32 = (total / np.sqrt(_SIGNS_EACH)).astype(np.float32)
+    return projected
+
+
+def _scramble(numbers: _U64) -> _U64:
+    """The SplitMix64 generator at these positions: a numpy generator may change from one version to the next."""
+    bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InvalidRequestError(field, value, f"one of {', '.join(choices)}")
