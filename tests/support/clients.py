@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from rnn_engine.errors import RnnEngineError
-from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.requests import (
+    EndState,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PromptScored,
+    Started,
+    TextDelta,
+    TokenInfo,
+)
 from rnn_engine.sampling import LogitRow, Sampler, top_logprobs
 from rnn_engine.scheduler import Delivery, Scheduler
-from tests.support.fake_runner import FakeRunner, Logits
+from rnn_engine.types import F32, StartState
+from states.cache import StateCache
+from tests.support.fake_runner import FakeRunner, Logits, Tokens
 from tests.support.plain_search import first_stop
 
 
@@ -48,14 +60,23 @@ class Clients:
 
     runner: FakeRunner
     token_bytes: Callable[[int], bytes]
+    cache: StateCache | None = None
     heard: dict[int, Heard] = field(default_factory=dict)
+    requests: dict[int, GenerateRequest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.runner, self.token_bytes)
+        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache)
+
+    def after(self, tokens: Tokens, *, logits: bool = True) -> StartState:
+        """A state to start from, which has taken in `tokens`."""
+        return StartState(
+            f"after {tokens}", self.runner.make_state(tokens), self.runner.logits(tokens) if logits else None
+        )
 
     def send(self, request: GenerateRequest) -> int:
         key = len(self.heard)
         self.heard[key] = Heard()
+        self.requests[key] = request
         self.scheduler.submit(key, request)
         return key
 
@@ -72,6 +93,8 @@ class Clients:
                 heard.error = delivery.outcome
             else:
                 heard.events.append(delivery.outcome)
+            if isinstance(delivery.outcome, Finished) and delivery.outcome.end is not None:
+                self._check_end(self.requests[delivery.key], delivery.outcome.end)
 
     def run(self, max_steps: int = 1000) -> int:
         """Step until there is no work; how many steps it took."""
@@ -87,9 +110,22 @@ class Clients:
         self.run()
         return self.heard[key]
 
+    def _check_end(self, request: GenerateRequest, end: EndState) -> None:
+        before = () if request.start is None else self.runner.tokens_of(request.start.state)
+        assert self.runner.tokens_of(end.state) == before + end.tokens
 
-def run_alone(request: GenerateRequest, logits: Logits, token_bytes: Callable[[int], bytes]) -> Heard:
-    """What the client of `request` should hear; the whole text comes in one piece. The request has a seed."""
+
+def run_alone(
+    request: GenerateRequest, all_logits: Logits, token_bytes: Callable[[int], bytes], before: Tokens = ()
+) -> Heard:
+    """What the client of `request`, which starts from the state after `before`, should hear but for what was cached.
+
+    The whole text comes in one piece, and the end without its state. The request has a seed.
+    """
+
+    def logits(tokens: Tokens) -> F32:
+        return all_logits(before + tokens)
+
     seed = request.sampling.seed
     assert seed is not None
     events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
@@ -112,15 +148,18 @@ def run_alone(request: GenerateRequest, logits: Logits, token_bytes: Callable[[i
             text, stop = first_stop(b"".join(info.data for info in infos), request.stop)
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
-    events.append(Finished("length" if stop is None else "stop", len(tokens) - len(request.prompt), seed, stop))
+    taken_in = tuple(tokens if stop is None else tokens[:-1])
+    end = EndState(taken_in, {}, logits(taken_in)) if request.keep_end else None
+    reason: FinishReason = "length" if stop is None else "stop"
+    events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end))
     return Heard(events)
 
 
 def assert_heard(heard: Heard, expected: Heard) -> None:
-    """Equal but for how the text was cut, and for the rounding of log-probabilities."""
+    """Equal but for how the text was cut, what was cached, and the rounding of log-probabilities."""
     assert heard.error is None
     assert heard.text == expected.text
-    assert heard.finished == expected.finished
+    assert_same_end(heard.finished, expected.finished)
     assert_same_tokens(heard.tokens, expected.tokens)
     others = [event for event in heard.events if not isinstance(event, TextDelta)]
     expected_others = [event for event in expected.events if not isinstance(event, TextDelta)]
@@ -128,8 +167,17 @@ def assert_heard(heard: Heard, expected: Heard) -> None:
     for event, expected_event in zip(others, expected_others, strict=True):
         if isinstance(event, PromptScored) and isinstance(expected_event, PromptScored):
             assert_same_tokens(event.tokens, expected_event.tokens)
-        else:
-            assert event == expected_event
+        if isinstance(event, Started) and isinstance(expected_event, Started):
+            assert event.prompt_tokens == expected_event.prompt_tokens
+
+
+def assert_same_end(finished: Finished, expected: Finished) -> None:
+    """Equal but for the state, which `Clients` looks at."""
+    assert replace(finished, end=None) == replace(expected, end=None)
+    assert (finished.end is None) == (expected.end is None)
+    if finished.end is not None and expected.end is not None:
+        assert finished.end.tokens == expected.end.tokens
+        np.testing.assert_array_equal(finished.end.logits, expected.end.logits)
 
 
 def assert_same_tokens(infos: Sequence[TokenInfo], expected: Sequence[TokenInfo]) -> None:
@@ -141,13 +189,16 @@ def assert_same_tokens(infos: Sequence[TokenInfo], expected: Sequence[TokenInfo]
 
 
 def _score_prompt(request: GenerateRequest, logits: Logits, token_bytes: Callable[[int], bytes]) -> list[TokenInfo]:
-    infos = [TokenInfo(request.prompt[0], token_bytes(request.prompt[0]), None)]
-    for place, token in enumerate(request.prompt[1:], start=1):
-        row = _row(logits, list(request.prompt[:place]))
-        infos.append(
-            TokenInfo(token, token_bytes(token), _logprob(row, token), top_logprobs(row, request.logprobs or 0))
-        )
-    return infos
+    assert request.score_from is not None
+    return [_score(request, place, logits, token_bytes) for place in range(request.score_from, len(request.prompt))]
+
+
+def _score(request: GenerateRequest, place: int, logits: Logits, token_bytes: Callable[[int], bytes]) -> TokenInfo:
+    token = request.prompt[place]
+    if place == 0 and (request.start is None or request.start.logits is None):
+        return TokenInfo(token, token_bytes(token), None)
+    row = _row(logits, list(request.prompt[:place]))
+    return TokenInfo(token, token_bytes(token), _logprob(row, token), top_logprobs(row, request.logprobs or 0))
 
 
 def _row(logits: Logits, tokens: list[int]) -> LogitRow:
