@@ -54,13 +54,18 @@ async def embed(
     `start` is the state that every input begins from; `centre`, from `find_centre` with the same settings, is
     subtracted from every vector. Raises InvalidRequestError before anything runs.
     """
-    settings.check(engine.info.shape)
+    shape = engine.info.shape
+    settings.check(shape)
 
-    def finish(part: F32) -> F32:
+    def vector_of(state: State) -> F32:
+        part = part_vector(state, settings, shape)
         return finish_vector(part if centre is None else part - centre, settings)
 
-    parts = await _parts(engine, inputs, settings, start)
-    return [Embedding(await asyncio.to_thread(finish, part.vector), part.cost) for part in parts]
+    embeddings: dict[int, Embedding] = {}
+    async with aclosing(run_states(engine, inputs, start=start)) as ends:
+        async for number, end in ends:
+            embeddings[number] = Embedding(await asyncio.to_thread(vector_of, end.state), end.cost)
+    return [embeddings[number] for number in range(len(inputs))]
 
 
 async def find_centre(
@@ -71,10 +76,15 @@ async def find_centre(
     start: StartState | None = None,
 ) -> tuple[F32, list[Cost]]:
     """What the vectors of `inputs` have in common: their mean, before projection and scaling. -> [size] f32"""
-    settings.check(engine.info.shape)
-    parts = await _parts(engine, inputs, settings, start)
-    centre: F32 = np.mean([part.vector for part in parts], axis=0, dtype=np.float32)
-    return centre, [part.cost for part in parts]
+    shape = engine.info.shape
+    settings.check(shape)
+    total = np.zeros(settings.size(shape))  # [size] f64, so that the order in which they come does not show
+    costs: dict[int, Cost] = {}
+    async with aclosing(run_states(engine, inputs, start=start)) as ends:
+        async for number, end in ends:
+            total += await asyncio.to_thread(part_vector, end.state, settings, shape)
+            costs[number] = end.cost
+    return (total / len(inputs)).astype(np.float32), [costs[number] for number in range(len(inputs))]
 
 
 async def run_states(
@@ -91,18 +101,6 @@ async def run_states(
             elif isinstance(event, Finished):
                 assert event.end is not None  # it was asked for
                 yield number, InputState(_finite(event.end.state), costs[number])
-
-
-async def _parts(
-    engine: EngineLike, inputs: Sequence[Sequence[int]], settings: EmbeddingSettings, start: StartState | None
-) -> list[Embedding]:
-    """The vectors before projection and scaling. A state is let go as soon as its vector is taken."""
-    parts: dict[int, Embedding] = {}
-    async with aclosing(run_states(engine, inputs, start=start)) as states:
-        async for number, found in states:
-            vector = await asyncio.to_thread(part_vector, found.state, settings, engine.info.shape)
-            parts[number] = Embedding(vector, found.cost)
-    return [parts[number] for number in range(len(inputs))]
 
 
 def _check(engine: EngineLike, calls: Sequence[GenerateRequest]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from server.routes import chat, completions, health, models, tokens
+from server.routes import chat, completions, embeddings, health, models, tokens
 from server.routing import Route
 
 ALL_ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *completions.ROUTES,
     *chat.ROUTES,
+    *embeddings.ROUTES,
     *tokens.ROUTES,
     *health.ROUTES,
 )

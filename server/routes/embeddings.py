@@ -1,0 +1,101 @@
+"""Texts as vectors, and their states whole."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from aiohttp import web
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.tasks.embedding import Cost, embed, find_centre, run_states
+from server.body import read_body
+from server.keys import ENGINE
+from server.routing import Route
+from server.schemas.completions import Prompt
+from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
+from server.vectors import VectorEntry, send_vectors, usage_of
+from states.files.prefab import prefab_dims, rows_from_state
+
+MAX_INPUTS = 2048
+MAX_NUMBERS = 1 << 23  # of one answer, about 100 MB as text
+
+
+async def embeddings(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    shape = engine.info.shape
+    body = await read_body(request, EmbeddingsRequest)
+    settings = body.settings
+    settings.check(shape)
+    inputs = _inputs(engine, "input", body.input, settings.dimensions or settings.size(shape))
+    costs: list[Cost] = []
+    centre = None
+    if body.center_on:
+        others = _inputs(engine, "center_on", body.center_on, settings.size(shape))
+        centre, costs = await find_centre(engine, others, settings)
+    found = await embed(engine, inputs, settings, centre=centre)
+    entries = [
+        VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
+        for index, embedding in enumerate(found)
+    ]
+    usage = usage_of([*costs, *(embedding.cost for embedding in found)])
+    return await send_vectors(request, engine.info.model, entries, body.encoding_format, usage)
+
+
+async def states(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    shape = engine.info.shape
+    body = await read_body(request, StatesRequest)
+    dims = prefab_dims(shape)
+    inputs = _inputs(engine, "input", body.input, math.prod(dims))
+    entries: dict[int, VectorEntry] = {}
+    costs: list[Cost] = []
+    async with aclosing(run_states(engine, inputs)) as ends:
+        async for index, end in ends:
+            rows = await asyncio.to_thread(rows_from_state, end.state, shape)
+            entries[index] = VectorEntry({"object": "states", "index": index, "shape": dims}, "data", rows)
+            costs.append(end.cost)
+    in_order = [entries[index] for index in range(len(inputs))]
+    return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
+
+
+def _inputs(engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_each: int) -> list[Sequence[int]]:
+    """The tokens of the prompts. Raises InvalidRequestError also where there are too many for one answer."""
+    fitting = min(MAX_INPUTS, max(MAX_NUMBERS // numbers_each, 1))
+    if len(prompts) > fitting:
+        raise InvalidRequestError(field, len(prompts), f"at most {fitting} inputs of {numbers_each} numbers each")
+    return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+
+
+def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
+    tokens = engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+    if not tokens:
+        raise InvalidRequestError(field, prompt, "at least one token")
+    last = engine.info.shape.vocab_size - 1
+    for token in tokens:
+        if not 0 <= token <= last:
+            raise InvalidRequestError(field, token, f"token ids from 0 to {last}")
+    return tokens
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Vectors of texts or tokens, from the states after them.",
+        EmbeddingList,
+        request=EmbeddingsRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/states",
+        states,
+        "The states after texts or tokens, whole, in ai00's order.",
+        StateList,
+        request=StatesRequest,
+    ),
+)

@@ -1,0 +1,104 @@
+"""The bodies of /v1/embeddings and of ai00's /api/oai/states."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling
+from server.schemas.base import RefusedError, RequestBody
+from server.schemas.completions import Prompts
+from server.schemas.usage import Usage
+
+Encoding: TypeAlias = Literal["float", "base64"]
+
+_DEFAULT = EmbeddingSettings()
+
+
+def _parse_layer(value: object) -> Layers:
+    if value == "all":
+        return "all"
+    if value == "mean":
+        return "mean"
+    if type(value) is int:
+        return value
+    if isinstance(value, list) and value and all(type(layer) is int for layer in value):
+        return tuple(value)
+    raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
+
+
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+_LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, _INTEGERS, {"enum": ["all", "mean"]}]}
+
+
+class StatesRequest(RequestBody):
+    """Texts whose states are wanted whole."""
+
+    ignored: ClassVar = frozenset({"metadata", "user"})
+
+    model: str | None = Field(
+        default=None, description="Any name: the one loaded model answers, and says its own name."
+    )
+    input: Prompts = Field(description="Texts or token ids, one entry each. None may be empty.")
+    encoding_format: Encoding = Field(
+        default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
+    )
+
+
+class EmbeddingsRequest(StatesRequest):
+    """Texts whose vectors are wanted."""
+
+    layer: Annotated[Layers, PlainValidator(_parse_layer), WithJsonSchema(_LAYER_SCHEMA)] = Field(
+        default=_DEFAULT.layer,
+        description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
+    )
+    part: Part = Field(default=_DEFAULT.part, description="The part of the state; `all` joins the three.")
+    pooling: Pooling = Field(
+        default=_DEFAULT.pooling, description="What becomes of `wkv`: a number a key or a value of a head, or all."
+    )
+    dimensions: int | None = Field(
+        default=_DEFAULT.dimensions, description="Project the vector to this many numbers. Null keeps it as it is."
+    )
+    normalize: bool = Field(default=_DEFAULT.normalize, description="Scale every vector to length 1.")
+    center_on: Prompts = Field(
+        default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
+    )
+
+    @property
+    def settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(self.layer, self.part, self.pooling, self.dimensions, self.normalize)
+
+
+class EmbeddingEntry(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(TypedDict):
+    """One entry an input, in their order."""
+
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingEntry]
+    usage: Usage
+
+
+class StateEntry(TypedDict):
+    """`shape` is the width, the head size + 2, the number of layers and 1: the fastest axis first."""
+
+    object: Literal["states"]
+    index: int
+    shape: list[int]
+    data: list[float] | str
+
+
+class StateList(TypedDict):
+    """One entry an input, in their order."""
+
+    object: Literal["list"]
+    model: str
+    data: list[StateEntry]
+    usage: Usage

@@ -1,0 +1,228 @@
+"""Embeddings and whole states over HTTP, with the fake engine and with the demo model."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from numpy.typing import NDArray
+
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from rnn_engine.tasks.embedding import embed
+from rnn_engine.tasks.state_vector import EmbeddingSettings
+from server.app import make_app
+from server.keys import ENGINE
+from server.routes import embeddings as routes
+from server.schemas.embeddings import EmbeddingList, StateList
+from server.settings import ServerSettings
+from states.files.prefab import state_from_rows
+from tests.support.fake_engine import FakeEngine, encode, state_after
+from tests.support.http import Body, Client, Serve, check_shape, error_of, post
+
+PATH = "/v1/embeddings"
+STATES = "/api/oai/states"
+DEFAULT = EmbeddingSettings()
+
+
+def f32(numbers: object) -> list[float]:
+    """Numbers of an answer, as near as f32 has them."""
+    rounded: list[float] = np.asarray(numbers, np.float32).tolist()
+    return rounded
+
+
+def decode(text: str) -> NDArray[np.float32]:
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+async def vectors(engine: FakeEngine, texts: list[str], settings: EmbeddingSettings) -> list[list[float]]:
+    """What the task itself gives for these texts."""
+    return [one.vector.tolist() for one in await embed(engine, [encode(text) for text in texts], settings)]
+
+
+async def test_every_form_of_input(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    first, second = await vectors(FakeEngine(), ["ab", "c"], DEFAULT)
+    for given, expected in (
+        ("ab", [first]),
+        (["ab", "c"], [first, second]),
+        (encode("ab"), [first]),
+        ([encode("ab"), encode("c")], [first, second]),
+    ):
+        answer = await post(client, PATH, EmbeddingList, {"input": given})
+        assert [entry["index"] for entry in answer["data"]] == list(range(len(expected)))
+        for entry, vector in zip(answer["data"], expected, strict=True):
+            assert f32(entry["embedding"]) == vector
+    assert answer["model"] == "fake"
+
+
+async def test_usage_counts_what_was_run(serve: Serve) -> None:
+    client = await serve(FakeEngine(cached_tokens=1))
+    for path, fields, tokens, cached in (
+        (PATH, {}, 3, 2),
+        (PATH, {"center_on": ["xyz"]}, 6, 3),
+        (STATES, {}, 3, 2),
+    ):
+        kind = StateList if path == STATES else EmbeddingList
+        answer = await post(client, path, kind, {"input": ["ab", "c"], **fields})
+        assert answer["usage"] == {
+            "prompt_tokens": tokens,
+            "completion_tokens": 0,
+            "total_tokens": tokens,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer": 0, "part": "att_shift"},
+        {"layer": "all", "normalize": False},
+        {"layer": [0, -1], "pooling": "value_means"},
+        {"layer": "mean", "part": "all", "pooling": "none", "dimensions": 33},
+    ],
+)
+async def test_settings(serve: Serve, fields: dict[str, Any]) -> None:
+    client = await serve(FakeEngine())
+    answer = await post(client, PATH, EmbeddingList, {"input": "ab", **fields})
+    assert f32(answer["data"][0]["embedding"]) == (await vectors(FakeEngine(), ["ab"], replace(DEFAULT, **fields)))[0]
+
+
+async def test_base64_is_the_same_numbers(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for path, kind, name in ((PATH, EmbeddingList, "embedding"), (STATES, StateList, "data")):
+        numbers = await post(client, path, kind, {"input": ["ab", "c"]})
+        texts = await post(client, path, kind, {"input": ["ab", "c"], "encoding_format": "base64"})
+        for number, text in zip(numbers["data"], texts["data"], strict=True):
+            assert f32(number[name]) == decode(text[name]).tolist()
+
+
+async def test_centre(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    fields = {"normalize": False, "center_on": ["x", "yz"]}
+    answer = await post(client, PATH, EmbeddingList, {"input": "ab", **fields})
+    one, x, yz = np.array(await vectors(FakeEngine(), ["ab", "x", "yz"], replace(DEFAULT, normalize=False)))
+    assert answer["data"][0]["embedding"] == pytest.approx(one - (x + yz) / 2, abs=1e-6)
+
+
+async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    for path in (STATES, "/api/oai/v1/states"):
+        answer = await post(client, path, StateList, {"input": "ab"})
+        [entry] = answer["data"]
+        assert entry["shape"] == [64, 18, 2, 1]
+        rows = np.reshape(entry["data"], (2, 18, 64))
+        expected = state_after(encode("ab"))
+        assert f32(rows[1, 0]) == expected["att_shift"][1].tolist()
+        assert f32(rows[1, -1]) == expected["ffn_shift"][1].tolist()
+        head, key, value = 2, 5, 7
+        assert np.float32(rows[1, 1 + key, head * 16 + value]) == expected["wkv"][1, head, value, key]
+        read = state_from_rows(entry["data"], entry["shape"], engine.info.shape, "test")
+        assert all(np.array_equal(read[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "input.0"),
+        ({"input": ["a", ""]}, "input.1"),
+        ({"input": [[1], []]}, "input.1"),
+        ({"input": ["a", [1]]}, "input"),
+        ({"input": [[1, 257]]}, "input.0"),
+        ({"input": "a", "encoding_format": "f16"}, "encoding_format"),
+    ],
+)
+@pytest.mark.parametrize("path", [PATH, STATES])
+async def test_bad_input(serve: Serve, path: str, fields: Body, param: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post(path, json=fields), 400)
+    assert error["param"] == param
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"layer": 2}, "layer"),
+        ({"layer": "last"}, "layer"),
+        ({"layer": True}, "layer"),
+        ({"layer": []}, "layer"),
+        ({"part": "state"}, "part"),
+        ({"pooling": "max"}, "pooling"),
+        ({"dimensions": 65}, "dimensions"),
+        ({"dimensions": 1.5}, "dimensions"),
+        ({"center_on": ["b", ""]}, "center_on.1"),
+        ({"center_on": [300]}, "center_on.0"),
+        ({"layers": 1}, "layers"),
+    ],
+)
+async def test_bad_settings(serve: Serve, fields: Body, param: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post(PATH, json={"input": "a", **fields}), 400)
+    assert error["param"] == param
+    assert engine.requests == []
+
+
+async def test_answers_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = await serve(FakeEngine())
+    monkeypatch.setattr(routes, "MAX_NUMBERS", 200)
+    await post(client, PATH, EmbeddingList, {"input": ["a"] * 3})
+    error = await error_of(await client.post(PATH, json={"input": ["a"] * 4}), 400)
+    assert error["message"] == "input: 4 is not allowed; expected at most 3 inputs of 64 numbers each"
+    await post(client, PATH, EmbeddingList, {"input": ["a"] * 20, "dimensions": 10})
+    await post(client, STATES, StateList, {"input": "a"})
+    await error_of(await client.post(STATES, json={"input": ["a", "b"]}), 400)
+    monkeypatch.setattr(routes, "MAX_INPUTS", 2)
+    await error_of(await client.post(PATH, json={"input": ["a"] * 3}), 400)
+
+
+async def test_long_vectors_are_whole(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    fields = {"input": "a", "layer": [0, 1] * 3, "part": "wkv", "pooling": "none", "normalize": False}
+    answer = await post(client, PATH, EmbeddingList, fields)
+    expected = np.concatenate([state_after(encode("a"))["wkv"].reshape(-1)] * 3)
+    assert f32(answer["data"][0]["embedding"]) == expected.tolist()
+
+
+@pytest.fixture
+async def demo() -> AsyncIterator[Client]:
+    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
+    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+        yield client
+
+
+async def test_demo_model(demo: Client) -> None:
+    texts = ["What is the capital of France?", "Tell me the capital of Spain.", "How much is 12 + 30?"]
+    together = await post(demo, PATH, EmbeddingList, {"input": texts})
+    france, spain, total = (np.array(entry["embedding"]) for entry in together["data"])
+    assert len(france) == demo.app[ENGINE].info.shape.width
+    assert np.linalg.norm(france) == pytest.approx(1.0, abs=1e-5)
+    assert france @ spain > france @ total
+    again = await post(demo, PATH, EmbeddingList, {"input": texts[0]})
+    assert again["data"][0]["embedding"] == pytest.approx(france, abs=1e-5)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"]
+
+
+async def test_official_client(demo: Client) -> None:
+    async with openai.AsyncOpenAI(base_url=str(demo.make_url("/v1")), api_key="any", max_retries=0) as client:
+        asked = await client.embeddings.create(model="any", input=["Hello", "2 + 2"])  # which is as base64
+        plain = await client.embeddings.create(model="any", input="Hello", encoding_format="float", dimensions=16)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.embeddings.create(model="any", input="Hello", dimensions=129)
+    assert [len(entry.embedding) for entry in asked.data] == [128, 128]
+    assert asked.usage.prompt_tokens == asked.usage.total_tokens > 0
+    assert len(plain.data[0].embedding) == 16
+    assert refused.value.param == "dimensions"
+    same = await post(demo, PATH, EmbeddingList, {"input": "Hello"})
+    check_shape(EmbeddingList, same)
+    assert asked.data[0].embedding == pytest.approx(same["data"][0]["embedding"], abs=1e-5)
