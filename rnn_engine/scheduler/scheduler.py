@@ -36,15 +36,24 @@ class Scheduler:
     Requests have been checked, and a key stands for one request for ever. `token_bytes` gives a token's text.
     """
 
-    def __init__(self, runner: Runner, token_bytes: Callable[[int], bytes], cache: StateCache | None = None) -> None:
-        """`cache` keeps the states of prompts and answers, for the prompts that go on from them."""
+    def __init__(
+        self,
+        runner: Runner,
+        token_bytes: Callable[[int], bytes],
+        cache: StateCache | None = None,
+        num_slots: int | None = None,
+    ) -> None:
+        """`cache` keeps the states of prompts and answers, for the prompts that go on from them.
+
+        Sequences run in the first `num_slots` of the runner's slots; None is all of them.
+        """
         self._runner = runner
         self._prefixes = Prefixes(runner, cache)
         self._token_bytes = token_bytes
         self._waiting: dict[int, GenerateRequest] = {}  # oldest first
         self._live: dict[int, LiveSequence] = {}  # oldest first
         # With no more sequences than tokens and rows in a step, each can always run one token.
-        self.capacity = min(runner.num_slots, runner.max_tokens, runner.max_rows)
+        self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._free = list(range(self.capacity))  # a heap
 
     @property
