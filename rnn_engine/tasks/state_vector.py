@@ -32,12 +32,13 @@ class EmbeddingSettings:
     """What of a state becomes the vector.
 
     Each layer gives its part: a token shift [D], or its wkv matrices pooled to one number for each key or value of
-    each head [D], or all of their numbers [D * N]; "all" is both shifts with the pooled wkv between them. Several
-    layers are joined one after the other; "mean" is the mean over all layers. `dimensions`, where it is less than
-    that gives, projects the vector by fixed random signs, which about keeps the angles between vectors.
+    each head [D], or all of their numbers [D * N]; "all" joins both shifts, with the pooled wkv between them, each
+    scaled to length 1 so that none drowns the others. Several layers are joined one after the other; "mean" is the
+    mean over all layers. `dimensions`, where it is less than that gives, projects the vector by fixed random signs,
+    which about keeps the angles between vectors.
     """
 
-    layer: Layers = -1  # an index, from the end where it is negative; several; all joined; or the mean of all
+    layer: Layers = "mean"  # an index, from the end where it is negative; several; all joined; or the mean of all
     part: Part = "wkv"
     pooling: Pooling = "key_norms"  # of wkv
     dimensions: int | None = None  # None = as many as the part has
@@ -88,8 +89,7 @@ def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
     """A part's vector, projected and scaled. One without length stays as it is. -> [dimensions or size] f32"""
     if settings.dimensions is not None and settings.dimensions < len(vector):
         vector = _project(vector, settings.dimensions)
-    length = np.linalg.norm(vector) if settings.normalize else 0.0
-    return vector if length == 0.0 else np.asarray(vector / length, np.float32)
+    return _unit(vector) if settings.normalize else vector
 
 
 def _of_layer(state: State, layer: int, settings: EmbeddingSettings) -> F32:
@@ -100,7 +100,12 @@ def _of_layer(state: State, layer: int, settings: EmbeddingSettings) -> F32:
             return _pool(state["wkv"][layer], settings.pooling)
         case "all":
             wkv = _pool(state["wkv"][layer], settings.pooling)
-            return np.concatenate([state["att_shift"][layer], wkv, state["ffn_shift"][layer]])
+            return np.concatenate([_unit(part) for part in (state["att_shift"][layer], wkv, state["ffn_shift"][layer])])
+
+
+def _unit(vector: F32) -> F32:
+    length = np.linalg.norm(vector)
+    return vector if length == 0.0 else np.asarray(vector / length, np.float32)
 
 
 def _pool(wkv: F32, pooling: Pooling) -> F32:

@@ -54,7 +54,9 @@ class EmbeddingsRequest(StatesRequest):
         default=_DEFAULT.layer,
         description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
     )
-    part: Part = Field(default=_DEFAULT.part, description="The part of the state; `all` joins the three.")
+    part: Part = Field(
+        default=_DEFAULT.part, description="The part of the state; `all` joins the three, each scaled to length 1."
+    )
     pooling: Pooling = Field(
         default=_DEFAULT.pooling, description="What becomes of `wkv`: a number a key or a value of a head, or all."
     )

@@ -21,7 +21,7 @@ from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=3, width=64, head_size=16)
-RAW = EmbeddingSettings(normalize=False)
+RAW = EmbeddingSettings(layer=-1, normalize=False)
 PROJECTED = EmbeddingSettings(pooling="none", layer="all", dimensions=32)
 
 
@@ -75,9 +75,11 @@ def test_layers_and_parts(state: Mapping[str, F32]) -> None:
     assert part_vector(state, replace(RAW, part="ffn_shift", layer=1), SHAPE).tolist() == state["ffn_shift"][1].tolist()
 
 
-def test_all_parts_are_both_shifts_around_the_pooled_wkv(state: Mapping[str, F32]) -> None:
+def test_all_joins_both_shifts_and_the_pooled_wkv_at_equal_lengths(state: Mapping[str, F32]) -> None:
     settings = replace(RAW, part="all", layer=1, pooling="value_means")
-    expected = [*state["att_shift"][1], *by_hand(state, 1, mean, keys=False), *state["ffn_shift"][1]]
+    pooled = np.array(by_hand(state, 1, mean, keys=False))
+    parts = (state["att_shift"][1], pooled, state["ffn_shift"][1])
+    expected = np.concatenate([part / length(part) for part in parts])
     assert part_vector(state, settings, SHAPE) == pytest.approx(expected, abs=1e-6)
 
 
@@ -119,7 +121,9 @@ def test_vector_without_length_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [EmbeddingSettings(), PROJECTED, EmbeddingSettings(part="all", layer="mean")], ids=["-1", "none", "all"]
+    "settings",
+    [EmbeddingSettings(), PROJECTED, EmbeddingSettings(part="all", layer=-1)],
+    ids=["default", "projected", "all"],
 )
 async def test_vectors_have_length_one_and_do_not_depend_on_the_batch(settings: EmbeddingSettings) -> None:
     inputs = [encode(text) for text in ("one", "two", "a third", "one")]
@@ -141,7 +145,8 @@ async def test_centre_is_the_mean_before_scaling_and_is_subtracted() -> None:
     common = [encode("x"), encode("yz")]
     centre, costs = await find_centre(engine, common, EmbeddingSettings())
     [embedding] = await embed(engine, [encode("a")], EmbeddingSettings(), centre=centre)
-    raw = [part_vector(state_after(tokens), RAW, engine.info.shape) for tokens in (*common, encode("a"))]
+    unscaled = EmbeddingSettings(normalize=False)
+    raw = [part_vector(state_after(tokens), unscaled, engine.info.shape) for tokens in (*common, encode("a"))]
     expected = raw[2] - (raw[0] + raw[1]) / 2
     assert embedding.vector == pytest.approx(expected / length(expected), abs=1e-6)
     assert costs == [Cost(1, 0), Cost(2, 0)]
