@@ -57,6 +57,10 @@ class GpuRunner:
             self._copies = self._prepare_copies(kernels)
             scratch = self._forward.scratch
             self._answer = device.create_buffer("answer", 4 * limits.max_rows * scratch.readout_words, mappable=True)
+            self._state_bytes = 4 * self._forward.state_layout.stride  # of a slot in one layer
+            self._read_back = device.create_buffer(
+                "state to read back", self._shape.num_layers * self._state_bytes, mappable=True
+            )
         except BaseException:
             device.close()
             raise
@@ -120,22 +124,22 @@ class GpuRunner:
         check_slot(slot, self.num_slots)
         if state is not None:
             check_state(state, self._shape)
-        fields = self._shape.initial_state() if state is None else state
-        layout = self._forward.state_layout
-        for layer, buffer in enumerate(self._forward.states):
-            packed = layout.pack(fields["att_shift"][layer], fields["wkv"][layer], fields["ffn_shift"][layer])
-            self._device.upload(buffer, 4 * slot * layout.stride, packed)
+        packed = self._forward.state_layout.pack(self._shape.initial_state() if state is None else state)  # [L, stride]
+        for buffer, layer in zip(self._forward.states, packed, strict=True):
+            self._device.upload(buffer, slot * self._state_bytes, layer)
         self._shift_sides[slot] = 0
 
     def read_state(self, slot: int) -> dict[str, F32]:
         check_slot(slot, self.num_slots)
-        state = self._shape.initial_state()
-        layout = self._forward.state_layout
-        for layer, buffer in enumerate(self._forward.states):
-            packed = np.frombuffer(self._device.read(buffer, 4 * slot * layout.stride, 4 * layout.stride), np.float32)
-            fields = layout.unpack(packed, self._shift_sides[slot])
-            state["att_shift"][layer], state["wkv"][layer], state["ffn_shift"][layer] = fields
-        return state
+        num_bytes = self._state_bytes
+        copies = [
+            BufferCopy(buffer, slot * num_bytes, self._read_back, layer * num_bytes, num_bytes)
+            for layer, buffer in enumerate(self._forward.states)
+        ]
+        self._recorder.submit(copies=copies)
+        answer = self._recorder.read(self._read_back, len(copies) * num_bytes)
+        packed = np.frombuffer(answer, np.float32).reshape(len(copies), -1)  # [L, stride]
+        return self._forward.state_layout.unpack(packed, self._shift_sides[slot])
 
     def copy_state(self, source: int, target: int) -> None:
         check_slot(source, self.num_slots, "source slot")
@@ -155,7 +159,7 @@ class GpuRunner:
         self._pair = self._device.create_buffer("slots to copy", 8)
         stride = self._forward.state_layout.stride
         kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": stride})
-        num_groups = padded(stride, _COPY_THREADS) // _COPY_THREADS
+        num_groups = -(-stride // (4 * _COPY_THREADS))
         return Plan(
             tuple(
                 Dispatch("fork", kernel, kernels.bind(kernel.source, {"pair": self._pair, "state": state}), num_groups)

@@ -33,16 +33,20 @@ class StateLayout:
         self.wkv = 4 * shape.width
         self.stride = 4 * shape.width + shape.width * shape.head_size
 
-    def pack(self, att_shift: F32, wkv: F32, ffn_shift: F32) -> F32:
-        """One layer's fields -> [stride], with side 0 in use."""
-        heads, size = self.shape.num_heads, self.shape.head_size
-        turned = wkv.reshape(heads, size, size // 4, 4).transpose(0, 2, 1, 3)
-        unused = np.zeros(self.shape.width, np.float32)
-        return np.concatenate([att_shift, unused, ffn_shift, unused, turned.reshape(-1)])
+    def pack(self, state: State) -> F32:
+        """Every layer's fields -> [L, stride], with side 0 in use."""
+        layers, width, size = self.shape.num_layers, self.shape.width, self.shape.head_size
+        packed = np.zeros((layers, self.stride), np.float32)
+        packed[:, self.att_shift : self.att_shift + width] = state["att_shift"]
+        packed[:, self.ffn_shift : self.ffn_shift + width] = state["ffn_shift"]
+        turned = state["wkv"].reshape(layers, -1, size, size // 4, 4).transpose(0, 1, 3, 2, 4)
+        packed[:, self.wkv :] = turned.reshape(layers, -1)
+        return packed
 
-    def unpack(self, packed: F32, side: int) -> tuple[F32, F32, F32]:
-        """[stride] -> att_shift [D], wkv [H, value, key], ffn_shift [D], with the shifts of `side`."""
-        width, heads, size = self.shape.width, self.shape.num_heads, self.shape.head_size
-        shifts = packed[: self.wkv].reshape(2, 2, width)
-        turned = packed[self.wkv :].reshape(heads, size // 4, size, 4).transpose(0, 2, 1, 3)
-        return shifts[0, side].copy(), turned.reshape(heads, size, size).copy(), shifts[1, side].copy()
+    def unpack(self, packed: F32, side: int) -> dict[str, F32]:
+        """[L, stride] -> every layer's fields, with the shifts of `side`."""
+        layers, width, size = self.shape.num_layers, self.shape.width, self.shape.head_size
+        shifts = packed[:, : self.wkv].reshape(layers, 2, 2, width)
+        turned = packed[:, self.wkv :].reshape(layers, -1, size // 4, size, 4).transpose(0, 1, 3, 2, 4)
+        wkv = np.ascontiguousarray(turned).reshape(layers, -1, size, size)  # [L, H, value, key]
+        return {"att_shift": shifts[:, 0, side].copy(), "wkv": wkv, "ffn_shift": shifts[:, 1, side].copy()}

@@ -70,7 +70,7 @@ def test_a_kernel_is_compiled_once_for_the_same_constants(device: Device) -> Non
 
 
 def test_a_shader_that_is_refused_names_its_file_and_line(device: Device) -> None:
-    with pytest.raises(DeviceError, match=r"refuses copy_state\.wgsl:11: "):
+    with pytest.raises(DeviceError, match=r"refuses copy_state\.wgsl:13: "):
         Kernels(device).get("copy_state", {"THREADS": 0.5, "STATE_STRIDE": 16})
 
 
