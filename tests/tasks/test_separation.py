@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.embeddings.metrics import separation
+from tools.embeddings.metrics import gain, separation
 
 
 def test_topics_that_are_far_apart() -> None:
@@ -34,3 +34,13 @@ def test_topics_that_lie_across() -> None:
 
 def test_equal_vectors_tell_nothing() -> None:
     assert separation(np.ones((4, 3)), np.array([0, 0, 1, 1])).silhouette == 0.0
+
+
+def test_gain_is_sure_where_every_sentence_gains_alike() -> None:
+    labels = np.array([0, 0, 1, 1])
+    apart = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [0.0, 5.0]])
+    swapped = apart[[0, 2, 1, 3]]  # the first neighbour is of the other topic
+    low, high = gain(apart, swapped, labels)
+    assert 0 < low <= high <= 1
+    assert gain(apart, apart, labels) == (0.0, 0.0)
+    assert gain(swapped, apart, labels) == (-high, -low)

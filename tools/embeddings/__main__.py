@@ -19,7 +19,7 @@ from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooli
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import ModelShape, State
 from tools.bench.random_model import RandomModel
-from tools.embeddings.metrics import Labels, Vectors, separation
+from tools.embeddings.metrics import Labels, Vectors, gain, separation
 from tools.embeddings.sentences import EVERYDAY, SMALL_WORLD, Topics
 from tools.embeddings.skills import skill_questions
 
@@ -67,14 +67,17 @@ async def _table(trained: Engine, untrained: Engine, topics: Topics, form: str, 
     shape = trained.info.shape
     states, random = await _states(trained, tokens), await _states(untrained, tokens)
     print(f"\n{title}: {len(labels)} sentences of {len(topics)} topics, {np.mean([*map(len, tokens)]):.0f} tokens each")
-    print("| vector | numbers | nearest | reciprocal rank | precision | silhouette | nearest, centred |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| vector | numbers | nearest | reciprocal rank | precision | silhouette | nearest, centred | default gains |"
+    )
+    print("|" + " --- |" * 8)
+    default = _vectors(states, EmbeddingSettings(), shape)
     for what, vectors in _bags(tokens, shape.vocab_size):
-        _row(what, vectors, labels)
+        _row(what, vectors, default, labels)
     for settings in _settings(shape):
-        _row(_words(settings), _vectors(states, settings, shape), labels)
+        _row(_words(settings), _vectors(states, settings, shape), default, labels)
     for settings in (EmbeddingSettings(), EmbeddingSettings(pooling="none")):
-        _row(f"untrained: {_words(settings)}", _vectors(random, settings, shape), labels)
+        _row(f"untrained: {_words(settings)}", _vectors(random, settings, shape), default, labels)
 
 
 async def _states(engine: Engine, tokens: Sequence[Sequence[int]]) -> list[State]:
@@ -119,12 +122,13 @@ def _words(settings: EmbeddingSettings) -> str:
     return f"{settings.part}{pooling}, layer {settings.layer}{projected}"
 
 
-def _row(what: str, vectors: Vectors, labels: Labels) -> None:
+def _row(what: str, vectors: Vectors, default: Vectors, labels: Labels) -> None:
     plain = separation(vectors, labels)
     centred = separation(vectors - vectors.mean(axis=0), labels)
+    low, high = gain(default, vectors, labels)
     print(
         f"| {what} | {vectors.shape[1]} | {plain.nearest:.2f} | {plain.reciprocal_rank:.2f} | {plain.precision:.2f} "
-        f"| {plain.silhouette:.2f} | {centred.nearest:.2f} |"
+        f"| {plain.silhouette:.2f} | {centred.nearest:.2f} | {low:+.2f} to {high:+.2f} |"
     )
 
 
