@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.errors import OverloadedError
 from rnn_engine.tasks.embedding import embed
 from rnn_engine.tasks.state_vector import EmbeddingSettings
 from server.app import make_app
@@ -192,6 +194,28 @@ async def test_long_vectors_are_whole(serve: Serve) -> None:
     answer = await post(client, PATH, EmbeddingList, fields)
     expected = np.concatenate([state_after(encode("a"))["wkv"].reshape(-1)] * 3)
     assert f32(answer["data"][0]["embedding"]) == expected.tolist()
+
+
+@pytest.mark.parametrize("path", [PATH, STATES])
+async def test_client_that_leaves_frees_its_slots(serve: Serve, path: str) -> None:
+    engine = FakeEngine(hold=0)
+    client = await serve(engine)
+    call = asyncio.create_task(client.post(path, json={"input": ["a", "b", "c"]}))
+    await engine.held.wait()
+    call.cancel()
+    await asyncio.wait_for(engine.left.wait(), 5)
+    while engine.active:
+        await asyncio.sleep(0)
+    assert len(engine.requests) <= engine.num_slots
+
+
+@pytest.mark.parametrize("path", [PATH, STATES])
+async def test_failures_have_a_status_of_their_own(serve: Serve, path: str) -> None:
+    engine = FakeEngine(fail_at=0)
+    client = await serve(engine)
+    assert (await error_of(await client.post(path, json={"input": "a"}), 500))["code"] == "step_failed"
+    engine.refuse = OverloadedError("full", 1.0)
+    assert (await error_of(await client.post(path, json={"input": "a"}), 429))["code"] == "overloaded"
 
 
 @pytest.fixture
