@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
+from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.gpu_runner import GpuRunner
 from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.scratch import StepLimits
+from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.tuning import tuning_for
 from rnn_engine.forward.v7 import Progress
 from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
-from rnn_engine.types import Model, Runner
+from rnn_engine.types import Model, ModelShape, Runner
 
 __all__ = ["CpuRunner", "GpuRunner", "Progress", "WeightFormat", "load_runner"]
 
 _LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, where the user does not say
+_MAX_SPARE_SLOTS = 64
+
+logger = logging.getLogger(__name__)
 
 
 def _no_progress(what: str, done: int, total: int) -> None:
@@ -26,6 +33,7 @@ def load_runner(
     *,
     weights: WeightFormat = "f16",
     num_slots: int = 8,
+    spare_bytes: int = 0,
     max_tokens: int | None = None,
     max_rows: int | None = None,
     num_candidates: int = 128,
@@ -35,8 +43,9 @@ def load_runner(
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
-    `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every index.
-    `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
+    After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
+    room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
+    index. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
     Raises DeviceError where there is no such device, DeviceMemoryError where it has no room.
     """
     vocab_size = model.shape.vocab_size
@@ -45,16 +54,43 @@ def load_runner(
         max_rows = max(num_slots, min(64, _LOGITS_BYTES // (4 * vocab_size)))
     if device == "cpu":
         return CpuRunner(
-            model, num_slots=num_slots, max_tokens=max_tokens or 64, max_rows=max_rows, num_candidates=num_candidates
+            model,
+            num_slots=num_slots + _spare_slots(spare_bytes, _state_bytes(model.shape)),
+            max_tokens=max_tokens or 64,
+            max_rows=max_rows,
+            num_candidates=num_candidates,
         )
-    opened = Device.open(device, checked=checked)
-    kernels = Kernels(opened)
-    tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened, kernels) >= 8)
-    limits = StepLimits(
-        num_slots, max(num_slots, max_tokens or tuning.step_tokens(model.shape)), max_rows, num_candidates
-    )
-    runner = GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
-    if warm_up:
-        counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.products} | {limits.max_tokens}
-        runner.warm_up(counts, progress)
-    return runner
+
+    def load(spare_bytes: int) -> GpuRunner:
+        opened = Device.open(device, checked=checked)
+        kernels = Kernels(opened)
+        tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened, kernels) >= 8)
+        slot_bytes = 4 * StateLayout(model.shape).stride  # in each layer's buffer
+        room = opened.max_binding_bytes // slot_bytes - num_slots
+        limits = StepLimits(
+            num_slots + _spare_slots(spare_bytes, model.shape.num_layers * slot_bytes, room),
+            max(num_slots, max_tokens or tuning.step_tokens(model.shape)),
+            max_rows,
+            num_candidates,
+        )
+        runner = GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
+        if warm_up:
+            counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.products} | {limits.max_tokens}
+            runner.warm_up(counts, progress)
+        return runner
+
+    try:
+        return load(spare_bytes)
+    except DeviceMemoryError as error:
+        if spare_bytes == 0:
+            raise
+        logger.warning("loading again without spare slots: %s", error)
+    return load(0)
+
+
+def _spare_slots(num_bytes: int, slot_bytes: int, room: int = _MAX_SPARE_SLOTS) -> int:
+    return max(min(num_bytes // slot_bytes, room, _MAX_SPARE_SLOTS), 0)
+
+
+def _state_bytes(shape: ModelShape) -> int:
+    return sum(values.nbytes for values in shape.initial_state().values())

@@ -13,7 +13,7 @@ import numpy as np
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.batch import check_batch, check_slot
 from rnn_engine.forward.embedding import Embedding
-from rnn_engine.forward.packing import WeightFormat, padded
+from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.products import ProductKernels
 from rnn_engine.forward.scratch import StepLimits
 from rnn_engine.forward.state import check_state
