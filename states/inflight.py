@@ -5,24 +5,25 @@ until it has passed that position, then look the cache up again and go on from t
 the waiters asks first leads from what the cache has by then. Equal prompts, prompts that extend another, and prompts
 that part from another somewhere are all one case: the position is how far they agree.
 
-    role = inflight.join(root, prompt, match.saved)     # after the look-up; release the match where role is a Wait
-    if isinstance(role, Wait): queue the request until role.ready, then look up and join again
-    role.plan(plan_cuts(...))                           # the cuts that the prompt has anyway
-    while (cut := role.next_cut()) is not None:         # ask anew after every chunk: others may have joined
-        run up to cut.position, keep a checkpoint there, role.advance(cut.position)
-    role.close()                                        # at the prompt's end, or at once on any failure
+    wait = inflight.find(root, packed, saved)           # what the cache would save now
+    if wait is not None: wait.claim(); keep the request back until wait.ready, then ask again
+    lead = inflight.lead(root, packed, match.saved)     # it runs; those that are kept back may ask anew
+    lead.plan(plan_cuts(...))                           # the cuts that the prompt has anyway
+    while (cut := lead.next_cut()) is not None:         # ask anew after every chunk: others may have claimed
+        run up to cut.position, keep a checkpoint there, lead.advance(cut.position)
+    lead.close()                                        # at the prompt's end, or at once on any failure
 
 Pure bookkeeping on the scheduler's one thread: no locks, no futures, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from states.checkpoint import CheckpointKind
 from states.policy import Cut
-from states.tokens import TOKEN_BYTES, pack, shared_tokens
+from states.tokens import TOKEN_BYTES, shared_tokens
 
 
 class Lead:
@@ -75,15 +76,25 @@ class Lead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """A prompt that waits until `lead` has passed `position`."""
+    """For a prompt that may wait until `lead` has passed `position`."""
 
     lead: Lead
     position: int
+    logits: bool  # whether the prompt ends there, where it can't go on without them
+
+    def claim(self) -> None:
+        """Have the state kept there."""
+        self.lead.want(self.position, logits=self.logits)
 
     @property
     def ready(self) -> bool:
-        """Whether to look up and join again: the state is there, or won't come."""
-        return not self.lead.open or self.lead.position >= self.position
+        """Whether to look up and ask again: the state is there, or won't come."""
+        return self.passed or not self.lead.open
+
+    @property
+    def passed(self) -> bool:
+        """Whether the state was there to be kept; the cache may have had no room for it."""
+        return self.lead.position >= self.position
 
 
 class InFlight:
@@ -97,24 +108,24 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._leads)
 
-    def join(self, root: str, tokens: Sequence[int], saved: int) -> Lead | Wait:
-        """What a prompt should do of which the cache has `saved` tokens.
+    def find(self, root: str, packed: bytes, saved: int, leads: Iterable[Lead] | None = None) -> Wait | None:
+        """What a prompt should wait for of which the cache has `saved` tokens; None where it should run.
 
-        It waits where a running prompt is not behind what the cache has and will pass a state that saves enough more.
+        That is where a running prompt, one of `leads` if given, is not behind what the cache has and will pass a
+        state that saves enough more; the one that saves most.
         """
-        packed = pack(tokens)
         best: Lead | None = None
         best_shared = saved + self._min_shared - 1
-        for lead in self._leads:
+        for lead in self._leads if leads is None else leads:
             if lead.root != root or lead.position < saved:
                 continue
             shared = shared_tokens(lead.tokens, packed)
             if shared > max(best_shared, lead.position):
                 best, best_shared = lead, shared
-        if best is not None:
-            # whoever ends there can't go on without the logits
-            best.want(best_shared, logits=best_shared * TOKEN_BYTES == len(packed))
-            return Wait(best, best_shared)
+        return None if best is None else Wait(best, best_shared, logits=best_shared * TOKEN_BYTES == len(packed))
+
+    def lead(self, root: str, packed: bytes, saved: int) -> Lead:
+        """Run a prompt of which `saved` tokens need not be; others may wait for it from now on."""
         lead = Lead(self, root, packed, saved)
         self._leads.append(lead)
         return lead

@@ -1,22 +1,25 @@
-"""What the scheduler does with the cache of states: where a prompt starts, and what is kept of it.
+"""What the scheduler does with kept states: where a prompt starts, whether it waits, and what is kept of it.
 
-What is kept is kept under the root of the state that the request started from.
-
-A cache that fails costs time and never a request: the prompt then runs from its beginning.
+Prompts that arrive together run what they share once: one leads, the others wait until its state is kept there.
+What is kept is kept under the root of the state that the request started from. A cache that fails costs time and
+never a request: the prompt then runs from its beginning.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.cuts import PromptCuts
 from rnn_engine.types import F32, Runner
 from states.cache import StateCache
 from states.checkpoint import CheckpointKind
+from states.inflight import InFlight, Wait
 from states.initial import NO_INITIAL_STATE
 from states.policy import Cut, plan_cuts
+from states.tokens import TOKEN_BYTES, pack
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +29,21 @@ class Start:
     """From where a request's prompt is run."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
-    cuts: tuple[Cut, ...] = ()  # where its runs end, ascending, because the state is kept there
+    cuts: PromptCuts = field(default_factory=PromptCuts)
     logits: F32 | None = None  # [V] those after the whole prompt, where nothing of it has to be run
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A part of a prompt, from its beginning, and the root that it goes on from."""
+
+    root: str
+    packed: bytes
+
+    @property
+    def length(self) -> int:
+        """In tokens."""
+        return len(self.packed) // TOKEN_BYTES
 
 
 class Prefixes:
@@ -36,15 +52,51 @@ class Prefixes:
     def __init__(self, runner: Runner, cache: StateCache | None) -> None:
         self._runner = runner
         self._cache = cache
+        self._in_flight = InFlight()
 
-    def begin(self, request: GenerateRequest, slot: int) -> Start:
+    @property
+    def num_leads(self) -> int:
+        """How many prompts may be waited for."""
+        return len(self._in_flight)
+
+    def path(self, request: GenerateRequest) -> Path:
+        """What of the prompt others may share with it, under which root."""
+        return Path(_root(request), pack(request.prompt[: _limit(request)]))
+
+    def find_wait(self, request: GenerateRequest, path: Path, waited: Wait | None) -> Wait | None:
+        """For which running prompt `request` is to wait, if for any. `waited` is for what it has waited already."""
+        if self._cache is None or len(self._in_flight) == 0:
+            return None
+        try:
+            saved = self._cache.peek(path.root, request.prompt, _limit(request))
+        except Exception:
+            logger.exception("the cache of states failed; a prompt waits for no other")
+            return None
+        if waited is not None and waited.passed and saved < waited.position:
+            return None  # the cache has had no room for that state
+        wait = self._in_flight.find(path.root, path.packed, saved)
+        if wait is not None:
+            wait.claim()
+        return wait
+
+    def begin(self, request: GenerateRequest, path: Path, slot: int) -> Start:
         """Put the state that `request` goes on from into `slot`."""
         if self._cache is not None and len(request.prompt) > 0:
             try:
-                return self._look_up(self._cache, request, slot)
+                return self._look_up(self._cache, request, path, slot)
             except Exception:
                 logger.exception("the cache of states failed; a prompt is run from its beginning")
-        return self._begin_at_start(request, slot)
+        self._write_start(request, slot)
+        known = request.start is not None and len(request.prompt) == 0
+        return Start(logits=request.start.logits if request.start is not None and known else None)
+
+    def concerns(self, start: Start, path: Path) -> bool:
+        """Whether one that is kept back should ask `find_wait` because of a prompt that has just begun.
+
+        What the cache has for it is no more than what it had for that prompt, as far as they agree.
+        """
+        lead = start.cuts.lead
+        return lead is not None and self._in_flight.find(path.root, path.packed, lead.position, [lead]) is not None
 
     def keep(
         self,
@@ -63,18 +115,20 @@ class Prefixes:
         except Exception:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
-    def _look_up(self, cache: StateCache, request: GenerateRequest, slot: int) -> Start:
-        match = cache.look_up(_root(request), request.prompt, _limit(request))
-        cuts = _plan(request, match.saved, match.known)
-        if match.saved == 0:
-            return replace(self._begin_at_start(request, slot), cuts=cuts)
-        cache.restore(match, slot)
-        return Start(match.saved, cuts, match.logits)
+    def _look_up(self, cache: StateCache, request: GenerateRequest, path: Path, slot: int) -> Start:
+        match = cache.look_up(path.root, request.prompt, _limit(request))
+        try:
+            if match.saved > 0:
+                cache.restore(match, slot)
+            else:
+                self._write_start(request, slot)
+        finally:
+            cache.release(match)
+        lead = self._in_flight.lead(path.root, path.packed, match.saved) if match.saved < path.length else None
+        return Start(match.saved, PromptCuts(_plan(request, match.saved, match.known), lead), match.logits)
 
-    def _begin_at_start(self, request: GenerateRequest, slot: int) -> Start:
+    def _write_start(self, request: GenerateRequest, slot: int) -> None:
         self._runner.write_state(slot, None if request.start is None else request.start.state)
-        known = request.start is not None and len(request.prompt) == 0
-        return Start(logits=request.start.logits if request.start is not None and known else None)
 
 
 def _root(request: GenerateRequest) -> str:

@@ -15,6 +15,7 @@ from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import share
 from rnn_engine.scheduler.prefixes import Prefixes
+from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.types import Readout, Runner, TokenRun
 from states.cache import StateCache
@@ -31,7 +32,7 @@ class Delivery:
 
 
 class Scheduler:
-    """Requests wait in order of arrival for a free slot; every request in a slot advances in every step.
+    """Requests wait for a free slot, or for what a running one shares with them; all in slots advance in every step.
 
     Requests have been checked, and a key stands for one request for ever. `token_bytes` gives a token's text.
     """
@@ -50,7 +51,7 @@ class Scheduler:
         self._runner = runner
         self._prefixes = Prefixes(runner, cache)
         self._token_bytes = token_bytes
-        self._waiting: dict[int, GenerateRequest] = {}  # oldest first
+        self._queue = Queue()
         self._live: dict[int, LiveSequence] = {}  # oldest first
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
@@ -63,25 +64,32 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
+
+    @property
+    def num_leads(self) -> int:
+        """How many requests run what others may wait for."""
+        return self._prefixes.num_leads
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._live)
+        return bool(self._queue or self._live)
 
     def submit(self, key: int, request: GenerateRequest) -> None:
         """Queue `request`."""
-        self._waiting[key] = request
+        waiting = Waiting(key, request, self._prefixes.path(request))
+        self._keep_back(waiting)
+        self._queue.add(waiting)
 
     def cancel(self, key: int) -> None:
         """Forget a request, wherever it is; its slot is free at once. One that has ended is no error."""
-        self._waiting.pop(key, None)
+        self._queue.discard(key)
         if key in self._live:
             self._release(key)
 
     def abort(self, make_error: Callable[[], RnnEngineError]) -> list[Delivery]:
         """End every request with an error of its own."""
-        keys = [*self._live, *self._waiting]
+        keys = [*self._live, *self._queue.keys]
         for key in keys:
             self.cancel(key)
         return [Delivery(key, make_error()) for key in keys]
@@ -101,22 +109,39 @@ class Scheduler:
         return deliveries + self._advance(runs, readout)
 
     def _admit(self) -> list[Delivery]:
-        deliveries = []
-        while self._free and self._waiting:
-            key = next(iter(self._waiting))
-            request = self._waiting.pop(key)
-            slot = heapq.heappop(self._free)
-            try:
-                start = self._prefixes.begin(request, slot)
-                live = LiveSequence(request, slot, start, self._token_bytes, self._runner.read_state)
-            except Exception as error:
-                logger.exception("a request could not start")
-                heapq.heappush(self._free, slot)
-                deliveries.append(Delivery(key, _failure(error)))
-            else:
-                self._live[key] = live
-                deliveries += self._begin(key, live)
+        deliveries: list[Delivery] = []
+        for waiting in self._queue.ready() if self._free else ():
+            if not self._free:
+                break
+            if not self._keep_back(waiting):
+                self._queue.take(waiting)
+                deliveries += self._start(waiting)
         return deliveries
+
+    def _keep_back(self, waiting: Waiting) -> bool:
+        """Let a request wait for a running one where that saves something; whether it does."""
+        wait = self._prefixes.find_wait(waiting.request, waiting.path, waiting.wait)
+        if wait is not None:
+            waiting.wait = wait
+        return wait is not None
+
+    def _start(self, waiting: Waiting) -> list[Delivery]:
+        slot = heapq.heappop(self._free)
+        start = None
+        try:
+            start = self._prefixes.begin(waiting.request, waiting.path, slot)
+            live = LiveSequence(waiting.request, slot, start, self._token_bytes, self._runner.read_state)
+        except Exception as error:
+            logger.exception("a request could not start")
+            if start is not None:
+                start.cuts.close()
+            heapq.heappush(self._free, slot)
+            return [Delivery(waiting.key, _failure(error))]
+        self._live[waiting.key] = live
+        for other in self._queue.ready():
+            if self._prefixes.concerns(start, other.path):
+                self._keep_back(other)
+        return self._begin(waiting.key, live)
 
     def _begin(self, key: int, live: LiveSequence) -> list[Delivery]:
         """What a request hears before its first step."""
@@ -149,6 +174,7 @@ class Scheduler:
         if (kind := live.due) is not None:
             read_logits = logit_rows[-1].read_full if logit_rows else None
             self._prefixes.keep(live.request, live.tokens_run, live.slot, kind, read_logits)
+        live.kept()
         if live.finished:
             self._release(key)
         return [Delivery(key, event) for event in events]
@@ -158,7 +184,9 @@ class Scheduler:
         return Delivery(key, _failure(error))
 
     def _release(self, key: int) -> None:
-        heapq.heappush(self._free, self._live.pop(key).slot)
+        live = self._live.pop(key)
+        live.close()
+        heapq.heappush(self._free, live.slot)
 
 
 def _failure(error: Exception) -> StepError:

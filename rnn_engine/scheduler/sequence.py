@@ -25,6 +25,7 @@ from rnn_engine.scheduler.scoring import PromptScores
 from rnn_engine.scheduler.text import TextStream
 from rnn_engine.types import F32, State, TokenRun
 from states.checkpoint import CheckpointKind
+from states.policy import Cut
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 
@@ -46,7 +47,6 @@ class LiveSequence:
         self.position = start.cached_tokens
         self.finished = False
         self._start = start
-        self._cuts = {cut.position: cut for cut in start.cuts}
         self._token_bytes = token_bytes
         self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
@@ -60,7 +60,8 @@ class LiveSequence:
         """What this sequence would run next."""
         if not self._in_prompt:
             return Demand(1)
-        end = self._next_cut
+        cut = self._start.cuts.next()
+        end = len(self.request.prompt) if cut is None else cut.position
         return Demand(end - self.position, max(self._scored_rows(end), 1))
 
     @property
@@ -71,8 +72,8 @@ class LiveSequence:
     @property
     def due(self) -> CheckpointKind | None:
         """As what the state of this moment is worth keeping; None where it isn't."""
-        if self.position in self._cuts:
-            return self._cuts[self.position].kind
+        if (cut := self._cut_at(self.position)) is not None:
+            return cut.kind
         return CheckpointKind.GENERATION_END if self.finished and self._generated else None
 
     def run(self, count: int) -> TokenRun:
@@ -85,7 +86,9 @@ class LiveSequence:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
             return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows])
-        return TokenRun(self.slot, tokens, rows=int(end == len(self.request.prompt)))
+        cut = self._cut_at(end)
+        wanted = end == len(self.request.prompt) or (cut is not None and cut.logits)
+        return TokenRun(self.slot, tokens, rows=int(wanted))
 
     def begin(self) -> list[Event]:
         """The events that come before any step: the first token, where the logits after the prompt are known."""
@@ -107,14 +110,21 @@ class LiveSequence:
             return [self._finish("length", rows[-1])]
         return self._generate(rows[-1])
 
+    def kept(self) -> None:
+        """What is due at this moment, if anything, has been kept."""
+        self._start.cuts.passed(self.position)
+
+    def close(self) -> None:
+        """It runs no more, whatever it has reached: nobody is to wait for it."""
+        self._start.cuts.close()
+
     @property
     def _in_prompt(self) -> bool:
         return self.position < len(self.request.prompt)
 
-    @property
-    def _next_cut(self) -> int:
-        """Where the next run must end at the latest."""
-        return min((cut for cut in self._cuts if cut > self.position), default=len(self.request.prompt))
+    def _cut_at(self, position: int) -> Cut | None:
+        cut = self._start.cuts.next()
+        return cut if cut is not None and cut.position == position else None
 
     def _begin_scores(self, first: int) -> PromptScores:
         """The prompt's first token is scored here, as no row of a step does it."""

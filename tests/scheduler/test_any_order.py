@@ -2,129 +2,119 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
-from rnn_engine.types import Batch
-from tests.support.clients import Clients, assert_heard, run_alone
-from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.models import tiny_shape
+from tests.support.scheduler_model import (
+    CACHE_METHODS,
+    PARTS,
+    STOPS,
+    VOCAB_SIZE,
+    SchedulerModel,
+    Setting,
+    run_random,
+)
 
-TOKEN_BYTES = (b"", b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xff")
-VOCAB_SIZE = len(TOKEN_BYTES)
-LOGITS = random_logits(VOCAB_SIZE)
-
-token_lists = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=20)
-requests = st.builds(
-    GenerateRequest,
-    prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40),
-    max_tokens=st.integers(0, 12),
-    stop=st.lists(st.sampled_from([b"ab", b"aab", b"ba\n", "é".encode(), b"\n"]), max_size=2),
-    stop_tokens=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=1),
-    sampling=st.builds(
-        SamplingParams,
-        temperature=st.sampled_from([0.0, 1.0, 2.0]),
-        top_p=st.sampled_from([0.5, 1.0]),
-        presence_penalty=st.sampled_from([0.0, 1.0]),
-        bias=st.sampled_from([{}, {2: 3.0}]),
-        seed=st.integers(0, 2**64 - 1),
-    ),
-    logprobs=st.sampled_from([None, 0, 5]),
-    score_from=st.sampled_from([None, 0]),
-    penalised_prompt=token_lists,
+tokens = st.integers(0, VOCAB_SIZE - 1)
+prompts = st.builds(
+    lambda parts, tail: [token for part in parts for token in part] + tail,
+    st.lists(st.sampled_from(PARTS), max_size=2),
+    st.lists(tokens, min_size=1, max_size=12),
 )
 
 
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    prompt = draw(prompts)
+    positions = st.integers(0, len(prompt))
+    return GenerateRequest(
+        prompt=prompt,
+        turns=draw(st.lists(positions, max_size=2)),
+        marks=draw(st.lists(positions, max_size=2)),
+        max_tokens=draw(st.integers(0, 12)),
+        stop=draw(st.lists(st.sampled_from(STOPS), max_size=2)),
+        stop_tokens=draw(st.lists(tokens, max_size=1)),
+        sampling=SamplingParams(
+            temperature=draw(st.sampled_from([0.0, 1.0, 2.0])),
+            top_p=draw(st.sampled_from([0.5, 1.0])),
+            presence_penalty=draw(st.sampled_from([0.0, 1.0])),
+            bias=draw(st.sampled_from([{}, {2: 3.0}])),
+            seed=draw(st.integers(0, 2**64 - 1)),
+        ),
+        logprobs=draw(st.sampled_from([None, 0, 5])),
+        score_from=draw(st.none() | st.integers(0, len(prompt) - 1)),
+        penalised_prompt=draw(st.lists(tokens, max_size=20)),
+        keep_end=draw(st.booleans()),
+        priority=draw(st.integers(-2, 2)),
+    )
+
+
 class AnyOrder(RuleBasedStateMachine):
-    """Drives a scheduler and checks it at every step and at the end."""
+    """Drives a scheduler, which is checked at every step and at the end."""
 
     @initialize(
-        slots=st.integers(1, 4), tokens=st.integers(1, 24), rows=st.integers(1, 8), candidates=st.integers(1, 8)
-    )
-    def start(self, slots: int, tokens: int, rows: int, candidates: int) -> None:
-        self.runner = FakeRunner(
-            LOGITS,
-            shape=tiny_shape(vocab=VOCAB_SIZE),
-            num_slots=slots,
-            max_tokens=tokens,
-            max_rows=rows,
-            num_candidates=candidates,
-            fail_when=self.fails,
+        setting=st.builds(
+            Setting,
+            slots=st.integers(1, 4),
+            tokens=st.integers(1, 24),
+            rows=st.integers(1, 8),
+            candidates=st.integers(1, 8),
+            cache_states=st.sampled_from([None, 0, 3, 100]),
         )
-        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__)
-        self.requests: dict[int, GenerateRequest] = {}
-        self.left: set[int] = set()
-        self.failing = False
-        self.failed: set[int] = set()
+    )
+    def start(self, setting: Setting) -> None:
+        self.model = SchedulerModel(setting)
 
-    def fails(self, batch: Batch) -> bool:
-        return self.failing
+    @rule(request=requests(), before=st.sampled_from([(), (), (1,), (2, 1)]), logits_known=st.booleans())
+    def send(self, request: GenerateRequest, before: tuple[int, ...], logits_known: bool) -> None:
+        self.model.send(request, before, logits_known=logits_known)
 
-    @rule(request=requests)
-    def send(self, request: GenerateRequest) -> None:
-        self.requests[self.clients.send(request)] = request
+    @rule(request=requests(), copies=st.integers(2, 5))
+    def send_equal_ones(self, request: GenerateRequest, copies: int) -> None:
+        for _ in range(copies):
+            self.model.send(request)
 
-    @precondition(lambda self: self.requests)
+    @precondition(lambda self: self.model.open)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        key = data.draw(st.sampled_from(sorted(self.requests)))
-        self.clients.scheduler.cancel(key)
-        if not self.clients.heard[key].ended:
-            self.left.add(key)
+        self.model.leave(data.draw(st.sampled_from(sorted(self.model.open))))
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):
-            self._step()
+            self.model.step()
 
     @rule()
     def fail(self) -> None:
-        self.failing = True
-        self._step()
-        self.failing = False
-        assert self.clients.scheduler.num_live == 0
-        self.failed = {key for key, heard in self.clients.heard.items() if heard.error is not None}
+        self.model.fail()
 
-    def _step(self) -> None:
-        scheduler = self.clients.scheduler
-        due = min(scheduler.num_live + scheduler.num_waiting, scheduler.capacity)
-        before = len(self.runner.batches)
-        for delivery in self.clients.step():
-            assert delivery.key not in self.left, "a client that left hears something"
-        batches = self.runner.batches[before:]
-        assert [len(batch) for batch in batches] == ([due] if due else []), "a request that could run did not"
+    @precondition(lambda self: self.model.cache is not None)
+    @rule(method=st.sampled_from(CACHE_METHODS))
+    def step_without(self, method: str) -> None:
+        self.model.step_without(method)
+
+    @rule()
+    def abort(self) -> None:
+        self.model.abort()
 
     @invariant()
-    def no_slot_is_lost(self) -> None:
-        scheduler = self.clients.scheduler
-        ended = sum(heard.ended for heard in self.clients.heard.values())
-        assert scheduler.num_live + scheduler.num_waiting == len(self.requests) - ended - len(self.left)
-        assert 0 <= scheduler.num_live <= scheduler.capacity
+    def all_tell_one_story(self) -> None:
+        if hasattr(self, "model"):
+            self.model.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "clients"):
-            return
-        longest = max((len(request.prompt) + request.max_tokens for request in self.requests.values()), default=0)
-        self.clients.run(max_steps=1 + len(self.requests) * (longest + 1))
-        for key, request in self.requests.items():
-            heard = self.clients.heard[key]
-            if key in self.left:
-                assert not heard.ended
-            elif key in self.failed:
-                assert str(heard.error) == "told to fail"
-            else:
-                assert_heard(heard, run_alone(request, LOGITS, TOKEN_BYTES.__getitem__))
-        self._all_slots_serve()
-
-    def _all_slots_serve(self) -> None:
-        capacity = self.clients.scheduler.capacity
-        for _ in range(capacity):
-            self.clients.send(GenerateRequest([1], max_tokens=0))
-        self.clients.step()
-        assert {run.slot for run in self.runner.batches[-1]} == set(range(capacity))
+        if hasattr(self, "model"):
+            self.model.end()
 
 
-AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("cache_states", [None, 3, 40])
+def test_a_long_run_loses_nothing(cache_states: int | None, seed: int) -> None:
+    run_random(SchedulerModel(Setting(cache_states=cache_states)), seed, operations=400, check_every=5)

@@ -108,6 +108,29 @@ def test_a_checkpoint_without_logits_serves_longer_prompts_only() -> None:
     assert cache.look_up(ROOT, PROMPT).logits is not None
 
 
+@pytest.mark.parametrize(("limit", "saved"), [(None, 20), (20, 20), (19, 12), (12, 12), (11, 5), (4, 0), (0, 0)])
+def test_nothing_longer_than_the_limit_is_found(limit: int | None, saved: int) -> None:
+    cache, device = make()
+    for length in (5, 12, 20):
+        keep(cache, device, PROMPT[:length])
+    assert cache.peek(ROOT, PROMPT, limit) == saved
+    match = cache.look_up(ROOT, PROMPT, limit)
+    assert (match.saved, match.known) == (saved, 20)
+    assert match.miss is (None if saved else MissReason.BEYOND_LIMIT)
+    assert (match.logits is not None) == (saved == 20)
+    cache.release(match)
+
+
+def test_a_peek_counts_and_locks_nothing() -> None:
+    cache, device = make()
+    keep(cache, device, PROMPT[:5])
+    keep(cache, device, PROMPT, logits=False)
+    before = cache.stats()
+    assert [cache.peek(ROOT, PROMPT), cache.peek(ROOT, [*PROMPT, 9]), cache.peek("tuned", PROMPT)] == [5, 20, 0]
+    assert cache.stats() == before
+    assert cache.drop(ROOT, PROMPT[:5])
+
+
 def test_roots_share_nothing() -> None:
     cache, device = make()
     keep(cache, device, PROMPT, root="tuned")

@@ -11,19 +11,29 @@ from hypothesis import strategies as st
 from states.checkpoint import CheckpointKind
 from states.inflight import InFlight, Lead, Wait
 from states.policy import Cut, plan_cuts
+from states.tokens import pack
 
 ROOT = "none"
 SHARED = list(range(100))
 
 
+def join(table: InFlight, tokens: Sequence[int], saved: int = 0, root: str = ROOT) -> Lead | Wait:
+    """Wait where that saves anything, else lead."""
+    found = table.find(root, pack(tokens), saved)
+    if found is None:
+        return table.lead(root, pack(tokens), saved)
+    found.claim()
+    return found
+
+
 def lead(table: InFlight, tokens: Sequence[int], saved: int = 0, root: str = ROOT) -> Lead:
-    role = table.join(root, tokens, saved)
+    role = join(table, tokens, saved, root)
     assert isinstance(role, Lead)
     return role
 
 
 def wait(table: InFlight, tokens: Sequence[int], saved: int = 0) -> Wait:
-    role = table.join(ROOT, tokens, saved)
+    role = join(table, tokens, saved)
     assert isinstance(role, Wait)
     return role
 
@@ -164,7 +174,7 @@ class SmallScheduler:
             if saved == len(prompt):
                 self.leave(number)
             else:
-                self.roles[number] = self.table.join(ROOT, prompt, saved)
+                self.roles[number] = join(self.table, prompt, saved)
 
     def leads(self) -> dict[int, Lead]:
         return {number: role for number, role in self.roles.items() if isinstance(role, Lead)}
@@ -222,3 +232,14 @@ def test_prompts_that_join_before_the_first_step_run_each_prefix_once() -> None:
         follower = lead(table, prompt, saved=100)
         tokens_run += follower.length - follower.position
     assert tokens_run == len(SHARED) + 8 * 40
+
+
+def test_one_that_is_kept_back_may_ask_what_a_new_prompt_would_save() -> None:
+    table = InFlight()
+    first, second = lead(table, SHARED), table.lead(ROOT, pack([*SHARED, 7]), 50)
+    packed = pack([*SHARED, 7, 8])
+    assert table.find(ROOT, packed, 50, [first]) is None  # it is behind
+    found = table.find(ROOT, packed, 50, [second])
+    assert found is not None
+    assert (found.lead, found.position, found.passed) == (second, 101, False)
+    assert second.next_cut() is None  # nothing is claimed yet

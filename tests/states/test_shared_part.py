@@ -6,7 +6,7 @@ the borders of blocks alone lose nearly all hits when the shared part moves by 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,6 +14,7 @@ from states.cache import StateCache
 from states.config import CacheConfig
 from states.inflight import InFlight, Lead
 from states.policy import plan_cuts
+from states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
 
 SHAPE = toy_shape()
@@ -76,19 +77,24 @@ def test_requests_that_arrive_together_run_the_shared_part_once(device: ToyDevic
     waiting = dict(enumerate(prompts(100)))
     tokens_run = 0
     while waiting:
-        roles = {number: table.join(ROOT, prompt, saved(cache, prompt)) for number, prompt in waiting.items()}
-        for number, role in roles.items():
-            if isinstance(role, Lead):
-                tokens_run += role.length - role.position
-                run(cache, role, waiting.pop(number))
+        for number, lead in find_leads(cache, table, waiting).items():
+            tokens_run += lead.length - lead.position
+            run(cache, lead, waiting.pop(number))
     shared = len(SYSTEM) + 100 + len(SHARED)
     assert tokens_run == shared + PROMPTS * 800
 
 
-def saved(cache: StateCache, prompt: Sequence[int]) -> int:
-    match = cache.look_up(ROOT, prompt)
-    cache.release(match)
-    return match.saved
+def find_leads(cache: StateCache, table: InFlight, waiting: Mapping[int, Sequence[int]]) -> dict[int, Lead]:
+    """Those that don't wait for another."""
+    leads = {}
+    for number, prompt in waiting.items():
+        saved, packed = cache.peek(ROOT, prompt), pack(prompt)
+        wait = table.find(ROOT, packed, saved)
+        if wait is None:
+            leads[number] = table.lead(ROOT, packed, saved)
+        else:
+            wait.claim()
+    return leads
 
 
 def run(cache: StateCache, role: Lead, prompt: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from states.cache import Match, StateCache
 from states.checkpoint import Checkpoint, CheckpointKind, Tier
 from states.config import CacheConfig, DiskConfig
 from states.tokens import pack
+from tests.support.cache_books import check_books
 from tests.support.toy_states import ToyDevice, same, toy_shape
 
 LETTER_TOKENS = 300
@@ -171,12 +172,7 @@ class CacheModel:
 
     def _check_books(self, records: list[Checkpoint]) -> None:
         stats = self.cache.stats()
-        assert stats.checkpoints == sum(record.resumable for record in records)
-        assert stats.path_marks == len(records) - stats.checkpoints
-        for tier in stats.tiers:
-            sizes = [record.sizes[tier.tier] for record in records if tier.tier in record.sizes]
-            assert (tier.used, tier.copies) == (sum(sizes), len(sizes))
-            assert tier.used <= tier.capacity
+        check_books(records, stats)
         on_device = [record for record in records if Tier.DEVICE in record.sizes]
         assert len(self.device.slabs) == len(on_device) <= self._slabs
         logits_bytes = 4 * SHAPE.vocab_size

@@ -63,6 +63,7 @@ class Clients:
     cache: StateCache | None = None
     heard: dict[int, Heard] = field(default_factory=dict)
     requests: dict[int, GenerateRequest] = field(default_factory=dict)
+    num_sent: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache)
@@ -74,7 +75,8 @@ class Clients:
         )
 
     def send(self, request: GenerateRequest) -> int:
-        key = len(self.heard)
+        key = self.num_sent
+        self.num_sent += 1
         self.heard[key] = Heard()
         self.requests[key] = request
         self.scheduler.submit(key, request)

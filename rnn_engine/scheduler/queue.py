@@ -1,0 +1,75 @@
+"""The requests that wait for a slot, and which of them comes next.
+
+Knows priorities and who waits for whom; knows neither slots nor what a request runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.prefixes import Path
+from states.inflight import Wait
+
+OLDEST_EVERY = 8
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request without a slot."""
+
+    key: int
+    request: GenerateRequest
+    path: Path
+    wait: Wait | None = None  # for what a running request shares with it
+
+    @property
+    def ready(self) -> bool:
+        """Whether it would start if it had a slot."""
+        return self.wait is None or self.wait.ready
+
+
+class Queue:
+    """The greatest priority comes first, then the earliest arrival; one of every 8 slots goes to the earliest anyway.
+
+    So a request sees at most 8 others start for each one that is before it in order of arrival, and 7 besides,
+    however many of a greater priority keep coming.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Waiting] = {}  # oldest first
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def keys(self) -> list[int]:
+        """In order of arrival."""
+        return list(self._waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        self._waiting[waiting.key] = waiting
+
+    def discard(self, key: int) -> None:
+        """Forget a request, if it is here."""
+        self._waiting.pop(key, None)
+
+    def take(self, waiting: Waiting) -> None:
+        """It has got a slot."""
+        del self._waiting[waiting.key]
+        self._taken += 1
+
+    def ready(self) -> Iterator[Waiting]:
+        """Those that would start, each once, the next first. They may be taken or set to wait meanwhile."""
+        by_arrival = [waiting for waiting in self._waiting.values() if waiting.ready]
+        by_priority = sorted(by_arrival, key=lambda waiting: -waiting.request.priority)
+        orders = iter(by_arrival), iter(by_priority)
+        offered: set[int] = set()
+        while len(offered) < len(by_arrival):
+            order = orders[self._taken % OLDEST_EVERY < OLDEST_EVERY - 1]
+            waiting = next(one for one in order if one.key not in offered)
+            offered.add(waiting.key)
+            if waiting.ready:
+                yield waiting

@@ -1,0 +1,18 @@
+"""Whether a cache's records and its books tell one story."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from states.checkpoint import Checkpoint
+from states.counters import CacheStats
+
+
+def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:
+    """`records` are all that the cache knows, `stats` are those of the same moment."""
+    assert stats.checkpoints == sum(record.resumable for record in records)
+    assert stats.path_marks == len(records) - stats.checkpoints
+    for tier in stats.tiers:
+        sizes = [record.sizes[tier.tier] for record in records if tier.tier in record.sizes]
+        assert (tier.used, tier.copies) == (sum(sizes), len(sizes))
+        assert tier.used <= tier.capacity

@@ -1,0 +1,238 @@
+"""A scheduler among clients that come, leave and suffer failures, with what must hold at every moment.
+
+Each client must hear what it would hear alone, whatever is kept, shared or in its way. Tests choose the operations;
+`run_random` draws them from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rnn_engine.errors import EngineClosedError
+from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.types import Batch
+from states.cache import StateCache
+from states.config import CacheConfig
+from states.device import state_bytes
+from tests.support.cache_books import check_books
+from tests.support.clients import Clients, assert_heard, run_alone
+from tests.support.fake_runner import FakeRunner, Tokens, table_logits
+from tests.support.models import tiny_shape
+
+TOKEN_BYTES = (b"", b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xff")
+VOCAB_SIZE = len(TOKEN_BYTES)
+STOPS = (b"ab", b"aab", b"ba\n", "é".encode(), b"\n")
+PARTS = tuple(
+    tuple(random.Random(number).choices(range(VOCAB_SIZE), k=size)) for number, size in enumerate((40, 33, 9))
+)
+"""What prompts are made of, so that many begin alike."""
+
+CACHE_METHODS = ("peek", "look_up", "restore", "insert")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One scheduler. `cache_states` is the size of its cache; None = it has none."""
+
+    slots: int = 4
+    tokens: int = 24
+    rows: int = 8
+    candidates: int = 8
+    cache_states: int | None = 6
+
+
+class SchedulerModel:
+    """The operations and, after each, what must hold."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.operations: Counter[str] = Counter()
+        self.runner = FakeRunner(
+            table_logits(VOCAB_SIZE),
+            shape=tiny_shape(vocab=VOCAB_SIZE),
+            num_slots=setting.slots,
+            max_tokens=setting.tokens,
+            max_rows=setting.rows,
+            num_candidates=setting.candidates,
+            fail_when=lambda batch: self._failing,
+            on_step=self._look_on,
+        )
+        self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
+        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache)
+        self.open: dict[int, Tokens] = {}  # those that have neither ended nor left -> what their start has taken in
+        self.tokens_run = 0
+        self._failing = False
+
+    def send(self, request: GenerateRequest, before: Tokens = (), *, logits_known: bool = False) -> None:
+        """`request` gets a start that has taken in `before`, where that is not empty."""
+        self.operations["send"] += 1
+        if before:
+            request = replace(request, start=self.clients.after(before, logits=logits_known))
+        request.check(self.runner.shape, max_logprobs=VOCAB_SIZE)
+        self.open[self.clients.send(request)] = before
+
+    def leave(self, key: int) -> None:
+        """A client goes away."""
+        self.operations["leave"] += 1
+        self.clients.scheduler.cancel(key)
+        self._forget(key)
+
+    def step(self) -> None:
+        self.operations["step"] += 1
+        self._step()
+
+    def fail(self) -> None:
+        """A step that fails, with all that were in it."""
+        self.operations["fail"] += 1
+        self._failing = True
+        self._step()
+        self._failing = False
+        assert self.clients.scheduler.num_live == 0
+
+    def step_without(self, method: str) -> None:
+        """A step in which a method of the cache fails; nobody may hear of it."""
+        self.operations["step_without"] += 1
+        with _broken(self.cache, method):
+            self._step()
+
+    def abort(self) -> None:
+        """End all."""
+        self.operations["abort"] += 1
+        self.clients.take(self.clients.scheduler.abort(partial(EngineClosedError, "the end")))
+        for key in list(self.open):
+            assert isinstance(self.clients.heard[key].error, EngineClosedError)
+            self._forget(key)
+        self._expect_nothing_held()
+
+    def check(self) -> None:
+        """Slots, queue and cache tell one story."""
+        scheduler = self.clients.scheduler
+        assert scheduler.num_live + scheduler.num_waiting == len(self.open)
+        assert 0 <= scheduler.num_live <= scheduler.capacity
+        assert scheduler.num_leads <= scheduler.num_live
+        if self.cache is not None:
+            records = self.cache.checkpoints()
+            assert not any(record.locks for record in records)
+            check_books(records, self.cache.stats())
+
+    def end(self) -> None:
+        """Serve all that are left; every slot must be free then, nothing held, nobody waited for."""
+        requests = [self.clients.requests[key] for key in self.open]
+        longest = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
+        for _ in range(1 + len(requests) * (longest + 2)):
+            if not self.clients.scheduler.has_work:
+                break
+            self._step()
+        assert not self.open
+        self._expect_nothing_held()
+        self._expect_all_slots_serve()
+
+    def _make_cache(self, num_states: int) -> StateCache:
+        num_bytes = num_states * (state_bytes(self.runner.shape) + 4 * VOCAB_SIZE)
+        return StateCache(self.runner.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
+
+    def _step(self) -> None:
+        self.runner.batches.clear()
+        had_work = self.clients.scheduler.has_work
+        deliveries = self.clients.step()
+        for key in dict.fromkeys(delivery.key for delivery in deliveries):
+            assert key in self.open, "a client that left or was done hears something"
+            if self.clients.heard[key].ended:
+                self._expect_right(key)
+                self._forget(key)
+        assert bool(self.runner.batches) or bool(deliveries) or not had_work, "nobody advances"
+        self.tokens_run += sum(len(run.tokens) for batch in self.runner.batches for run in batch)
+
+    def _look_on(self, batch: Batch) -> None:
+        scheduler = self.clients.scheduler
+        assert len(batch) == scheduler.num_live, "a request in a slot does not advance"
+        assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or scheduler.num_leads > 0, (
+            "a request waits for nobody"
+        )
+
+    def _expect_right(self, key: int) -> None:
+        heard = self.clients.heard[key]
+        if self._failing and heard.error is not None:
+            assert str(heard.error) == "told to fail"
+        else:
+            expected = run_alone(
+                self.clients.requests[key], self.runner.logits, TOKEN_BYTES.__getitem__, self.open[key]
+            )
+            assert_heard(heard, expected)
+
+    def _forget(self, key: int) -> None:
+        for table in (self.open, self.clients.heard, self.clients.requests):
+            table.pop(key, None)
+
+    def _expect_nothing_held(self) -> None:
+        scheduler = self.clients.scheduler
+        assert (scheduler.num_live, scheduler.num_waiting, scheduler.num_leads) == (0, 0, 0)
+        self.check()
+
+    def _expect_all_slots_serve(self) -> None:
+        for number in range(self.clients.scheduler.capacity):
+            start = replace(self.clients.after((number,)), root=f"slot {number}")
+            self.clients.send(GenerateRequest([1], start=start, max_tokens=0))
+        self.runner.batches.clear()
+        self.clients.step()
+        assert {run.slot for run in self.runner.batches[-1]} == set(range(self.clients.scheduler.capacity))
+
+
+@contextmanager
+def _broken(cache: StateCache | None, method: str) -> Iterator[None]:
+    def fail(*_args: object, **_fields: object) -> None:
+        raise RuntimeError("out of order")
+
+    setattr(cache, method, fail)
+    try:
+        yield
+    finally:
+        delattr(cache, method)
+
+
+def run_random(model: SchedulerModel, seed: int, operations: int, check_every: int) -> None:
+    """Seeded random operations, as a service would see them: mostly arrivals and steps, now and then the rest."""
+    chance = random.Random(seed)
+    for number in range(operations):
+        _random_operation(model, chance)()
+        if number % check_every == 0:
+            model.check()
+    model.end()
+
+
+def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[[], None]:
+    kind = chance.choices(("send", "step", "leave", "fail", "without", "abort"), (25, 65, 6, 1, 2, 0.05))[0]
+    if kind == "send" and len(model.open) < 30:
+        before = tuple(chance.choices((1, 2), k=chance.choice((0, 0, 0, 1, 2))))
+        return partial(model.send, _random_request(chance, bool(before)), before, logits_known=True)
+    if kind == "leave" and model.open:
+        return partial(model.leave, chance.choice(list(model.open)))
+    if kind == "without" and model.cache is not None:
+        return partial(model.step_without, chance.choice(CACHE_METHODS))
+    return {"fail": model.fail, "abort": model.abort}.get(kind, model.step)
+
+
+def _random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest:
+    parts = chance.choices(PARTS, k=chance.randint(0, 3))
+    tail = chance.choices(range(VOCAB_SIZE), k=chance.randint(not (parts or may_be_empty), 6))
+    prompt = [token for part in parts for token in part] + tail
+    positions = [chance.randint(0, len(prompt)) for _ in range(chance.choice((0, 0, 1, 2)))]
+    return GenerateRequest(
+        prompt=prompt,
+        turns=positions[:1],
+        marks=positions[1:],
+        max_tokens=chance.randint(0, 8),
+        stop=chance.sample(STOPS, chance.choice((0, 0, 1, 2))),
+        stop_tokens=chance.sample(range(VOCAB_SIZE), chance.choice((0, 1))),
+        sampling=SamplingParams(
+            temperature=chance.choice((0.0, 1.0)), top_p=chance.choice((0.5, 1.0)), seed=chance.randrange(2**32)
+        ),
+        logprobs=chance.choice((None, 0, 3)),
+        score_from=chance.choice((None, None, 0, max(len(prompt) - chance.randint(1, 6), 0))),
+        keep_end=chance.random() < 0.3,
+        priority=chance.choice((0, 0, 0, 5, -5)),
+    )
