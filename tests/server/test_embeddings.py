@@ -117,8 +117,9 @@ async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
     for path in (STATES, "/api/oai/v1/states"):
-        answer = await post(client, path, StateList, {"input": "ab"})
-        [entry] = answer["data"]
+        answer = await post(client, path, StateList, {"input": ["c", encode("ab")]})
+        assert [entry["index"] for entry in answer["data"]] == [0, 1]
+        entry = answer["data"][1]
         assert entry["shape"] == [64, 18, 2, 1]
         rows = np.reshape(entry["data"], (2, 18, 64))
         expected = state_after(encode("ab"))
@@ -159,6 +160,7 @@ async def test_bad_input(serve: Serve, path: str, fields: Body, param: str) -> N
         ({"layer": "last"}, "layer"),
         ({"layer": True}, "layer"),
         ({"layer": []}, "layer"),
+        ({"layer": [0, True]}, "layer"),
         ({"part": "state"}, "part"),
         ({"pooling": "max"}, "pooling"),
         ({"dimensions": 65}, "dimensions"),

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.reference.v7 import forward
-from rnn_engine.tasks.embedding import Cost, embed, find_centre, run_states
+from rnn_engine.tasks.cost import Cost
+from rnn_engine.tasks.embedding import embed, find_centre, run_states
 from rnn_engine.tasks.state_vector import MAX_DIMENSIONS, EmbeddingSettings, finish_vector, part_vector
 from rnn_engine.types import F32, StartState
 from tests.support import fake_engine
@@ -112,6 +113,14 @@ def test_projection_never_changes() -> None:
     vector = np.arange(1, 41, dtype=np.float32)
     projected = finish_vector(vector, replace(RAW, dimensions=5))
     assert projected.tolist() == [32.5, 23.0, 37.5, -38.0, 13.0]
+
+
+def test_projection_tells_every_place_from_every_other() -> None:
+    ones = np.zeros((5, 200_000), np.float32)
+    for row, place in enumerate((0, 1, 1 << 16, 1 << 17, 199_999)):
+        ones[row, place] = 1.0
+    projected = [finish_vector(one, EmbeddingSettings(dimensions=64)).tolist() for one in ones]
+    assert len(set(map(tuple, projected))) == 5
 
 
 def test_as_many_dimensions_as_there_are_project_nothing() -> None:
