@@ -117,7 +117,7 @@ async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
     for path in (STATES, "/api/oai/v1/states"):
-        answer = await post(client, path, StateList, {"input": ["c", encode("ab")]})
+        answer = await post(client, path, StateList, {"input": ["c", "ab"]})
         assert [entry["index"] for entry in answer["data"]] == [0, 1]
         entry = answer["data"][1]
         assert entry["shape"] == [64, 18, 2, 1]

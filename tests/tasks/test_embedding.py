@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.forward import load_runner
 from rnn_engine.reference.v7 import forward
 from rnn_engine.tasks.cost import Cost
 from rnn_engine.tasks.embedding import embed, find_centre, run_states
 from rnn_engine.tasks.state_vector import MAX_DIMENSIONS, EmbeddingSettings, finish_vector, part_vector
+from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, StartState
 from tests.support import fake_engine
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.models import random_model, tiny_shape
 
 SHAPE = tiny_shape(layers=3, width=64, head_size=16)
 RAW = EmbeddingSettings(layer=-1, normalize=False)
@@ -228,17 +230,16 @@ async def test_state_that_is_not_finite_fails(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
-async def test_real_vectors_are_those_of_the_reference(tmp_path: Path, device: str) -> None:
+async def test_real_vectors_are_those_of_the_reference(device: str) -> None:
     model = random_model(tiny_shape(vocab=96), seed=11)
-    save_safetensors(model, tmp_path / "tiny.safetensors", "f32")
     inputs = [[5, 6, 7], [8], [9, 10, 11, 12, 13], [5, 6, 7, 8], [5, 6, 7]]
     expected = []
     for tokens in inputs:
         _, state = forward(model, tokens, None)
         expected.append(finish_vector(part_vector(state, EmbeddingSettings(), model.shape), EmbeddingSettings()))
-    async with await Engine.load(
-        tmp_path / "tiny.safetensors", device=device, weights="f32", num_slots=3, cache_bytes=0
-    ) as engine:
+    runner = load_runner(model, device, weights="f32", num_slots=3)
+    tokenizer = load_tokenizer("none", Path("none"), model.shape.vocab_size)
+    async with Engine(runner, tokenizer, model="tiny", device=device, weights="f32") as engine:  # which keeps nothing
         together = await embed(engine, inputs, EmbeddingSettings())
         alone = [(await embed(engine, [tokens], EmbeddingSettings()))[0] for tokens in inputs]
     for vector, one, other in zip(expected, together, alone, strict=True):
