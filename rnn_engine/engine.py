@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
 from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
@@ -25,12 +26,19 @@ from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache import StateCache
 from states.config import CacheConfig
+from states.counters import CacheStats
+from states.device import SlotPool
+from states.snapshot import SnapshotNode, snapshot
+from states.tiers.folder import OwnedFolder
+
+T = TypeVar("T")
 
 MAX_LOGPROBS = 20
-CACHE_BYTES = 256 << 20
 RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 _Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
+
+_DEFAULT_CACHE = CacheConfig()
 
 
 class Engine:
@@ -49,9 +57,14 @@ class Engine:
         weights: str,
         device_bytes: int | None = None,
         max_queued: int = 64,
+        num_slots: int | None = None,
         cache: StateCache | None = None,
+        folder: OwnedFolder | None = None,
     ) -> None:
-        """`cache` keeps states of `runner`'s slots; it is closed with the engine."""
+        """`cache` keeps states of `runner`'s slots; it is closed with the engine, and then its `folder` is given up.
+
+        Sequences run in the first `num_slots` of the runner's slots; None is all of them.
+        """
         self._tokenizer = tokenizer
         self._max_queued = max_queued
         self._info = EngineInfo(
@@ -59,7 +72,7 @@ class Engine:
             shape=runner.shape,
             device=device,
             weights=weights,
-            num_slots=runner.num_slots,
+            num_slots=num_slots or runner.num_slots,
             max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
             tokenizer=tokenizer.name,
             created=int(time.time()),
@@ -71,8 +84,9 @@ class Engine:
         self._request_seconds: float | None = None  # a running mean
         self._closing = False
         self._ended = asyncio.Event()
-        self._scheduler = Scheduler(runner, tokenizer.decode_bytes, cache)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner, cache))
+        self._cache = cache
+        self._scheduler = Scheduler(runner, tokenizer.decode_bytes, cache, num_slots)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner, cache, folder))
         self._worker.start()
 
     @classmethod
@@ -86,30 +100,41 @@ class Engine:
         weights: WeightFormat = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
-        cache_bytes: int = CACHE_BYTES,
+        cache: CacheConfig | None = _DEFAULT_CACHE,
         progress: Progress = lambda *_: None,
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
-        for a slot. States of at most `cache_bytes` are kept in host memory for prompts that begin alike; 0 keeps none.
-        `progress` is called on another thread. Raises ModelError, TokenizerError or DeviceError.
+        for a slot. `cache` says how much is kept of prompts and answers for those that begin alike; None keeps nothing.
+        `progress` is called on another thread. Raises ModelError, TokenizerError, DeviceError, or StateError where
+        the cache's folder can't be used.
         """
         path = Path(model_path)
+        config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
 
-        def open_all() -> tuple[Runner, Tokenizer, StateCache | None]:
-            with open_model(path) as model:
+        def open_all() -> tuple[Runner, Tokenizer, StateCache | None, OwnedFolder | None]:
+            with ExitStack() as undo, open_model(path) as model:
+                folder = None if config.disk is None else OwnedFolder(config.disk.folder)
+                if folder is not None:
+                    undo.callback(folder.release)
                 chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
                 runner = load_runner(
-                    model, device, weights=weights, num_slots=num_slots, warm_up=True, progress=progress
+                    model,
+                    device,
+                    weights=weights,
+                    num_slots=num_slots,
+                    spare_bytes=config.device_capacity,
+                    warm_up=True,
+                    progress=progress,
                 )
-                config = CacheConfig(host_capacity=cache_bytes)
-                fingerprint = f"{model.fingerprint} {weights}"
-                cache = StateCache(model.shape, fingerprint, runner, config) if cache_bytes > 0 else None
-                return runner, chosen, cache
+                undo.callback(runner.close)
+                states = _open_cache(runner, num_slots, f"{model.fingerprint} {'f32' if device == 'cpu' else weights}", config)
+                undo.pop_all()
+                return runner, chosen, states, folder
 
-        runner, chosen, cache = await asyncio.to_thread(open_all)
+        runner, chosen, states, folder = await asyncio.to_thread(open_all)
         device_bytes = None
         if isinstance(runner, GpuRunner):
             device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
@@ -123,7 +148,9 @@ class Engine:
             weights=weights,
             device_bytes=device_bytes,
             max_queued=max_queued,
-            cache=cache,
+            num_slots=num_slots,
+            cache=states,
+            folder=folder,
         )
 
     @property
@@ -133,6 +160,16 @@ class Engine:
     def stats(self) -> EngineStats:
         active = self._scheduler.num_live
         return EngineStats(active=active, queued=max(len(self._inboxes) - active, 0))
+
+    def cache_stats(self) -> CacheStats | None:
+        return None if self._cache is None else self._cache.stats()
+
+    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
+        cache = self._cache
+        return () if cache is None else await self._ask_worker(lambda: snapshot(cache.checkpoints(), limit))
+
+    async def drop_cache(self) -> int:
+        return 0 if self._cache is None else await self._ask_worker(self._cache.drop_all)
 
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
@@ -184,9 +221,27 @@ class Engine:
             del self._inboxes[key]
             self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
-    def _refuse_if_full(self) -> None:
+    async def _ask_worker(self, question: Callable[[], T]) -> T:
+        """What `question` gives on the worker's thread, between two steps."""
+        self._refuse_if_closing()
+        future: Future[T] = Future()
+        self._worker.call(partial(_answer, future, question))
+        answer, ended = asyncio.wrap_future(future), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not answer.done():
+            answer.cancel()
+            raise EngineClosedError("the engine has stopped")
+        return answer.result()
+
+    def _refuse_if_closing(self) -> None:
         if self._closing:
             raise EngineClosedError("the engine has stopped")
+
+    def _refuse_if_full(self) -> None:
+        self._refuse_if_closing()
         if len(self._inboxes) >= self._scheduler.capacity + self._max_queued:
             seconds = RETRY_SECONDS if self._request_seconds is None else self._request_seconds
             raise OverloadedError(
@@ -212,12 +267,34 @@ class Engine:
             if inbox is not None:  # else its client has left
                 inbox.put_nowait(delivery.outcome)
 
-    def _end(self, runner: Runner, cache: StateCache | None) -> None:
+    def _end(self, runner: Runner, cache: StateCache | None, folder: OwnedFolder | None) -> None:
         """Called on the worker's thread, as the last thing it does."""
-        try:
+        with ExitStack() as last_first:
+            last_first.callback(self._tell_ended)
+            last_first.callback(runner.close)
+            if folder is not None:
+                last_first.callback(folder.release)
             if cache is not None:
-                cache.close()
-            runner.close()
-        finally:
-            with suppress(RuntimeError):  # the loop was closed, so nobody waits
-                self._loop.call_soon_threadsafe(self._ended.set)
+                last_first.callback(cache.close)
+
+    def _tell_ended(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed, so nobody waits
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+
+def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:
+    """A cache whose device tier are the runner's slots after the first `num_slots`."""
+    if config.keeps_nothing:
+        return None
+    num_slabs = runner.num_slots - num_slots
+    pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
+    return StateCache(runner.shape, fingerprint, runner, config, pool)
+
+
+def _answer(future: Future[T], question: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # whoever asked has left
+    try:
+        future.set_result(question())
+    except Exception as error:
+        future.set_exception(error)

@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from rnn_engine.requests import EngineInfo, EngineStats, Event, GenerateRequest
+from states.counters import CacheStats
+from states.snapshot import SnapshotNode
 
 
 class EngineLike(Protocol):
@@ -15,6 +17,18 @@ class EngineLike(Protocol):
     def info(self) -> EngineInfo: ...
 
     def stats(self) -> EngineStats: ...
+
+    def cache_stats(self) -> CacheStats | None:
+        """What is kept of prompts and answers; None where nothing ever is."""
+        ...
+
+    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
+        """The `limit` kept positions that were asked for most, as a tree; see `states.snapshot`."""
+        ...
+
+    async def drop_cache(self) -> int:
+        """Forget every kept position that is not in use; how many these were."""
+        ...
 
     def tokenize(self, text: str) -> list[int]: ...
 

@@ -206,6 +206,10 @@ class StateCache:
             self._drop(checkpoint)
         return len(going)
 
+    def drop_all(self) -> int:
+        """Forget everything but the locked checkpoints; returns how many positions, path marks included, went."""
+        return sum(self.drop_root(root) for root in list(self._trees))
+
     def checkpoints(self) -> list[Checkpoint]:
         """Every known position, path marks included, to be looked at and not to be changed; see `states.snapshot`."""
         return [checkpoint for tree in self._trees.values() for checkpoint in tree]

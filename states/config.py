@@ -13,16 +13,21 @@ class DiskConfig:
     """The disk tier. `folder` belongs to one process at a time."""
 
     folder: Path
-    capacity: int  # bytes
+    capacity: int = 2 << 30  # bytes
     precision: Precision = "f32"
     background_bytes: int = 256 << 20  # what may wait for the writing thread; 0 = write at once on the caller's thread
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Bounds of the tiers; the device tier is bounded by its pool."""
+    """Bounds of the tiers in bytes; 0 or None is a tier that keeps nothing."""
 
-    host_capacity: int = 1 << 30  # bytes
+    host_capacity: int = 256 << 20
     host_precision: Precision = "f32"
     disk: DiskConfig | None = None
     max_mark_tokens: int = 1 << 22  # lengths of the known paths that have lost their states, in all
+    device_capacity: int = 128 << 20  # for whoever makes the pool: it bounds the device tier
+
+    @property
+    def keeps_nothing(self) -> bool:
+        return self.device_capacity == 0 and self.host_capacity == 0 and self.disk is None

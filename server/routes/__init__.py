@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.routes import chat, completions, embeddings, health, models, tokens
+from server.routes import cache, chat, completions, embeddings, health, models, tokens
 from server.routing import Route
 
 ALL_ROUTES: tuple[Route, ...] = (
@@ -11,5 +11,6 @@ ALL_ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
     *embeddings.ROUTES,
     *tokens.ROUTES,
+    *cache.ROUTES,
     *health.ROUTES,
 )

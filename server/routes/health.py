@@ -13,12 +13,15 @@ from server.wire import json_response
 async def health(request: web.Request) -> web.Response:
     engine, lifecycle = request.app[ENGINE], request.app[LIFECYCLE]
     stats = engine.stats()
+    cache = engine.cache_stats()
     body: Health = {
         "status": "closing" if lifecycle.closing else "ok",
         "model": engine.info.model,
         "requests": lifecycle.active,
         "active": stats.active,
         "queued": stats.queued,
+        "cache_look_ups": 0 if cache is None else cache.look_ups,
+        "cache_hits": 0 if cache is None else cache.hits,
     }
     return json_response(body, status=503 if lifecycle.closing else 200)
 

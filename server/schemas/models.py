@@ -37,10 +37,12 @@ class ModelList(TypedDict):
 
 
 class Health(TypedDict):
-    """`closing` comes with status 503; `requests` counts HTTP requests, the others what the engine runs of them."""
+    """`closing` comes with status 503; `requests` counts HTTP requests, the next two what the engine runs of them."""
 
     status: Literal["ok", "closing"]
     model: str
     requests: int
     active: int
     queued: int
+    cache_look_ups: int
+    cache_hits: int

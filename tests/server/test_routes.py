@@ -57,7 +57,8 @@ async def test_health(serve: Serve) -> None:
     client = await serve(FakeEngine())
     body = await (await client.get("/health")).json()
     check_shape(Health, body)
-    assert body == {"status": "ok", "model": "fake", "requests": 0, "active": 0, "queued": 0}
+    idle = {"requests": 0, "active": 0, "queued": 0, "cache_look_ups": 0, "cache_hits": 0}
+    assert body == {"status": "ok", "model": "fake", **idle}
 
 
 async def test_head_of_what_can_be_got(serve: Serve) -> None:

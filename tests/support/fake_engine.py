@@ -29,6 +29,9 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.types import F32
+from states.cache import StateCache
+from states.counters import CacheStats
+from states.snapshot import SnapshotNode, snapshot
 from tests.support.models import tiny_shape
 
 VOCAB_SIZE = 257
@@ -60,6 +63,7 @@ class FakeEngine:
     fail_at: int | None = None  # raise StepError before this token
     vanish_at: int | None = None  # end without `Finished` before this token
     refuse: OverloadedError | None = None
+    cache: StateCache | None = None  # to be looked at; no request uses it
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
@@ -85,6 +89,15 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(active=self.active, queued=0)
 
+    def cache_stats(self) -> CacheStats | None:
+        return None if self.cache is None else self.cache.stats()
+
+    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
+        return () if self.cache is None else snapshot(self.cache.checkpoints(), limit)
+
+    async def drop_cache(self) -> int:
+        return 0 if self.cache is None else self.cache.drop_all()
+
     def tokenize(self, text: str) -> list[int]:
         return encode(text)
 
@@ -101,7 +114,7 @@ class FakeEngine:
         with self._slot():
             yield Started(prompt_tokens=len(request.prompt), cached_tokens=self.cached_tokens)
             if request.score_from is not None:
-                yield PromptScored(tuple(self._score(request, request.prompt)))
+                yield PromptScored(self._score_prompt(request, request.score_from))
             async for event in self._decode(request):
                 yield event
 
@@ -130,7 +143,7 @@ class FakeEngine:
             if position == self.vanish_at:
                 return
             self.produced += 1
-            [info] = self._score(request, [token], first=False)
+            [info] = self._score(request, [token], unknown=False)
             yield TextDelta(decoder.decode(info.data), (info,))
         await self._obstacles(len(tokens))
         seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
@@ -160,9 +173,13 @@ class FakeEngine:
         if self.closed:
             raise EngineClosedError("the engine is stopping")
 
-    def _score(self, request: GenerateRequest, tokens: Sequence[int], first: bool = True) -> Iterator[TokenInfo]:
-        """Token t has log-probability -t / 100; token 1 is always the likeliest."""
+    def _score_prompt(self, request: GenerateRequest, first: int) -> tuple[TokenInfo, ...]:
+        unknown = first == 0 and (request.start is None or request.start.logits is None)
+        return tuple(self._score(request, request.prompt[first:], unknown))
+
+    def _score(self, request: GenerateRequest, tokens: Sequence[int], unknown: bool) -> Iterator[TokenInfo]:
+        """Token t has log-probability -t / 100, where it is not unknown; token 1 is always the likeliest."""
         for position, token in enumerate(tokens):
-            scored = request.logprobs is not None and not (first and position == 0)
+            scored = request.logprobs is not None and not (unknown and position == 0)
             top = tuple((rank + 1, -(rank + 1) / 100) for rank in range(request.logprobs or 0)) if scored else ()
             yield TokenInfo(token, self.detokenize([token]), -token / 100 if scored else None, top)

@@ -1,0 +1,109 @@
+"""What is kept of prompts and answers: to be looked at, and to be dropped."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from server.keys import ENGINE
+from server.routing import Route
+from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
+from server.wire import json_response
+from states.counters import CacheStats, TierStats
+from states.snapshot import SnapshotNode
+
+DEFAULT_NODES = 100
+MOST_NODES = 1000
+
+
+async def get_cache(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    limit = _limit(request.query.get("limit"))
+    stats = engine.cache_stats()
+    nodes = await engine.cache_nodes(limit)
+    body: Cache = {
+        "object": "cache",
+        "enabled": stats is not None,
+        "totals": None if stats is None else _totals(stats),
+        "tiers": [] if stats is None else [_tier(tier) for tier in stats.tiers],
+        "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
+    }
+    return json_response(body)
+
+
+async def drop_cache(request: web.Request) -> web.Response:
+    body: CacheDropped = {"object": "cache.dropped", "dropped": await request.app[ENGINE].drop_cache()}
+    return json_response(body)
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_NODES
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= MOST_NODES):
+        raise InvalidRequestError("limit", text, f"a whole number from 0 to {MOST_NODES}")
+    return int(text)
+
+
+def _totals(stats: CacheStats) -> CacheTotals:
+    return {
+        "look_ups": stats.look_ups,
+        "hits": stats.hits,
+        "exact_hits": stats.exact_hits,
+        "tokens_looked_up": stats.tokens_looked_up,
+        "tokens_saved": stats.tokens_saved,
+        "misses": {reason.value: count for reason, count in stats.misses.items()},
+        "checkpoints": stats.checkpoints,
+        "path_marks": stats.path_marks,
+        "not_stored": stats.not_stored,
+        "writes_refused": stats.writes_refused,
+        "lost_files": stats.lost_files,
+        "device_logits_bytes": stats.device_logits_bytes,
+    }
+
+
+def _tier(stats: TierStats) -> CacheTier:
+    return {
+        "tier": stats.tier.value,
+        "capacity": stats.capacity,
+        "used": stats.used,
+        "copies": stats.copies,
+        "hits": stats.hits,
+        "stored": stats.stored,
+        "promotions": stats.promotions,
+        "demotions": stats.demotions,
+        "evictions": stats.evictions,
+    }
+
+
+def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
+    return {
+        "id": number,
+        "parent": node.parent,
+        "root": node.root,
+        "start": node.start,
+        "length": node.length,
+        "tokens": list(node.head),
+        "text": engine.detokenize(node.head).decode(errors="replace"),
+        "label": node.label,
+        "kind": node.kind.value,
+        "bytes": {tier.value: size for tier, size in node.sizes.items()},
+        "hits": node.hits,
+        "saves": node.saves,
+        "has_logits": node.has_logits,
+        "pinned": node.pinned,
+        "in_use": node.in_use,
+    }
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/cache",
+        get_cache,
+        f"What is kept of prompts and answers: counts, tiers, and the positions that were hit most, at most `?limit=` "
+        f"of them ({DEFAULT_NODES}; up to {MOST_NODES}).",
+        Cache,
+    ),
+    Route("DELETE", "/v1/cache", drop_cache, "Forget every kept position that is not in use.", CacheDropped),
+)

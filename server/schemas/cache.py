@@ -1,0 +1,89 @@
+"""The bodies of /v1/cache."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+TierName = Literal["device", "host", "disk"]
+KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end"]
+MissName = Literal["no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "damaged"]
+
+
+class CacheTotals(TypedDict):
+    """Counts since the start. A look-up is one prompt; an exact hit ran nothing of it. `misses` are by reason."""
+
+    look_ups: int
+    hits: int
+    exact_hits: int
+    tokens_looked_up: int
+    tokens_saved: int
+    misses: dict[MissName, int]
+    checkpoints: int
+    path_marks: int
+    not_stored: int
+    writes_refused: int
+    lost_files: int
+    device_logits_bytes: int
+
+
+class CacheTier(TypedDict):
+    """One place where states are kept, with what it holds and, since the start, what came and went.
+
+    `capacity` and `used` are bytes. A copy is promoted to a quicker tier by a hit and demoted to a slower one by
+    an eviction.
+    """
+
+    tier: TierName
+    capacity: int
+    used: int
+    copies: int
+    hits: int
+    stored: int
+    promotions: int
+    demotions: int
+    evictions: int
+
+
+class CacheNode(TypedDict):
+    """A position in the tree of kept prompts and answers.
+
+    `length` is how many tokens lie before it, `start` how many before its parent, which is an index in the same list.
+    `tokens` are the first ones after `start`, and `text` is theirs. `bytes` has the size of the copy in each tier that
+    has one; where it is empty, the state is gone and the position only marks a known path. `saves` is how many tokens a
+    hit here need not run beyond those that a shorter state saves.
+    """
+
+    id: int
+    parent: int | None
+    root: str
+    start: int
+    length: int
+    tokens: list[int]
+    text: str
+    label: str
+    kind: KindName
+    bytes: dict[TierName, int]
+    hits: int
+    saves: int
+    has_logits: bool
+    pinned: bool
+    in_use: bool
+
+
+class Cache(TypedDict):
+    """What is kept of prompts and answers. `enabled` is false, and `totals` null, where the server keeps nothing."""
+
+    object: Literal["cache"]
+    enabled: bool
+    totals: CacheTotals | None
+    tiers: list[CacheTier]
+    nodes: list[CacheNode]
+
+
+class CacheDropped(TypedDict):
+    """How many positions were forgotten."""
+
+    object: Literal["cache.dropped"]
+    dropped: int

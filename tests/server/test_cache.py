@@ -1,0 +1,100 @@
+"""What the server shows of the kept states, and how they are dropped."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.schemas.cache import Cache, CacheDropped
+from server.schemas.models import Health
+from states.cache import StateCache
+from states.config import CacheConfig
+from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
+from tests.support.http import Body, Client, Serve, check_shape, error_of
+from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
+
+SHAPE = toy_shape(vocab=VOCAB_SIZE)
+
+
+def filled() -> StateCache:
+    """A system text that was hit twice, a chat that goes on from it, and a third text in use."""
+    device = ToyDevice(SHAPE, num_slabs=1)
+    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=1 << 20), device)
+    keep(cache, device, encode("Be brief. "), label="system")
+    for _ in range(2):
+        cache.release(cache.look_up(ROOT, encode("Be brief. Hi")))
+    keep(cache, device, encode("Be brief. é?"), logits=False, pinned=True)
+    keep(cache, device, encode("held"), root="pirate")
+    cache.look_up("pirate", encode("held"))
+    cache.look_up(ROOT, encode("unknown"))
+    return cache
+
+
+async def get(client: Client, query: str = "") -> Body:
+    response = await client.get(f"/v1/cache{query}")
+    assert response.status == 200, await response.text()
+    body: Body = await response.json()
+    check_shape(Cache, body)
+    return body
+
+
+async def test_totals_and_tiers(serve: Serve) -> None:
+    cache = filled()
+    body = await get(await serve(FakeEngine(cache=cache)))
+    assert body["enabled"] is True
+    counts = {name: body["totals"][name] for name in ("look_ups", "hits", "exact_hits", "tokens_saved", "checkpoints")}
+    assert counts == {"look_ups": 4, "hits": 3, "exact_hits": 1, "tokens_saved": 24, "checkpoints": 3}
+    assert {reason: count for reason, count in body["totals"]["misses"].items() if count} == {"unknown_prompt": 1}
+    device, host = body["tiers"]
+    assert (device["tier"], device["copies"], device["used"], device["capacity"]) == ("device", 1, 384, 384)
+    assert (host["tier"], host["copies"], host["capacity"]) == ("host", 2, 1 << 20)
+    assert (device["evictions"], host["demotions"]) == (1, 1)
+
+
+async def test_positions_as_a_tree(serve: Serve) -> None:
+    body = await get(await serve(FakeEngine(cache=filled())))
+    seen = [(node["text"], node["parent"], node["start"], node["length"]) for node in body["nodes"]]
+    assert seen == [("Be brief. ", None, 0, 10), ("é?", 0, 10, 13), ("held", None, 0, 4)]
+    system, chat, held = body["nodes"]
+    assert [node["id"] for node in body["nodes"]] == [0, 1, 2]
+    assert (system["label"], system["root"], system["kind"], system["hits"]) == ("system", ROOT, "prompt_end", 2)
+    assert (chat["tokens"], chat["bytes"], chat["has_logits"], chat["pinned"]) == (
+        encode("é?"),
+        {"device": 384},
+        False,
+        True,
+    )
+    assert (held["root"], held["in_use"], held["bytes"]) == ("pirate", True, {"host": 384 + 4 * VOCAB_SIZE})
+
+
+async def test_the_limit_keeps_what_was_hit_most(serve: Serve) -> None:
+    client = await serve(FakeEngine(cache=filled()))
+    assert [node["hits"] for node in (await get(client, "?limit=2"))["nodes"]] == [2, 1]
+    assert (await get(client, "?limit=0"))["nodes"] == []
+
+
+@pytest.mark.parametrize("limit", ["-1", "1001", "x", "", "1.5", "²"])
+async def test_a_limit_that_is_not_allowed(serve: Serve, limit: str) -> None:
+    client = await serve(FakeEngine(cache=filled()))
+    error = await error_of(await client.get("/v1/cache", params={"limit": limit}), 400)
+    assert error["message"] == f"limit: {limit!r} is not allowed; expected a whole number from 0 to 1000"
+    assert error["param"] == "limit"
+
+
+async def test_dropping_leaves_what_is_in_use(serve: Serve) -> None:
+    client = await serve(FakeEngine(cache=filled()))
+    body = await (await client.delete("/v1/cache")).json()
+    check_shape(CacheDropped, body)
+    assert body == {"object": "cache.dropped", "dropped": 2}
+    assert [node["text"] for node in (await get(client))["nodes"]] == ["held"]
+
+
+async def test_a_server_that_keeps_nothing_says_so(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    assert await get(client) == {"object": "cache", "enabled": False, "totals": None, "tiers": [], "nodes": []}
+    assert (await (await client.delete("/v1/cache")).json())["dropped"] == 0
+
+
+async def test_health_has_the_hits(serve: Serve) -> None:
+    body = await (await (await serve(FakeEngine(cache=filled()))).get("/health")).json()
+    check_shape(Health, body)
+    assert (body["cache_look_ups"], body["cache_hits"]) == (4, 3)
