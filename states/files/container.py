@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,20 @@ def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str])
     return len(encode_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
 
 
+def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, piece by piece."""
+    yield encode_header(tensors, metadata)
+    for array in tensors.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file under another name, bring it to the disk, and give it its name in one step."""
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with partial.open("xb") as file:
-            file.write(encode_header(tensors, metadata))
-            for array in tensors.values():
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            for part in file_parts(tensors, metadata):
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

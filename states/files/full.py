@@ -2,8 +2,8 @@
 
 A safetensors file. Tensors: one `state.<field>` [L, ...] for each recurrent field in f32 or f16, `tokens` [T] u32
 where the path is known, `logits` [V] f32 where the last ones were kept. Metadata: format, format_version, model (the
-fingerprint), model_version, num_tokens, initial_state, kind, label, a CRC-32 for every tensor (type, shape and bytes)
-and one over the rest of the metadata, so that a damaged byte is found wherever it is.
+fingerprint), model_version, num_tokens, last_tokens, initial_state, kind, label, a CRC-32 for every tensor (type,
+shape and bytes) and one over the rest of the metadata, so that a damaged byte is found wherever it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from rnn_engine.errors import StateError
 from rnn_engine.types import ModelShape
 from states.checks import check_array, check_state
-from states.files.container import file_bytes, write_file
+from states.files.container import file_bytes, file_parts, write_file
 from states.payload import Payload
 
 FORMAT = "rnn-engine-state"
@@ -55,6 +55,7 @@ class Origin:
     num_tokens: int  # run since then
     kind: str
     label: str
+    last_tokens: tuple[int, ...] = ()  # the last of them, as far as they are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,13 @@ class SavedState:
 def save_full_state(path: Path, saved: SavedState, model_version: str) -> None:
     """Write the file; a crash leaves the old one or the new one."""
     tensors = _tensors(saved)
-    checksums = {name: _crc32(array) for name, array in tensors.items()}
-    write_file(path, tensors, _metadata(saved.origin, model_version, checksums))
+    write_file(path, tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
+
+
+def full_state_parts(saved: SavedState, model_version: str) -> Iterator[bytes | memoryview]:
+    """The bytes of the file that `save_full_state` makes, piece by piece."""
+    tensors = _tensors(saved)
+    return file_parts(tensors, _metadata(saved.origin, model_version, _checksums(tensors)))
 
 
 def full_state_bytes(saved: SavedState, model_version: str) -> int:
@@ -143,9 +149,14 @@ def _metadata(origin: Origin, model_version: str, checksums: Mapping[str, int]) 
         "num_tokens": str(origin.num_tokens),
         "kind": origin.kind,
         "label": origin.label,
+        "last_tokens": " ".join(map(str, origin.last_tokens)),
     }
     metadata |= {_CHECKSUM_PREFIX + name: f"{checksum:08x}" for name, checksum in checksums.items()}
     return metadata | {_METADATA_CHECKSUM: _metadata_crc32(metadata)}
+
+
+def _checksums(tensors: Mapping[str, NDArray[Any]]) -> dict[str, int]:
+    return {name: _crc32(array) for name, array in tensors.items()}
 
 
 def _metadata_crc32(metadata: Mapping[str, str]) -> str:
@@ -199,6 +210,7 @@ def _origin(metadata: Mapping[str, str], path: Path) -> Origin:
             num_tokens=int(metadata["num_tokens"]),
             kind=metadata["kind"],
             label=metadata["label"],
+            last_tokens=tuple(map(int, metadata["last_tokens"].split())),
         )
     except (KeyError, ValueError) as error:
         raise StateError(f"{path.name}: metadata is incomplete: {error}") from error

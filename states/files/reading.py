@@ -23,9 +23,11 @@ from safetensors import SafetensorError, safe_open
 from rnn_engine.errors import ModelError, StateError
 from rnn_engine.types import F32, ModelShape, State
 from states.files.container import write_file
-from states.files.full import is_full_state, read_full_state
+from states.files.full import SavedState, is_full_state, read_full_state
 from states.files.prefab import decode_prefab, prefab_dims
 from states.files.tuned import Layout, is_time_state, state_from_tuned, tuned_from_state
+from states.initial import MAX_LAST_TOKENS
+from states.tokens import unpack
 
 StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline"]
 
@@ -43,6 +45,9 @@ class LoadedState:
 
     form: StateForm
     state: State
+    logits: F32 | None = None  # [V] those after the last token
+    num_tokens: int = 0  # that the state has taken in, where the file tells
+    last_tokens: tuple[int, ...] = ()  # the last of them, as far as they are known
     name: str | None = None
     id: uuid.UUID | None = None
     default: bool = False
@@ -85,8 +90,7 @@ def _read_safetensors(path: Path, shape: ModelShape, model: str | None, layout: 
     except (SafetensorError, OSError) as error:
         raise StateError(f"{path.name}: not a readable safetensors file: {error}") from error
     if is_full_state(metadata):
-        saved = read_full_state(path, shape, model)
-        return LoadedState("full", _as_f32(saved.payload.state), name=saved.origin.label or None)
+        return _from_saved(read_full_state(path, shape, model))
     declared = metadata.get(LAYOUT_KEY, "key_value")
     if declared not in ("key_value", "value_key"):
         raise StateError(f"{path.name}: {LAYOUT_KEY} is {declared!r}; expected 'key_value' or 'value_key'")
@@ -108,7 +112,19 @@ def _read_prefab(path: Path, shape: ModelShape, size: int) -> LoadedState:
     if size > limit:
         raise StateError(f"{path.name}: has {size} bytes; a state of this model has at most {limit}")
     prefab = decode_prefab(path.read_bytes(), shape, path.name)
-    return LoadedState("prefab", prefab.state, prefab.name, prefab.id, prefab.default)
+    return LoadedState("prefab", prefab.state, name=prefab.name, id=prefab.id, default=prefab.default)
+
+
+def _from_saved(saved: SavedState) -> LoadedState:
+    origin = saved.origin
+    return LoadedState(
+        "full",
+        _as_f32(saved.payload.state),
+        logits=saved.payload.logits,
+        num_tokens=origin.num_tokens,
+        last_tokens=origin.last_tokens if saved.tokens is None else tuple(unpack(saved.tokens)[-MAX_LAST_TOKENS:]),
+        name=origin.label or None,
+    )
 
 
 def _as_f32(arrays: Mapping[str, NDArray[Any]]) -> dict[str, F32]:

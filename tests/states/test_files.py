@@ -38,10 +38,9 @@ def some_state(seed: int = 0) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def saved_state(state: State, tokens: bytes | None = None, **changes: str) -> SavedState:
-    origin = {"model": "model", "initial_state": "none", "kind": "export", "label": "a state"} | changes
-    num_tokens = 0 if tokens is None else len(tokens) // 4
-    return SavedState(Origin(num_tokens=num_tokens, **origin), tokens, Payload(state, None))
+def saved_state(state: State, tokens: bytes | None = None, **changes: Any) -> SavedState:  # noqa: ANN401
+    origin = Origin("model", "none", 0 if tokens is None else len(tokens) // 4, "export", "a state")
+    return SavedState(replace(origin, **changes), tokens, Payload(state, None))
 
 
 def no_pth(path: Path) -> Mapping[str, NDArray[Any]]:

@@ -1,0 +1,89 @@
+"""A model's states in and out of files, wherever they come from: the operator, a folder, an upload or a request.
+
+Knows all forms, and the one folder that requests may read from; knows no names and no registry.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rnn_engine.types import ModelShape
+from states.files.confine import confined_path
+from states.files.container import file_parts
+from states.files.full import Origin, SavedState, full_state_parts, save_full_state
+from states.files.prefab import Prefab, encode_prefab, state_from_rows
+from states.files.reading import LAYOUT_KEY, LoadedState, ReadPth, read_state
+from states.files.tuned import Layout, tuned_from_state
+from states.initial import InitialState, make_initial_state
+from states.payload import Payload
+
+ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
+
+_KIND = "named"
+_NOT_TOLD = ""  # what a state started from, long ago
+
+
+class StateFiles:
+    """The files of one model's states. Thread-safe."""
+
+    def __init__(self, shape: ModelShape, model: str, read_pth: ReadPth, folder: Path | None = None) -> None:
+        """`model` is the fingerprint that full-state files must have; `folder` is where requests may read from."""
+        self.shape = shape
+        self.folder = folder
+        self._model = model
+        self._read_pth = read_pth
+
+    def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
+        """The state in a file of any form. Raises StateError where it is damaged or does not fit the model."""
+        return read_state(path, self.shape, self._model, self._read_pth, layout)
+
+    def read_requested(self, requested: str) -> LoadedState:
+        """The state in a file that a request names: only inside the folder."""
+        return self.read(confined_path(self.folder, requested, "state.path"))
+
+    def read_upload(self, data: bytes) -> LoadedState:
+        """The state in the content of a file of any form."""
+        with tempfile.TemporaryDirectory(prefix="rnn-engine-") as folder:
+            path = Path(folder) / "upload"
+            path.write_bytes(data)
+            return self.read(path)
+
+    def read_rows(self, values: Sequence[float], dims: Sequence[int]) -> LoadedState:
+        """The state in an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
+        return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
+
+    def make_initial(self, loaded: LoadedState, source: str) -> InitialState:
+        """What was loaded, ready to be started from."""
+        return make_initial_state(
+            loaded.state,
+            self.shape,
+            source,
+            logits=loaded.logits,
+            num_tokens=loaded.num_tokens,
+            last_tokens=loaded.last_tokens,
+        )
+
+    def save(self, path: Path, name: str, initial: InitialState) -> None:
+        """Write a full-state file; a crash leaves the old one or the new one."""
+        save_full_state(path, self._saved(name, initial), self.shape.version)
+
+    def export(
+        self, form: ExportForm, name: str, key: uuid.UUID, initial: InitialState
+    ) -> Iterator[bytes | memoryview]:
+        """The bytes of a file of this form, piece by piece. A tuned state has no place for shifts: they are lost."""
+        match form:
+            case "full":
+                return full_state_parts(self._saved(name, initial), self.shape.version)
+            case "tuned":
+                layout: Layout = "key_value"
+                return file_parts(tuned_from_state(initial.state, self.shape, layout), {LAYOUT_KEY: layout})
+            case "prefab":
+                return iter([encode_prefab(Prefab(name, key, False, initial.state), self.shape)])
+
+    def _saved(self, name: str, initial: InitialState) -> SavedState:
+        origin = Origin(self._model, _NOT_TOLD, initial.num_tokens or 0, _KIND, name, initial.last_tokens)
+        return SavedState(origin, None, Payload(initial.state, initial.logits))

@@ -1,0 +1,77 @@
+"""Owners and their leases: how long what an owner has stays without being used, and whose gives way first.
+
+Knows owners and a clock; knows nothing of what they own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+DEFAULT_TTL = 3600.0
+MAX_TTL = 30 * 86400.0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What an owner has from its first use on, until it has not been used for `ttl` seconds."""
+
+    owner: str
+    number: int  # grows from one lease to the next: the greatest is the newest
+    ttl: float
+    expires: float  # by the clock
+
+
+class Leases:
+    """The leases that have not ended. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds that never go back."""
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._by_owner: dict[str, Lease] = {}
+        self._soonest = math.inf  # nothing expires before
+
+    def renew(self, owner: str, ttl: float | None = None) -> Lease:
+        """Begin the owner's lease, or begin its time anew. `ttl` None leaves it as it is."""
+        now = self._clock()
+        lease = self._by_owner.get(owner)
+        if lease is None:
+            lease = self._by_owner[owner] = Lease(owner, next(self._numbers), DEFAULT_TTL, now)
+        if ttl is not None:
+            lease.ttl = ttl
+        lease.expires = now + lease.ttl
+        self._soonest = min(self._soonest, lease.expires)
+        return lease
+
+    def find(self, owner: str) -> Lease | None:
+        """The owner's lease, where it has one."""
+        return self._by_owner.get(owner)
+
+    def end(self, owner: str) -> None:
+        """End a lease; the owner's next use begins another, which is the newest then."""
+        del self._by_owner[owner]
+
+    def end_expired(self) -> list[Lease]:
+        """End every lease whose time is over; returns them."""
+        now = self._clock()
+        if now < self._soonest:
+            return []
+        ended = [lease for lease in self._by_owner.values() if lease.expires <= now]
+        for lease in ended:
+            del self._by_owner[lease.owner]
+        self._soonest = min((lease.expires for lease in self._by_owner.values()), default=math.inf)
+        return ended
+
+    def newest_first(self) -> list[Lease]:
+        """All of them."""
+        return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
+
+    def seconds_left(self, lease: Lease) -> float:
+        """How long it stays if it is not used."""
+        return max(lease.expires - self._clock(), 0.0)
+
+    def __len__(self) -> int:
+        return len(self._by_owner)

@@ -1,0 +1,164 @@
+"""The names of states in memory: who owns them, how many bytes they take, and who gives way where room is short.
+
+Where a newcomer does not fit, the newest leases end, each with all its states, but only leases that are newer than the
+one in whose name room is asked for. If even that would not do, nothing ends and the newcomer is refused.
+
+Knows names and leases; knows no files, no threads and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
+from states.holdings import Holdings
+from states.initial import InitialState
+from states.leases import DEFAULT_TTL, Lease, Leases
+from states.named import Keeping, NamedState, check_name
+from states.obituaries import Obituaries
+
+_NAMES_TOLD = 20
+
+
+class Shelf:
+    """Names and what they stand for. Not thread-safe."""
+
+    def __init__(self, capacity: int, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
+        """`forget` is called with a digest when the last state of these values goes."""
+        self.capacity = capacity
+        self.leases = Leases(clock)
+        self.default: str | None = None  # a name that is there
+        self._forget = forget
+        self._holdings = Holdings()
+        self._by_name: dict[str, NamedState] = {}
+        self._gone = Obituaries()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._holdings.num_bytes
+
+    def entries(self) -> tuple[NamedState, ...]:
+        """All of them, in the order in which their names were entered."""
+        return tuple(self._by_name.values())
+
+    def end_expired(self) -> None:
+        """Let go of what nobody used in time."""
+        for lease in self.leases.end_expired():
+            self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
+
+    def find(self, name_or_id: str) -> NamedState:
+        """Raises NotFoundError, which lists the names and says what became of this one."""
+        entry = self._by_name.get(name_or_id)
+        if entry is None:
+            entry = next((other for other in self._by_name.values() if str(other.id) == name_or_id.lower()), None)
+        if entry is None:
+            reason = self._gone.reason(name_or_id)
+            fate = "does not exist" if reason is None else f"is gone: {reason}"
+            raise NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names()}")
+        return entry
+
+    def holds(self, entry: NamedState) -> bool:
+        """Whether its name still stands for it."""
+        return self._by_name.get(entry.name) is entry
+
+    def check_free(self, name: str, field: str) -> None:
+        """Raise InvalidRequestError for what can't be a name or is one already."""
+        check_name(name, field)
+        if (taken := self._by_name.get(name)) is not None:
+            raise InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+
+    def check_room(self, num_bytes: int, owner: str | None) -> None:
+        """Raise OverloadedError where so many more bytes have no room."""
+        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._holdings.growth([], going))
+
+    def renew(self, keeping: Keeping, name: str) -> str | None:
+        """The owner of a state of this name that is kept so, whose lease has its full time from now on."""
+        owner = keeping.owner_of(name)
+        if owner is not None:
+            self.leases.renew(owner, keeping.ttl)
+        return owner
+
+    def enter(self, entry: NamedState) -> None:
+        """Take in a state under a free name. Raises OverloadedError."""
+        self._make_room(entry.owner, entry.initial)
+        self._by_name[entry.name] = entry
+        self._holdings.add(entry.initial)
+        self._gone.revive(entry.name)
+
+    def swap(self, old: NamedState, new: NamedState) -> None:
+        """Put `new` in the place of `old`, which is held. Raises OverloadedError."""
+        self._make_room(new.owner, new.initial, old.initial)
+        del self._by_name[old.name]
+        if new.name != old.name:
+            self._gone.note(old.name, f"it is called {new.name!r} now")
+        self._by_name[new.name] = new
+        self._holdings.add(new.initial)
+        self._gone.revive(new.name)
+        if self.default == old.name:
+            self.default = new.name if new.persistent else None
+        self._release(old)
+
+    def drop(self, entry: NamedState, reason: str) -> None:
+        """Let go of a state that is held."""
+        del self._by_name[entry.name]
+        self._gone.note(entry.name, reason)
+        if self.default == entry.name:
+            self.default = None
+        self._release(entry)
+
+    def _known_names(self) -> str:
+        names = sorted(self._by_name)
+        more = len(names) - _NAMES_TOLD
+        return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
+
+    def _release(self, entry: NamedState) -> None:
+        if self._holdings.remove(entry.initial):
+            self._forget(entry.initial.digest)
+
+    def _owned_by(self, owner: str) -> list[NamedState]:
+        return [entry for entry in self._by_name.values() if entry.owner == owner]
+
+    def _drop_all_of(self, owner: str, reason: str) -> None:
+        for entry in self._owned_by(owner):
+            self.drop(entry, reason)
+
+    def _make_room(self, owner: str | None, added: InitialState, *removed: InitialState) -> None:
+        growth = self._holdings.growth([added], removed)
+        for lease in self._find_victims(
+            owner, growth, lambda going: self._holdings.growth([added], [*removed, *going])
+        ):
+            self.leases.end(lease.owner)
+            self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
+
+    def _find_victims(
+        self, owner: str | None, num_bytes: int, growth: Callable[[list[InitialState]], int]
+    ) -> list[Lease]:
+        """The newest leases that have to end for `num_bytes` more in the name of `owner`.
+
+        `growth` tells by how much the sum changes in all where these states go for it.
+        """
+        room = self.capacity - self.num_bytes
+        victims: list[Lease] = []
+        going: list[InitialState] = []
+        for lease in self._newer_than(owner):
+            if growth(going) <= room:
+                break
+            owned = [entry.initial for entry in self._owned_by(lease.owner)]
+            victims += [lease] if owned else []
+            going += owned
+        if growth(going) > room:
+            raise self._no_room(num_bytes)
+        return victims
+
+    def _newer_than(self, owner: str | None) -> list[Lease]:
+        """The newest first. One who has no lease, or needs none, is newer than all."""
+        own = None if owner is None else self.leases.find(owner)
+        return [] if own is None else [lease for lease in self.leases.newest_first() if lease.number > own.number]
+
+    def _no_room(self, num_bytes: int) -> OverloadedError:
+        seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
+        return OverloadedError(
+            f"states: {num_bytes} more bytes have no room: {self.num_bytes} of the {self.capacity} allowed are taken, "
+            "and none of it by leases that are newer than the asker's; delete states, or wait until a lease ends",
+            retry_after=min(seconds, default=DEFAULT_TTL),
+        )

@@ -1,0 +1,323 @@
+"""States under names: from files and uploads, forked, taken, replaced, removed, and kept over a restart."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
+from states.files.prefab import Prefab, encode_prefab
+from states.files.reading import LoadedState, save_tuned_state
+from states.initial import NO_INITIAL_STATE, make_initial_state
+from states.named import Keeping, NamedState
+from states.registry import StateRegistry
+from tests.support.named_states import SHAPE, STATE_BYTES, make_registry, some_initial, some_state
+from tests.support.toy_states import same
+
+KEPT = Keeping()
+PERSISTENT = Keeping(persistent=True)
+
+
+def put(states: StateRegistry, name: str, seed: int = 0, keeping: Keeping = KEPT) -> NamedState:
+    return states.put(name, some_initial(seed), keeping, source="test")
+
+
+def names(states: StateRegistry) -> list[str]:
+    return [entry.name for entry in states.entries()]
+
+
+def test_a_file_is_added_listed_found_and_removed(tmp_path: Path) -> None:
+    save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
+    states = make_registry()
+    added = states.add_file(tmp_path / "poet.st")
+    assert (added.name, added.form, added.source, added.persistent) == ("poet", "tuned", "poet.st", True)
+    assert (added.initial.has_shifts, added.initial.num_tokens) == (False, 0)
+    assert states.entries() == (added,)
+    assert states.get("poet") is states.get(str(added.id)) is states.get(str(added.id).upper()) is added
+    assert states.usage().num_bytes == STATE_BYTES
+    assert states.remove("poet") is added
+    assert (states.entries(), states.usage().num_bytes) == ((), 0)
+    assert np.array_equal(added.initial.state["wkv"], some_state()["wkv"])  # those who hold it go on
+
+
+def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
+    states = make_registry()
+    with pytest.raises(NotFoundError, match="'poet' does not exist; there are: none"):
+        states.get("poet")
+    put(states, "b")
+    put(states, "a")
+    for ask in (states.get, states.remove, lambda name: states.fork(name, ["x"], KEPT), states.set_default):
+        with pytest.raises(NotFoundError, match="'poet' does not exist; there are: a, b"):
+            ask("poet")
+    states.remove("a")
+    with pytest.raises(NotFoundError, match="'a' is gone: it was removed; there are: b"):
+        states.get("a")
+
+
+def test_a_long_list_of_names_is_cut_short() -> None:
+    states = make_registry()
+    states.fork(put(states, "n").name, [f"n{number:02}" for number in range(30)], KEPT)
+    with pytest.raises(NotFoundError, match=r"n18 and 11 more$"):
+        states.get("poet")
+
+
+@pytest.mark.parametrize("name", ["", NO_INITIAL_STATE, "a/b", "a\\b", "..", " a", "a\n", "\0", "x" * 129])
+def test_what_can_be_no_name_is_refused(name: str) -> None:
+    states = make_registry()
+    with pytest.raises(InvalidRequestError, match=r"name: .* expected 1 to 128 printable characters"):
+        put(states, name)
+    with pytest.raises(InvalidRequestError, match="owner"):
+        put(states, "a", keeping=Keeping(owner=name or "/"))
+    assert names(states) == []
+
+
+def test_a_name_that_is_taken_is_refused_and_nothing_changes() -> None:
+    states = make_registry()
+    first = put(states, "a")
+    for change in (
+        lambda: put(states, "a", seed=1),
+        lambda: states.fork("a", ["b", "a"], KEPT),
+        lambda: states.take(put(states, "c").name, "a", KEPT),
+    ):
+        with pytest.raises(InvalidRequestError, match="'a' is not allowed; expected a name that is free; 'a' "):
+            change()
+    assert (states.get("a"), names(states)) == (first, ["a", "c"])
+
+
+@pytest.mark.parametrize("wanted", [[], ["b", "b"]])
+def test_forks_have_names_that_differ(wanted: list[str]) -> None:
+    states = make_registry()
+    put(states, "a")
+    with pytest.raises(InvalidRequestError, match=r"names: .* expected one or more names, all different"):
+        states.fork("a", wanted, KEPT)
+
+
+def test_ids_are_the_files_own_where_they_are_free() -> None:
+    states, key = make_registry(), uuid.UUID(int=9)
+    first = states.add(LoadedState("prefab", some_state(), id=key), "a", "test")
+    second = states.add(LoadedState("prefab", some_state(1), id=key), "b", "test")
+    assert (first.id, second.id != key) == (key, True)
+    again = make_registry().add(LoadedState("tuned", some_state(1)), "b", "test")
+    assert again.id == make_registry().add(LoadedState("tuned", some_state(1)), "b", "elsewhere").id
+
+
+def test_the_digest_follows_the_values_and_not_the_name() -> None:
+    states = make_registry()
+    digests = [put(states, name, seed).initial.start.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_state_is_a_copy_that_nobody_can_write_to() -> None:
+    mine, logits = some_state(), np.zeros(10, np.float32)
+    initial = make_initial_state(mine, SHAPE, "request", logits=logits)
+    mine["wkv"][:] = 0
+    logits[:] = 1
+    assert same(initial.state, some_state())
+    assert initial.logits is not None
+    assert not initial.logits.any()
+    for array in (initial.state["wkv"], initial.logits):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] = 0
+
+
+@pytest.mark.parametrize("array", [np.zeros(9, np.float32), np.full(10, np.nan, np.float32)])
+def test_logits_that_do_not_fit_are_refused(array: np.ndarray) -> None:
+    with pytest.raises(StateError, match="upload: logits"):
+        make_initial_state(some_state(), SHAPE, "upload", logits=array)
+
+
+def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
+    files = make_registry().files
+    save_tuned_state(tmp_path / "tuned", some_state(), SHAPE)
+    tuned = files.read_upload((tmp_path / "tuned").read_bytes())
+    prefab = files.read_upload(encode_prefab(Prefab("its own name", uuid.UUID(int=5), True, some_state(1)), SHAPE))
+    pth = files.read_upload(b"PK\x03\x04")
+    assert [loaded.form for loaded in (tuned, prefab, pth)] == ["tuned", "prefab", "tuned"]
+    assert (prefab.name, prefab.id, prefab.default) == ("its own name", uuid.UUID(int=5), True)
+    assert np.array_equal(tuned.state["wkv"], some_state()["wkv"])
+    assert pth.state["wkv"][1, 0, 0, 0] == 1
+    assert files.make_initial(prefab, "upload").num_tokens is None  # it has taken in some
+    with pytest.raises(StateError, match="upload: is neither"):
+        files.read_upload(b"rubbish")
+
+
+def default_of(states: StateRegistry) -> str | None:
+    return None if states.default is None else states.default.name
+
+
+def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(encode_prefab(Prefab("main", uuid.UUID(int=5), True, some_state()), SHAPE))
+    states = make_registry(tmp_path / "states")
+    assert default_of(states) is None
+    main = states.add_file(tmp_path / "file")
+    put(states, "leased")
+    with pytest.raises(InvalidRequestError, match="default state: 'leased' is not allowed; expected a persistent"):
+        states.set_default("leased")
+    assert default_of(states) == "main"
+    advanced = states.replace(main, some_initial(1), "advance")
+    assert states.default is advanced
+    states.take("main", "moved", PERSISTENT)
+    assert default_of(states) == "moved"
+    states.take("moved", "mine", KEPT)
+    assert default_of(states) is None
+    states.set_default(put(states, "other", 2, PERSISTENT).name)
+    assert default_of(states) == "other"
+    states.set_default(None)
+    assert default_of(states) is None
+
+
+def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
+    states = make_registry()
+    origin = put(states, "a")
+    forks = states.fork("a", ["b", "c"], Keeping(owner="bob"))
+    assert [fork.initial for fork in forks] == [origin.initial] * 2
+    assert [(fork.owner, fork.source) for fork in forks] == [("bob", "copy of a")] * 2
+    assert len({entry.id for entry in states.entries()}) == 3
+    assert states.usage().num_bytes == origin.initial.num_bytes
+    states.replace(forks[0], some_initial(1), "advance")
+    states.remove("a")
+    assert same(states.get("c").initial.state, origin.initial.state)
+    assert states.usage().num_bytes == 2 * origin.initial.num_bytes
+
+
+def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
+    states = make_registry()
+    origin = put(states, "a")
+    taken = states.take("a", "b", Keeping(owner="bob"))
+    assert (taken.name, taken.owner, taken.id, taken.initial) == ("b", "bob", origin.id, origin.initial)
+    with pytest.raises(NotFoundError, match="'a' is gone: it is called 'b' now; there are: b"):
+        states.get("a")
+    assert states.take(str(origin.id), "b", KEPT).owner == "b"
+    assert names(states) == ["b"]
+
+
+def test_a_name_stands_for_another_state_only_if_nobody_was_quicker() -> None:
+    states = make_registry()
+    old = put(states, "a")
+    new = states.replace(old, some_initial(1), "advance")
+    assert (states.get("a"), new.id, new.source) == (new, old.id, "advance")
+    with pytest.raises(NotFoundError, match="'a' was removed or replaced meanwhile"):
+        states.replace(old, some_initial(2), "advance")
+    assert states.usage().num_bytes == new.initial.num_bytes
+
+
+def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
+    states, told = make_registry(), list[str]()
+    states.on_forgotten(told.append)
+    first = put(states, "a")
+    put(states, "equal")
+    states.fork("a", ["fork"], KEPT)
+    states.remove("a")
+    moved = states.take("fork", "moved", KEPT)
+    states.replace(moved, some_initial(1), "advance")
+    assert told == []
+    states.remove("equal")
+    assert told == [first.initial.digest]
+
+
+@pytest.mark.parametrize(
+    ("keeping", "field"),
+    [
+        (Keeping(ttl=0), "ttl: 0"),
+        (Keeping(ttl=float("nan")), "ttl: nan"),
+        (Keeping(ttl=1e9), "ttl: .* more than 0 and at most 2592000"),
+        (Keeping(persistent=True, ttl=5), "ttl: 5 .* null for a persistent state"),
+        (Keeping(persistent=True, owner="bob"), "owner: 'bob' .* null for a persistent state"),
+        (PERSISTENT, "persistent: True .* the server has no folder of states"),
+    ],
+)
+def test_how_a_state_is_kept_is_checked(keeping: Keeping, field: str) -> None:
+    states = make_registry()
+    put(states, "a")
+    for change in (
+        lambda: put(states, "b", keeping=keeping),
+        lambda: states.fork("a", ["b"], keeping),
+        lambda: states.take("a", "a", keeping),
+        lambda: states.check_place("b", keeping, 0),
+    ):
+        with pytest.raises(InvalidRequestError, match=field):
+            change()
+    assert names(states) == ["a"]
+
+
+def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "states"
+    states = make_registry(folder)
+    kept = states.put(
+        "kept",
+        make_initial_state(
+            some_state(), SHAPE, "test", logits=np.arange(10, dtype=np.float32), num_tokens=3, last_tokens=(1, 2, 3)
+        ),
+        PERSISTENT,
+        source="test",
+    )
+    put(states, "leased", seed=1)
+    forked = put(states, "removed", 2, PERSISTENT)
+    states.fork("removed", ["fork"], PERSISTENT)
+    states.remove("removed")
+    states.take("leased", "taken", PERSISTENT)
+    states.take("fork", "given up", KEPT)
+    advanced = states.replace(put(states, "advanced", 3, PERSISTENT), some_initial(4), "advance")
+    again = make_registry(folder)
+    assert sorted(names(again)) == ["advanced", "kept", "taken"]
+    loaded = again.get("kept")
+    assert (loaded.id, loaded.form, loaded.initial.digest) == (kept.id, "full", kept.initial.digest)
+    assert (loaded.initial.num_tokens, loaded.initial.last_tokens) == (3, (1, 2, 3))
+    assert loaded.initial.logits is not None
+    assert loaded.initial.logits.tolist() == list(range(10))
+    assert again.get("advanced").initial.digest == advanced.initial.digest
+    assert again.get("taken").initial.digest == some_initial(1).digest
+    assert forked.initial.digest not in {entry.initial.digest for entry in again.entries()}
+
+
+def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    states = make_registry(tmp_path)
+    for number, name in enumerate(("good", "damaged", "cut", "taken")):
+        put(states, name, number, PERSISTENT)
+    paths = {entry.name: tmp_path / f"{entry.id}.state" for entry in states.entries()}
+    content = bytearray(paths["damaged"].read_bytes())
+    content[-1] ^= 1
+    paths["damaged"].write_bytes(content)
+    paths["cut"].write_bytes(paths["cut"].read_bytes()[:-100])
+    partial = tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial"
+    for other in (partial, tmp_path / "notes.txt", tmp_path / "mine.state"):
+        other.write_text("mine")
+    fresh = make_registry()
+    fresh.add(LoadedState("tuned", some_state(9)), "taken", "test")
+    with caplog.at_level(logging.WARNING):
+        again = make_registry(tmp_path, capacity=2 * STATE_BYTES)
+    assert names(again) == ["good", "taken"]
+    assert caplog.text.count("a persistent state is skipped") == 2
+    with caplog.at_level(logging.WARNING):
+        assert names(make_registry(tmp_path, capacity=STATE_BYTES)) == ["good"]
+    assert f"{paths['taken'].name}: states: {STATE_BYTES} more bytes have no room" in caplog.text
+    assert names(make_registry(tmp_path, model="another")) == []
+    assert "the state belongs to model model; this one is another" in caplog.text
+    assert not partial.exists()
+    assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_registry(tmp_path)
+    kept, leased = put(states, "kept", 0, PERSISTENT), put(states, "leased", 1)
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", no_space)
+        for change in (
+            lambda: put(states, "new", 2, PERSISTENT),
+            lambda: states.fork("kept", ["x", "y"], PERSISTENT),
+            lambda: states.take("leased", "mine", PERSISTENT),
+            lambda: states.replace(kept, some_initial(3), "advance"),
+        ):
+            with pytest.raises(StateError, match="can't be written to the folder of states: No space left on device"):
+                change()
+    assert {entry.name: entry.initial for entry in states.entries()} == {"kept": kept.initial, "leased": leased.initial}
+    assert names(make_registry(tmp_path)) == ["kept"]
+    assert make_registry(tmp_path).get("kept").initial.digest == kept.initial.digest

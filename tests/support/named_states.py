@@ -1,0 +1,65 @@
+"""A registry of small states for tests: whose clock stands still until it is told, and whose states are random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.types import F32, ModelShape
+from states.files.exchange import StateFiles
+from states.initial import InitialState, make_initial_state
+from states.registry import DEFAULT_CAPACITY, StateRegistry
+from states.saved import SavedStates
+from tests.support.models import tiny_shape
+
+SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)
+FINGERPRINT = "model"
+STATE_BYTES = 4 * sum(array.size for array in SHAPE.initial_state().values())
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def some_state(seed: int = 0, shape: ModelShape = SHAPE) -> dict[str, F32]:
+    generator = np.random.default_rng(seed)
+    return {
+        name: generator.standard_normal(array.shape).astype(np.float32) for name, array in shape.initial_state().items()
+    }
+
+
+def some_initial(seed: int = 0) -> InitialState:
+    return make_initial_state(some_state(seed), SHAPE, "test", num_tokens=3, last_tokens=(1, 2, 3))
+
+
+def read_pth(path: Path) -> Mapping[str, NDArray[Any]]:
+    """Stands for the reader of .pth files."""
+    assert path.read_bytes().startswith(b"PK")
+    return {f"blocks.{n}.att.time_state": np.full((2, 4, 4), n, np.float32) for n in range(2)}
+
+
+def make_registry(
+    folder: Path | None = None,
+    *,
+    shape: ModelShape = SHAPE,
+    capacity: int = DEFAULT_CAPACITY,
+    clock: Clock | None = None,
+    model: str = FINGERPRINT,
+) -> StateRegistry:
+    """A registry that keeps persistent states in `folder`, with those that are there already."""
+    files = StateFiles(shape, model, read_pth, folder)
+    saved = None if folder is None else SavedStates(files, folder)
+    registry = StateRegistry(files, capacity=capacity, saved=saved, clock=clock or Clock())
+    registry.load_saved()
+    return registry
