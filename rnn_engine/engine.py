@@ -112,6 +112,7 @@ class Engine:
         the cache's folder can't be used.
         """
         path = Path(model_path)
+        weights = "f32" if device == "cpu" else weights
         config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
 
         def open_all() -> tuple[Runner, Tokenizer, StateCache | None, OwnedFolder | None]:
@@ -130,7 +131,7 @@ class Engine:
                     progress=progress,
                 )
                 undo.callback(runner.close)
-                states = _open_cache(runner, num_slots, f"{model.fingerprint} {'f32' if device == 'cpu' else weights}", config)
+                states = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
                 undo.pop_all()
                 return runner, chosen, states, folder
 
@@ -138,8 +139,6 @@ class Engine:
         device_bytes = None
         if isinstance(runner, GpuRunner):
             device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
-        else:
-            weights = "f32"
         return cls(
             runner,
             chosen,

@@ -13,6 +13,7 @@ from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
 from rnn_engine.cli.options import device_option, model_argument, sampling_options, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+from states.config import CacheConfig
 
 _STOP = (b"\n\n",)
 _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
@@ -32,7 +33,7 @@ def command(
     Ctrl-C ends an answer. /new starts a new conversation; /exit or Ctrl-D leaves.
     """
     beginning = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
-    with engine_session(EngineChoice(model, tokenizer, device, slots=1)) as session:
+    with engine_session(EngineChoice(model, tokenizer, device, slots=1, cache=CacheConfig())) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
         conversation = Conversation(session, sampling, max_tokens, list(beginning))
         while (said := _read_line()) not in (None, "/exit"):

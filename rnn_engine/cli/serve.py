@@ -10,11 +10,13 @@ from pathlib import Path
 
 import click
 
+from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.requests import EngineInfo
 from server.app import ServerSettings, run
+from states.config import CacheConfig
 
 
 @click.command()
@@ -22,6 +24,7 @@ from server.app import ServerSettings, run
 @tokenizer_option
 @device_option
 @slots_option(8)
+@cache_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 is all.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
@@ -33,13 +36,22 @@ from server.app import ServerSettings, run
     show_envvar=True,
     help="Admit only requests that send it as `Authorization: Bearer KEY`.  [default: admit all]",
 )
-def command(model: Path, tokenizer: str, device: str, slots: int, host: str, port: int, api_key: str | None) -> None:
+def command(
+    model: Path,
+    tokenizer: str,
+    device: str,
+    slots: int,
+    cache: CacheConfig,
+    host: str,
+    port: int,
+    api_key: str | None,
+) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
 
     MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
-    choice = EngineChoice(model, tokenizer, device, slots)
+    choice = EngineChoice(model, tokenizer, device, slots, cache)
     settings = ServerSettings(host=host, port=port, api_key=api_key)
     with _log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))

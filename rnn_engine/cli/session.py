@@ -14,6 +14,7 @@ from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta
+from states.config import CacheConfig
 
 T = TypeVar("T")
 
@@ -26,6 +27,7 @@ class EngineChoice:
     tokenizer: str
     device: str
     slots: int
+    cache: CacheConfig | None = None
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -44,6 +46,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 tokenizer=choice.tokenizer,
                 device=choice.device,
                 num_slots=choice.slots,
+                cache=choice.cache,
                 progress=report,
             )
         except asyncio.CancelledError:

@@ -19,10 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def server(model_file: Path) -> Iterator[tuple[str, str]]:
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(scope="module")
+def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
     """What the server said at its start, and its address. It is ended by SIGTERM, and must end well."""
     command = [sys.executable, "-m", "rnn_engine.cli", "serve", str(model_file), "--device", "cpu", "--port", "0"]
-    with subprocess.Popen([*command, "--slots", "3"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    command += ["--slots", "3", "--cache-folder", str(cache_folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             said = "".join(process.stdout.readline() for _ in range(4))
@@ -67,3 +73,11 @@ def test_port_in_use(rnn_engine: Command, model_file: Path, server: tuple[str, s
     port = server[1].rpartition(":")[2]
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", port, code=1)
     assert said == f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n"
+
+
+def test_a_cache_folder_that_another_server_uses(
+    rnn_engine: Command, model_file: Path, cache_folder: Path, server: tuple[str, str]
+) -> None:
+    said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", cache_folder, code=1)
+    assert said == f"Error: cache folder {cache_folder}: another process uses it; expected one of its own\n"
+    assert server[1]

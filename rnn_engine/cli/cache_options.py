@@ -1,0 +1,107 @@
+"""The options that say how much of prompts and answers is kept, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+import click
+
+from states.config import CacheConfig, DiskConfig
+from states.payload import Precision
+
+_DEFAULT = CacheConfig()
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def _parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """A callback: bytes from a whole number, with K, M, G or T for powers of 1024."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not allowed; expected a whole number of bytes as 0, 4096, 256M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _in_words(num_bytes: int) -> str:
+    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
+    return f"{num_bytes // _UNITS[unit]}{unit}"
+
+
+_OPTIONS = (
+    click.option(
+        "--cache-device-bytes",
+        callback=_parse_size,
+        metavar="SIZE",
+        default=_in_words(_DEFAULT.device_capacity),
+        show_default=True,
+        help="Memory of the device for states of prompts and answers, up to 64 states; 0 keeps none there.",
+    ),
+    click.option(
+        "--cache-host-bytes",
+        callback=_parse_size,
+        metavar="SIZE",
+        default=_in_words(_DEFAULT.host_capacity),
+        show_default=True,
+        help="The same in this computer's memory.",
+    ),
+    click.option(
+        "--cache-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep states in files of this folder too, over restarts. One server at a time may use it.",
+    ),
+    click.option(
+        "--cache-disk-bytes",
+        callback=_parse_size,
+        metavar="SIZE",
+        help=f"The most that these files take.  [default: {_in_words(DiskConfig(Path()).capacity)}]",
+    ),
+    click.option(
+        "--cache-precision",
+        type=click.Choice(["f32", "f16"]),
+        default=_DEFAULT.host_precision,
+        show_default=True,
+        help="Of states in memory and in files; f16 takes half the room and is not exact.",
+    ),
+)
+
+
+def cache_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options, which the command takes together as `cache`."""
+
+    @wraps(command)
+    def with_cache(
+        *,
+        cache_device_bytes: int,
+        cache_host_bytes: int,
+        cache_folder: Path | None,
+        cache_disk_bytes: int | None,
+        cache_precision: Precision,
+        **others: object,
+    ) -> None:
+        disk = _disk(cache_folder, cache_disk_bytes, cache_precision)
+        cache = CacheConfig(
+            device_capacity=cache_device_bytes,
+            host_capacity=cache_host_bytes,
+            host_precision=cache_precision,
+            disk=disk,
+        )
+        command(cache=cache, **others)
+
+    decorated: Callable[..., None] = with_cache
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _disk(folder: Path | None, num_bytes: int | None, precision: Precision) -> DiskConfig | None:
+    if folder is None:
+        if num_bytes is not None:
+            raise click.UsageError("--cache-disk-bytes needs --cache-folder, where the files are to be")
+        return None
+    if num_bytes is None:
+        return DiskConfig(folder, precision=precision)
+    return DiskConfig(folder, num_bytes, precision)

@@ -1,0 +1,67 @@
+"""The options of `rnn-engine serve` that say what is kept, from the command line to the engine's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.cli.session import EngineChoice
+from states.config import CacheConfig, DiskConfig
+from tests.support.cli import Command
+
+Settings = Callable[..., CacheConfig | None]
+
+
+@pytest.fixture
+def settings(rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What the engine would be loaded with, for options of `serve`."""
+    choices: list[EngineChoice] = []
+
+    def run(load: partial[object], *_: object) -> None:
+        choices.extend(load.args)
+
+    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+
+    def ask(*options: object) -> CacheConfig | None:
+        rnn_engine("serve", model_file, *options)
+        return choices[-1].cache
+
+    return ask
+
+
+def test_without_options_the_defaults_hold(settings: Settings) -> None:
+    assert settings() == CacheConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("0", 0), ("4096", 4096), ("3k", 3 << 10), ("256M", 256 << 20), ("2G", 2 << 30), ("1T", 1 << 40)],
+)
+def test_sizes(settings: Settings, text: str, num_bytes: int) -> None:
+    cache = settings("--cache-device-bytes", text, "--cache-host-bytes", text)
+    assert cache == CacheConfig(device_capacity=num_bytes, host_capacity=num_bytes)
+
+
+def test_files_and_precision(settings: Settings, tmp_path: Path) -> None:
+    assert settings("--cache-folder", tmp_path) == CacheConfig(disk=DiskConfig(tmp_path))
+    cache = settings("--cache-folder", tmp_path, "--cache-disk-bytes", "1M", "--cache-precision", "f16")
+    assert cache == CacheConfig(host_precision="f16", disk=DiskConfig(tmp_path, 1 << 20, "f16"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5G", "1GB", "G", "1 M", "٣"])
+def test_a_size_that_is_none(rnn_engine: Command, model_file: Path, text: str) -> None:
+    said = rnn_engine("serve", model_file, "--cache-host-bytes", text, code=2)
+    assert f"'--cache-host-bytes': {text!r} is not allowed; expected a whole number of bytes as 0, 4096" in said
+
+
+def test_room_for_files_without_a_folder(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("serve", model_file, "--cache-disk-bytes", "1G", code=2)
+    assert "--cache-disk-bytes needs --cache-folder" in said
+
+
+def test_a_folder_that_can_not_be_made(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", model_file / "x", code=1)
+    assert said.startswith(f"Error: cache folder {model_file / 'x'}: Not a directory")
