@@ -195,7 +195,8 @@ class TierStack:
 
     def _evict_from_device(self, checkpoint: Checkpoint) -> None:
         assert self._device is not None
-        if Tier.HOST not in checkpoint.sizes:
+        to_disk = self._disk is not None and Tier.DISK not in checkpoint.sizes
+        if Tier.HOST not in checkpoint.sizes and (self._host.ledger.capacity > 0 or to_disk):
             self._demote(checkpoint, self._device.read(checkpoint), self._put_on_host_or_new_on_disk)
         self._device.drop(checkpoint)
         self._tell_if_lost(checkpoint)

@@ -1,0 +1,175 @@
+"""The engine and the places where it keeps states: slots of the device, host memory, files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.errors import EngineClosedError, ModelError, StateError
+from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
+from rnn_engine.types import F32
+from states.cache import StateCache
+from states.checkpoint import Tier
+from states.config import CacheConfig, DiskConfig
+from states.counters import CacheStats
+from states.device import SlotPool
+from states.tiers.folder import OwnedFolder
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_runner import FakeRunner, scripted_logits
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+SHAPE = tiny_shape(vocab=50)
+STATE = sum(values.nbytes for values in SHAPE.initial_state().values())
+ROOM_FOR_TWO = 2 * (STATE + 4 * SHAPE.vocab_size)
+TOKENIZER = ByteTokenizer()
+PROMPT = list(range(40))
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_safetensors(random_model(SHAPE, seed=1), tmp_path_factory.mktemp("model") / "tiny.safetensors", "f32")
+
+
+async def load(model_path: Path, cache: CacheConfig | None) -> Engine:
+    return await Engine.load(model_path, device="cpu", num_slots=2, cache=cache)
+
+
+async def ask(engine: Engine, prompt: Sequence[int]) -> tuple[int, tuple[TokenInfo, ...]]:
+    """How many tokens were cached, and what was heard."""
+    request = GenerateRequest(
+        prompt, max_tokens=4, stop_tokens=(), sampling=SamplingParams(temperature=0.0), logprobs=3
+    )
+    events: list[Event] = [event async for event in engine.generate(request)]
+    started = events[0]
+    assert isinstance(started, Started)
+    return started.cached_tokens, tuple(
+        info for event in events if isinstance(event, TextDelta) for info in event.tokens
+    )
+
+
+def copies(engine: Engine) -> dict[Tier, int]:
+    return {tier.tier: tier.copies for tier in stats_of(engine).tiers}
+
+
+async def tiers_of(engine: Engine, length: int) -> set[Tier]:
+    """Where the state is that was kept of so many tokens."""
+    return next(set(node.sizes) for node in await engine.cache_nodes(1000) if node.length == length)
+
+
+def stats_of(engine: Engine) -> CacheStats:
+    stats = engine.cache_stats()
+    assert stats is not None
+    return stats
+
+
+def assert_close(heard: Sequence[TokenInfo], expected: Sequence[TokenInfo]) -> None:
+    assert [info.token for info in heard] == [info.token for info in expected]
+    for one, other in zip(heard, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+class CountingRunner(FakeRunner):
+    """Counts the states that were read back."""
+
+    states_read = 0
+
+    def read_state(self, slot: int) -> dict[str, F32]:
+        self.states_read += 1
+        return super().read_state(slot)
+
+
+async def test_slabs_are_slots_in_which_no_sequence_runs_and_nothing_is_read_back_for_them() -> None:
+    runner = CountingRunner(scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hi")), num_slots=5)
+    cache = StateCache(runner.shape, "model", runner, CacheConfig(host_capacity=0), SlotPool(runner, 2, 3))
+    prompts = [TOKENIZER.encode(text) for text in ("first", "second", "third", "fourth")]
+    async with Engine(runner, TOKENIZER, model="m", device="d", weights="w", num_slots=2, cache=cache) as engine:
+        assert engine.info.num_slots == 2
+        await asyncio.gather(*(ask(engine, prompt) for prompt in prompts))
+        assert copies(engine)[Tier.DEVICE] == 3
+        assert max(len(batch) for batch in runner.batches) == 2
+        assert {run.slot for batch in runner.batches for run in batch} == {0, 1}
+        cached, _ = await ask(engine, prompts[-1])
+        assert cached == len(prompts[-1])
+    assert runner.states_read == 0
+
+
+async def test_results_are_the_same_from_every_tier(model_path: Path, tmp_path: Path) -> None:
+    config = CacheConfig(
+        device_capacity=2 * STATE, host_capacity=ROOM_FOR_TWO, disk=DiskConfig(tmp_path, background_bytes=0)
+    )
+    async with await load(model_path, None) as engine:
+        assert engine.cache_stats() is None
+        _, expected = await ask(engine, PROMPT)
+    async with await load(model_path, config) as engine:
+        assert engine.info.num_slots == 2
+        assert_close((await ask(engine, PROMPT))[1], expected)
+        others = ([number] * 100 for number in range(SHAPE.vocab_size))
+        for tier in Tier:
+            while await tiers_of(engine, len(PROMPT)) != {tier}:
+                await ask(engine, next(others))
+            cached, heard = await ask(engine, PROMPT)
+            assert cached == len(PROMPT)
+            assert_close(heard, expected)
+        assert [tier.hits for tier in stats_of(engine).tiers] == [1, 1, 1]
+
+
+async def test_states_are_found_again_after_a_restart(model_path: Path, tmp_path: Path) -> None:
+    config = CacheConfig(disk=DiskConfig(tmp_path / "made" / "here"))
+    async with await load(model_path, config) as engine:
+        cached, expected = await ask(engine, PROMPT)
+        assert cached == 0
+        assert copies(engine)[Tier.DISK] == 0
+    async with await load(model_path, config) as engine:
+        assert copies(engine)[Tier.DISK] == 2
+        cached, heard = await ask(engine, PROMPT)
+        assert cached == len(PROMPT)
+        assert_close(heard, expected)
+
+
+async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_path: Path) -> None:
+    config = CacheConfig(disk=DiskConfig(tmp_path))
+    refusal = f"cache folder {tmp_path}: another process uses it; expected one of its own"
+    async with await load(model_path, config):
+        with pytest.raises(StateError, match=refusal):
+            await load(model_path, config)
+    with pytest.raises(ModelError):
+        await load(tmp_path / "missing.safetensors", config)
+    with pytest.raises(StateError, match=r"tiny\.safetensors: File exists; expected a folder to write into"):
+        await load(model_path, CacheConfig(disk=DiskConfig(model_path)))
+    OwnedFolder(tmp_path).release()
+
+
+async def test_dropping_makes_the_next_prompt_run(model_path: Path) -> None:
+    async with await load(model_path, CacheConfig()) as engine:
+        await ask(engine, PROMPT)
+        assert [node.length for node in await engine.cache_nodes(10)] == [40, 43]
+        assert [node.length for node in await engine.cache_nodes(1)] == [43]
+        assert await engine.drop_cache() == 2
+        assert await engine.cache_nodes(10) == ()
+        assert (await ask(engine, PROMPT))[0] == 0
+
+
+async def test_an_engine_without_a_cache_has_nothing_to_show(model_path: Path) -> None:
+    nothing = CacheConfig(device_capacity=0, host_capacity=0)
+    for config in (None, nothing):
+        async with await load(model_path, config) as engine:
+            await ask(engine, PROMPT)
+            assert (await ask(engine, PROMPT))[0] == 0
+            assert engine.cache_stats() is None
+            assert await engine.cache_nodes(10) == ()
+            assert await engine.drop_cache() == 0
+
+
+async def test_a_question_that_comes_with_the_end_hears_of_it(model_path: Path) -> None:
+    engine = await load(model_path, CacheConfig())
+    closing = asyncio.create_task(engine.close())
+    question = asyncio.create_task(engine.cache_nodes(10))
+    await closing
+    with pytest.raises(EngineClosedError):
+        await question
+    with pytest.raises(EngineClosedError):
+        await engine.drop_cache()
