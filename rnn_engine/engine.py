@@ -22,12 +22,14 @@ from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
 from rnn_engine.model import open_model
 from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
+from rnn_engine.tasks.state_files import StateSettings, make_registry, open_registry
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache import StateCache
 from states.config import CacheConfig
 from states.counters import CacheStats
 from states.device import SlotPool
+from states.registry import StateRegistry
 from states.snapshot import SnapshotNode, snapshot
 from states.tiers.folder import OwnedFolder
 
@@ -39,6 +41,7 @@ RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 _Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
 
 _DEFAULT_CACHE = CacheConfig()
+_DEFAULT_STATES = StateSettings()
 
 
 class Engine:
@@ -60,8 +63,10 @@ class Engine:
         num_slots: int | None = None,
         cache: StateCache | None = None,
         folder: OwnedFolder | None = None,
+        states: StateRegistry | None = None,
     ) -> None:
         """`cache` keeps states of `runner`'s slots; it is closed with the engine, and then its `folder` is given up.
+        `states` are the named ones; None begins with none.
 
         Sequences run in the first `num_slots` of the runner's slots; None is all of them.
         """
@@ -85,6 +90,8 @@ class Engine:
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = cache
+        self._states = states or make_registry(runner.shape, model)
+        self._states.on_forgotten(self._forget_root)
         self._scheduler = Scheduler(runner, tokenizer.decode_bytes, cache, num_slots)
         self._worker = Worker(self._scheduler, self._post, partial(self._end, runner, cache, folder))
         self._worker.start()
@@ -101,6 +108,7 @@ class Engine:
         num_slots: int = 8,
         max_queued: int = 64,
         cache: CacheConfig | None = _DEFAULT_CACHE,
+        states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
@@ -108,19 +116,21 @@ class Engine:
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
         for a slot. `cache` says how much is kept of prompts and answers for those that begin alike; None keeps nothing.
-        `progress` is called on another thread. Raises ModelError, TokenizerError, DeviceError, or StateError where
-        the cache's folder can't be used.
+        `states` are those that requests may start from by name. `progress` is called on another thread. Raises
+        ModelError, TokenizerError, DeviceError, or StateError where a state's file does not fit the model or the
+        cache's folder can't be used.
         """
         path = Path(model_path)
         weights = "f32" if device == "cpu" else weights
         config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
 
-        def open_all() -> tuple[Runner, Tokenizer, StateCache | None, OwnedFolder | None]:
+        def open_all() -> tuple[Runner, Tokenizer, StateCache | None, OwnedFolder | None, StateRegistry]:
             with ExitStack() as undo, open_model(path) as model:
                 folder = None if config.disk is None else OwnedFolder(config.disk.folder)
                 if folder is not None:
                     undo.callback(folder.release)
                 chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
+                registry = open_registry(model, states)
                 runner = load_runner(
                     model,
                     device,
@@ -131,11 +141,11 @@ class Engine:
                     progress=progress,
                 )
                 undo.callback(runner.close)
-                states = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
+                kept = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
                 undo.pop_all()
-                return runner, chosen, states, folder
+                return runner, chosen, kept, folder, registry
 
-        runner, chosen, states, folder = await asyncio.to_thread(open_all)
+        runner, chosen, kept, folder, registry = await asyncio.to_thread(open_all)
         device_bytes = None
         if isinstance(runner, GpuRunner):
             device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
@@ -148,13 +158,18 @@ class Engine:
             device_bytes=device_bytes,
             max_queued=max_queued,
             num_slots=num_slots,
-            cache=states,
+            cache=kept,
             folder=folder,
+            states=registry,
         )
 
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def states(self) -> StateRegistry:
+        return self._states
 
     def stats(self) -> EngineStats:
         active = self._scheduler.num_live
@@ -252,6 +267,16 @@ class Engine:
     def _note_duration(self, seconds: float) -> None:
         before = seconds if self._request_seconds is None else self._request_seconds
         self._request_seconds = before + 0.1 * (seconds - before)
+
+    def _forget_root(self, root: str) -> None:
+        """Called on any thread."""
+        cache = self._cache
+        if cache is not None:
+
+            def drop() -> None:
+                cache.drop_root(root)
+
+            self._worker.call(drop)
 
     def _post(self, deliveries: list[Delivery]) -> None:
         """Called on the worker's thread."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from rnn_engine.requests import EngineInfo, EngineStats, Event, GenerateRequest
 from states.counters import CacheStats
+from states.registry import StateRegistry
 from states.snapshot import SnapshotNode
 
 
@@ -15,6 +16,11 @@ class EngineLike(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def states(self) -> StateRegistry:
+        """The states that have names: what requests may start from, and where ends of requests are kept."""
+        ...
 
     def stats(self) -> EngineStats: ...
 

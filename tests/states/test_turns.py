@@ -20,6 +20,7 @@ async def test_turns_of_one_key_are_taken_in_order_and_others_do_not_wait() -> N
             said.append(f"{word} ends")
 
     tasks = [asyncio.create_task(speak("a", word)) for word in ("first", "second", "gone", "third")]
+    await asyncio.sleep(0)
     await speak("b", "other")
     tasks[2].cancel()
     first_may_go.set()

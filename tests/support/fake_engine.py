@@ -31,8 +31,10 @@ from rnn_engine.requests import (
 from rnn_engine.types import F32
 from states.cache import StateCache
 from states.counters import CacheStats
+from states.registry import StateRegistry
 from states.snapshot import SnapshotNode, snapshot
 from tests.support.models import tiny_shape
+from tests.support.named_states import make_registry
 
 VOCAB_SIZE = 257
 RANDOM_SEED = 4321
@@ -67,6 +69,7 @@ class FakeEngine:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
+    states: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
     active: int = 0
     most_active: int = 0
