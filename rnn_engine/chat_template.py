@@ -73,6 +73,11 @@ class ChatTemplate:
         names = {role.value.lower(): self._name(role) for role in Role}
         return self.sep.join([*records, _fill(self.prefix, names)])
 
+    def follow(self, text: str) -> str:
+        """What stands between a text, of which the end is enough, and the next record: what it lacks of the separator."""
+        overlap = next(n for n in range(len(self.sep), -1, -1) if text.endswith(self.sep[:n]))
+        return self.sep[overlap:]
+
     def _record(self, message: ChatMessage) -> str:
         return _fill(self.record, {"role": self._name(message.role), "content": clean(message.content)})
 

@@ -26,8 +26,10 @@ from rnn_engine.requests import (
 from rnn_engine.tasks.fleet import Fleet
 from server.errors import describe
 from server.keys import ENGINE
+from server.saving import EndSaver
 from server.schemas.generation import GenerationBody
 from server.sse import EventStream
+from server.start import Beginning
 from server.usage import Tally
 from server.wire import json_response
 
@@ -81,13 +83,19 @@ class Form(Protocol):
 
 
 async def answer(
-    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest]
+    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest], beginning: Beginning
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, and answer. Raises InvalidRequestError before any of them runs."""
+    """Run `calls`, one a choice, all of which start at `beginning`, and answer.
+
+    Raises InvalidRequestError before any of them runs.
+    """
     engine = request.app[ENGINE]
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
-    frame = _Frame(engine, form)
+    saver = None if body.save_as is None else EndSaver(engine, body.save_as, beginning, calls)
+    if saver is not None:
+        calls = [saver.call]
+    frame = _Frame(engine, form, saver)
     async with Fleet(engine, calls, limit=engine.info.num_slots) as fleet:
         if body.stream:
             return await _stream(request, fleet, frame, Tally(body.n), body.include_usage)
@@ -97,16 +105,27 @@ async def answer(
 class _Frame:
     """The object around the choices: the same id, time and model in every chunk."""
 
-    def __init__(self, engine: EngineLike, form: Form) -> None:
+    def __init__(self, engine: EngineLike, form: Form, saver: EndSaver | None) -> None:
         self.form = form
+        self._saver = saver
+        self._outcome = Outcome()  # of the one call, where its end is kept
         self._common = {
             "id": f"{form.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": engine.info.model,
         }
 
-    def whole(self, choices: Sequence[Choice], tally: Tally) -> Mapping[str, object]:
-        return {"object": self.form.object, **self._common, "choices": choices, "usage": tally.usage()}
+    async def saved(self, event: Event) -> Mapping[str, object]:
+        """What the answer says of its end, which is kept where that is wanted. Called with every event in order."""
+        if self._saver is None:
+            return {}
+        self._outcome.add(event)
+        if not isinstance(event, Finished):
+            return {}
+        return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
+
+    def whole(self, choices: Sequence[Choice], tally: Tally, **extra: object) -> Mapping[str, object]:
+        return {"object": self.form.object, **self._common, "choices": choices, "usage": tally.usage(), **extra}
 
     def chunk(self, choices: Sequence[Choice], **extra: object) -> Mapping[str, object]:
         return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
@@ -115,12 +134,14 @@ class _Frame:
 async def _whole(fleet: Fleet, frame: _Frame, tally: Tally, count: int) -> web.Response:
     outcomes = [Outcome() for _ in range(count)]
     choices: dict[int, Choice] = {}
+    extra: Mapping[str, object] = {}
     async for index, event in fleet:
         tally.add(index, event)
         outcomes[index].add(event)
+        extra = await frame.saved(event)
         if isinstance(event, Finished):
             choices[index] = frame.form.whole(index, outcomes[index], event)
-    return json_response(frame.whole([choices[index] for index in range(count)], tally))
+    return json_response(frame.whole([choices[index] for index in range(count)], tally, **extra))
 
 
 async def _stream(
@@ -133,9 +154,10 @@ async def _stream(
     try:
         async for index, event in _chain(first, fleet):
             tally.add(index, event)
+            saved = await frame.saved(event)
             choice = _choice(frame.form, index, event, scored=fleet.requests[index].score_from is not None)
             if choice is not None:
-                await stream.send(frame.chunk([choice], **extra))
+                await stream.send(frame.chunk([choice], **extra, **saved))
         if include_usage:
             await stream.send(frame.chunk([], usage=tally.usage()))
         await stream.done()

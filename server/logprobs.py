@@ -10,7 +10,7 @@ from rnn_engine.requests import TokenInfo
 from server.schemas.chat import ChatLogprobs, ChatTokenLogprob, TokenLogprob
 from server.schemas.completions import CompletionLogprobs
 
-_LEAST = -9999.0  # what OpenAI says for an impossible token; JSON has no infinity
+LEAST_LOGPROB = -9999.0  # what OpenAI says for an impossible token; JSON has no infinity
 
 
 def token_text(token: int, data: bytes) -> str:
@@ -36,7 +36,7 @@ class CompletionTokens:
         described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for info in tokens:
             described["tokens"].append(token_text(info.token, info.data))
-            described["token_logprobs"].append(None if info.logprob is None else max(info.logprob, _LEAST))
+            described["token_logprobs"].append(None if info.logprob is None else max(info.logprob, LEAST_LOGPROB))
             described["top_logprobs"].append(self._alternatives(info))
             described["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(info.data))
@@ -47,9 +47,10 @@ class CompletionTokens:
         if info.logprob is None:
             return None
         tops = {
-            token_text(token, self._engine.detokenize([token])): max(logprob, _LEAST) for token, logprob in info.top
+            token_text(token, self._engine.detokenize([token])): max(logprob, LEAST_LOGPROB)
+            for token, logprob in info.top
         }
-        return tops | {token_text(info.token, info.data): max(info.logprob, _LEAST)}
+        return tops | {token_text(info.token, info.data): max(info.logprob, LEAST_LOGPROB)}
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
@@ -58,10 +59,10 @@ def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogpro
 
 
 def _chat_entry(engine: EngineLike, info: TokenInfo) -> ChatTokenLogprob:
-    own = _entry(info.token, info.data, _LEAST if info.logprob is None else info.logprob)
+    own = _entry(info.token, info.data, LEAST_LOGPROB if info.logprob is None else info.logprob)
     tops = [_entry(token, engine.detokenize([token]), logprob) for token, logprob in info.top]
     return {**own, "top_logprobs": tops}
 
 
 def _entry(token: int, data: bytes, logprob: float) -> TokenLogprob:
-    return {"token": token_text(token, data), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+    return {"token": token_text(token, data), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}

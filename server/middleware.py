@@ -12,7 +12,7 @@ from server.keys import LIFECYCLE, SETTINGS
 from server.routing import Route
 
 _PREFLIGHT_HEADERS = {
-    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
     "Access-Control-Max-Age": "86400",
 }
 

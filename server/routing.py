@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -22,9 +22,10 @@ class Route:
     path: str
     handler: Handler
     summary: str
-    response: type[object]
+    response: type[object] | None  # None = a file
     request: type[BaseModel] | None = None
     chunk: type[object] | None = None  # what one event of a stream holds
+    query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
     always: bool = False  # answers without an API key and while the server stops
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.routes import cache, chat, completions, embeddings, health, models, tokens
+from server.routes import cache, chat, completions, embeddings, health, models, state_files, states, tokens
 from server.routing import Route
 
 ALL_ROUTES: tuple[Route, ...] = (
@@ -10,6 +10,8 @@ ALL_ROUTES: tuple[Route, ...] = (
     *completions.ROUTES,
     *chat.ROUTES,
     *embeddings.ROUTES,
+    *states.ROUTES,
+    *state_files.ROUTES,
     *tokens.ROUTES,
     *cache.ROUTES,
     *health.ROUTES,

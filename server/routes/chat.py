@@ -7,21 +7,34 @@ from aiohttp import web
 from rnn_engine.chat_template import Role
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.types import StartState
 from server.answer import answer
 from server.body import read_body
 from server.chat_form import ChatForm
 from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from server.start import find_beginning
+from states.initial import InitialState
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, ChatRequest)
-    prompt = engine.tokenize(body.chat_template.render(body.conversation))
+    beginning = await find_beginning(engine, body.state)
+    opening = _opening(engine, body, beginning.initial)
+    prompt = engine.tokenize(opening + body.chat_template.render(body.conversation))
     earlier = _earlier_replies(engine, body)
-    calls = [_call(body, prompt, earlier, copy) for copy in range(body.n)]
-    return await answer(request, body, ChatForm(engine, body, calls), calls)
+    calls = [_call(body, prompt, earlier, copy, beginning.start) for copy in range(body.n)]
+    return await answer(request, body, ChatForm(engine, body, calls), calls, beginning)
+
+
+def _opening(engine: EngineLike, body: ChatRequest, initial: InitialState | None) -> str:
+    """What separates the messages from the text that the state has taken in, where it has taken in any."""
+    if initial is None or initial.num_tokens == 0:
+        return ""
+    text_before = engine.detokenize(initial.last_tokens).decode(errors="replace")
+    return body.chat_template.follow(text_before)
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
@@ -30,9 +43,12 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
     return [token for reply in replies for token in engine.tokenize(reply)]
 
 
-def _call(body: ChatRequest, prompt: list[int], earlier: list[int], copy: int) -> GenerateRequest:
+def _call(
+    body: ChatRequest, prompt: list[int], earlier: list[int], copy: int, start: StartState | None
+) -> GenerateRequest:
     return GenerateRequest(
         prompt=prompt,
+        start=start,
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         sampling=body.sampling(copy),

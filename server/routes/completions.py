@@ -8,12 +8,14 @@ from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.types import StartState
 from server.answer import answer
 from server.body import read_body
 from server.completion_form import CompletionForm
 from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.completions import Completion, CompletionRequest, Prompt
+from server.start import find_beginning
 
 _EMPTY_PROMPT = (0,)  # the token that ends a text also begins one
 
@@ -21,15 +23,18 @@ _EMPTY_PROMPT = (0,)  # the token that ends a text also begins one
 async def completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, CompletionRequest)
-    calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt))]
+    beginning = await find_beginning(engine, body.state)
+    start = beginning.start
+    calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, start), start)]
     echoes = [_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.n)]
-    return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls)
+    return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, beginning)
 
 
-def _copies(body: CompletionRequest, prompt: Sequence[int]) -> list[GenerateRequest]:
+def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | None) -> list[GenerateRequest]:
     return [
         GenerateRequest(
             prompt=prompt,
+            start=start,
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
             sampling=body.sampling(copy),
@@ -40,8 +45,10 @@ def _copies(body: CompletionRequest, prompt: Sequence[int]) -> list[GenerateRequ
     ]
 
 
-def _tokens(engine: EngineLike, prompt: Prompt) -> Sequence[int]:
-    return (engine.tokenize(prompt) or _EMPTY_PROMPT) if isinstance(prompt, str) else prompt
+def _tokens(engine: EngineLike, prompt: Prompt, start: StartState | None) -> Sequence[int]:
+    """An empty text begins as all texts do, unless it is known already what comes next."""
+    nothing = () if start is not None and start.logits is not None else _EMPTY_PROMPT
+    return (engine.tokenize(prompt) or nothing) if isinstance(prompt, str) else prompt
 
 
 def _text(engine: EngineLike, prompt: Prompt) -> str:

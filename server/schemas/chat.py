@@ -11,6 +11,7 @@ from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, ChatTemplate, Role
 from rnn_engine.errors import InvalidRequestError
 from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.generation import GenerationBody, Stop
+from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
 
 _TEMPLATE = ChatTemplate()
@@ -186,6 +187,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    saved_state: NotRequired[StateEntry]
 
 
 class ChatDelta(TypedDict):
@@ -212,3 +214,4 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    saved_state: NotRequired[StateEntry]

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from server.schemas.base import RefusedError, only
 from server.schemas.generation import GenerationBody
+from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -86,3 +87,4 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
+    saved_state: NotRequired[StateEntry]

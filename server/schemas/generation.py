@@ -10,6 +10,8 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import SamplingParams
 from server.schemas.base import RefusedError, RequestBody
+from server.schemas.keeping import SaveAs
+from server.schemas.start import StartBody
 
 _SAMPLING = SamplingParams()
 _MAX_STOPS = 64
@@ -61,7 +63,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = Field(default=False, description="Send one more chunk, without choices, that holds `usage`.")
 
 
-class GenerationBody(RequestBody):
+class GenerationBody(StartBody):
     """What a client may set on any generation."""
 
     ignored: ClassVar = frozenset(
@@ -94,6 +96,12 @@ class GenerationBody(RequestBody):
     n: int = Field(default=1, ge=1, le=128, description="How many answers to one prompt.")
     stream: bool = Field(default=False, description="Send the answer as server-sent events while it is made.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+
+    save_as: SaveAs | None = Field(
+        default=None,
+        description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "
+        "object. The name that `state` has then stands for the new state.",
+    )
 
     def model_post_init(self, _context: Any) -> None:  # noqa: ANN401
         if self.stream_options is not None and not self.stream:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rnn_engine.types import ModelShape
+from rnn_engine.types import F32, ModelShape
 from states.files.confine import confined_path
 from states.files.container import file_parts
 from states.files.full import Origin, SavedState, full_state_parts, save_full_state
@@ -52,7 +52,7 @@ class StateFiles:
             path.write_bytes(data)
             return self.read(path)
 
-    def read_rows(self, values: Sequence[float], dims: Sequence[int]) -> LoadedState:
+    def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
         """The state in an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 

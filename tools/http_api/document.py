@@ -44,10 +44,12 @@ def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
     lines = [route.summary]
     if route.request is not None:
         lines.append(f"Body: {bodies.link(route.request)}.")
-    lines.append(f"Answer: {bodies.link(route.response)}.")
+    lines.append("Answer: a file." if route.response is None else f"Answer: {bodies.link(route.response)}.")
     if route.chunk is not None:
         lines.append(f"With `stream`, each event: {bodies.link(route.chunk)}.")
     yield " ".join(lines)
+    if route.query:
+        yield _table(("query", ""), [(f"`{name}`", meaning) for name, meaning in route.query.items()])
 
 
 def _plain(path: str) -> str:

@@ -1,0 +1,116 @@
+"""States as files: one named state to take away, and one to bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast, get_args
+
+from aiohttp import hdrs, web
+
+from rnn_engine.errors import InvalidRequestError
+from server.keys import ENGINE
+from server.routing import Route
+from server.schemas.state_entry import StateEntry
+from server.state_entry import state_entry
+from server.wire import json_response
+from states.files.exchange import ExportForm
+from states.named import Keeping, NamedState
+from states.registry import StateRegistry
+
+_ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
+_FORM_QUERY = {
+    "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
+    "the token shifts are lost) or `prefab` (ai00's CBOR)."
+}
+_KEEPING_QUERY = {
+    "owner": "Whose lease the state belongs to; absent, it has one of its own.",
+    "ttl": "Seconds without use after which the lease ends.",
+    "persistent": "`true`: keep it until it is removed.",
+}
+
+
+async def export(request: web.Request) -> web.StreamResponse:
+    states = request.app[ENGINE].states
+    form = _form(request)
+    named = states.get(request.match_info["name"])
+    parts = await asyncio.to_thread(lambda: list(states.files.export(form, named.name, named.id, named.initial)))
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
+    response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
+    response.content_length = sum(map(_size, parts))
+    await response.prepare(request)
+    for part in parts:
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+async def upload(request: web.Request) -> web.Response:
+    states = request.app[ENGINE].states
+    name, keeping = request.match_info["name"], _keeping(request)
+    states.check_place(name, keeping, 0)
+    data = await request.read()
+    return json_response(state_entry(states, await asyncio.to_thread(_put, states, name, keeping, data)))
+
+
+def _put(states: StateRegistry, name: str, keeping: Keeping, data: bytes) -> NamedState:
+    loaded = states.files.read_upload(data)
+    initial = states.files.make_initial(loaded, "upload")
+    return states.put(name, initial, keeping, source="upload", form=loaded.form, key=loaded.id)
+
+
+def _form(request: web.Request) -> ExportForm:
+    query = _query(request, _FORM_QUERY)
+    form = query.get("form", "full")
+    if form not in get_args(ExportForm):
+        raise InvalidRequestError("form", form, f"one of {', '.join(get_args(ExportForm))}")
+    return cast(ExportForm, form)
+
+
+def _keeping(request: web.Request) -> Keeping:
+    query = _query(request, _KEEPING_QUERY)
+    persistent = query.get("persistent", "false")
+    if persistent not in ("true", "false"):
+        raise InvalidRequestError("persistent", persistent, "true or false")
+    return Keeping(query.get("owner"), _seconds(query.get("ttl")), persistent == "true")
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InvalidRequestError("ttl", text, "a number of seconds") from None
+
+
+def _query(request: web.Request, known: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in request.query.items():
+        if name not in known:
+            raise InvalidRequestError(name, value, f"one of the query's fields {', '.join(known)}")
+    return dict(request.query)
+
+
+def _size(part: bytes | memoryview) -> int:
+    return memoryview(part).nbytes
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/states/{name}/export",
+        export,
+        "A state as a file.",
+        None,
+        query=_FORM_QUERY,
+        ai00_paths=False,
+    ),
+    Route(
+        "PUT",
+        "/v1/states/{name}",
+        upload,
+        "Name the state in a file of any form that is exported, or in a `.pth` with tuned states. "
+        "The body is the file as it is.",
+        StateEntry,
+        query=_KEEPING_QUERY,
+        ai00_paths=False,
+    ),
+)

@@ -1,0 +1,195 @@
+"""States under names: made, listed, copied, moved, advanced and removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from aiohttp import web
+
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import TokenInfo
+from rnn_engine.tasks.naming import advance_state, create_state
+from server.body import read_body
+from server.keys import ENGINE
+from server.logprobs import LEAST_LOGPROB, token_text
+from server.routing import Route
+from server.schemas.completions import Prompt
+from server.schemas.keeping import NewStateBody
+from server.schemas.state_entry import StateEntry
+from server.schemas.states import (
+    AdvancedState,
+    AdvanceStateRequest,
+    CreatedState,
+    CreateStateRequest,
+    ForkStateRequest,
+    ScoredStateToken,
+    StateEntries,
+    StateRemoved,
+    StateToken,
+    TakeStateRequest,
+)
+from server.start import find_beginning
+from server.state_entry import state_entry
+from server.usage import usage_of
+from server.wire import json_response
+from states.named import NamedState
+from states.registry import StateRegistry
+
+
+async def list_states(request: web.Request) -> web.Response:
+    states = request.app[ENGINE].states
+    return json_response(_listed(states, states.entries()))
+
+
+async def create(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    body = await read_body(request, CreateStateRequest)
+    beginning = await find_beginning(engine, body.state)
+    tokens = _tokens(engine, body.prompt)
+    named, cost = await create_state(engine, body.name, tokens, body.keeping, start=beginning.initial)
+    answer: CreatedState = {
+        "object": "state.created",
+        "state": state_entry(engine.states, named),
+        "usage": usage_of([cost]),
+    }
+    return json_response(answer)
+
+
+async def get(request: web.Request) -> web.Response:
+    states = request.app[ENGINE].states
+    return json_response(state_entry(states, states.get(_name(request))))
+
+
+async def remove(request: web.Request) -> web.Response:
+    removed = await asyncio.to_thread(request.app[ENGINE].states.remove, _name(request))
+    answer: StateRemoved = {
+        "object": "state.deleted",
+        "id": str(removed.id),
+        "name": removed.name,
+        "deleted": True,
+    }
+    return json_response(answer)
+
+
+async def open_copy(request: web.Request) -> web.Response:
+    body = await read_body(request, NewStateBody)
+    states = request.app[ENGINE].states
+    [copy] = await asyncio.to_thread(states.fork, _name(request), [body.name], body.keeping)
+    return json_response(state_entry(states, copy))
+
+
+async def fork(request: web.Request) -> web.Response:
+    body = await read_body(request, ForkStateRequest)
+    states = request.app[ENGINE].states
+    return json_response(
+        _listed(states, await asyncio.to_thread(states.fork, _name(request), body.names, body.keeping))
+    )
+
+
+async def take(request: web.Request) -> web.Response:
+    body = await read_body(request, TakeStateRequest)
+    states = request.app[ENGINE].states
+    name = states.get(_name(request)).name
+    taken = await asyncio.to_thread(states.take, name, body.name or name, body.keeping)
+    return json_response(state_entry(states, taken))
+
+
+async def advance(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    body = await read_body(request, AdvanceStateRequest)
+    tokens = _tokens(engine, body.input)
+    advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)
+    answer: AdvancedState = {
+        "object": "state.advanced",
+        "state": state_entry(engine.states, advanced.named),
+        "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
+        "next": _likeliest(engine, advanced.top),
+        "usage": usage_of([advanced.cost]),
+    }
+    return json_response(answer)
+
+
+def _name(request: web.Request) -> str:
+    return request.match_info["name"]
+
+
+def _tokens(engine: EngineLike, text: Prompt) -> Sequence[int]:
+    return engine.tokenize(text) if isinstance(text, str) else text
+
+
+def _listed(states: StateRegistry, entries: Sequence[NamedState]) -> StateEntries:
+    usage, default = states.usage(), states.default
+    return {
+        "object": "list",
+        "data": [state_entry(states, entry) for entry in entries],
+        "default": None if default is None else default.name,
+        "bytes": usage.num_bytes,
+        "capacity": usage.capacity,
+    }
+
+
+def _scored(engine: EngineLike, info: TokenInfo) -> ScoredStateToken:
+    return {**_token(engine, info.token, info.logprob), "top": _likeliest(engine, info.top)}
+
+
+def _likeliest(engine: EngineLike, tokens: Iterable[tuple[int, float]]) -> list[StateToken]:
+    return [_token(engine, token, logprob) for token, logprob in tokens]
+
+
+def _token(engine: EngineLike, token: int, logprob: float | None) -> StateToken:
+    known = None if logprob is None else max(logprob, LEAST_LOGPROB)
+    return {"id": token, "token": token_text(token, engine.detokenize([token])), "logprob": known}
+
+
+ROUTES = (
+    Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries, ai00_paths=False),
+    Route(
+        "POST",
+        "/v1/states",
+        create,
+        "Run a prompt and name the state after it.",
+        CreatedState,
+        request=CreateStateRequest,
+        ai00_paths=False,
+    ),
+    Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry, ai00_paths=False),
+    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, ai00_paths=False),
+    Route(
+        "POST",
+        "/v1/states/{name}/open",
+        open_copy,
+        "Copy a state under another name.",
+        StateEntry,
+        request=NewStateBody,
+        ai00_paths=False,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/fork",
+        fork,
+        "Copy a state under several names.",
+        StateEntries,
+        request=ForkStateRequest,
+        ai00_paths=False,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/take",
+        take,
+        "Move a state to another owner or name; the old name is gone.",
+        StateEntry,
+        request=TakeStateRequest,
+        ai00_paths=False,
+    ),
+    Route(
+        "POST",
+        "/v1/states/{name}/advance",
+        advance,
+        "Let a name stand for its state after more tokens, and read out log-probabilities. "
+        "Calls for one state run in the order in which they come.",
+        AdvancedState,
+        request=AdvanceStateRequest,
+        ai00_paths=False,
+    ),
+)
