@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
 import click
 
+from rnn_engine.cli.sizes import parse_size, size_in_words
 from states.config import CacheConfig, DiskConfig
 from states.payload import Precision
 
 _DEFAULT = CacheConfig()
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def _parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """A callback: bytes from a whole number, with K, M, G or T for powers of 1024."""
-    if text is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{text!r} is not allowed; expected a whole number of bytes as 0, 4096, 256M or 2G")
-    return int(match[1]) * _UNITS[match[2].upper()]
-
-
-def _in_words(num_bytes: int) -> str:
-    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
-    return f"{num_bytes // _UNITS[unit]}{unit}"
-
 
 _OPTIONS = (
     click.option(
         "--cache-device-bytes",
-        callback=_parse_size,
+        callback=parse_size,
         metavar="SIZE",
-        default=_in_words(_DEFAULT.device_capacity),
+        default=size_in_words(_DEFAULT.device_capacity),
         show_default=True,
         help="Memory of the device for states of prompts and answers, up to 64 states; 0 keeps none there.",
     ),
     click.option(
         "--cache-host-bytes",
-        callback=_parse_size,
+        callback=parse_size,
         metavar="SIZE",
-        default=_in_words(_DEFAULT.host_capacity),
+        default=size_in_words(_DEFAULT.host_capacity),
         show_default=True,
         help="The same in this computer's memory.",
     ),
@@ -55,9 +38,9 @@ _OPTIONS = (
     ),
     click.option(
         "--cache-disk-bytes",
-        callback=_parse_size,
+        callback=parse_size,
         metavar="SIZE",
-        help=f"The most that these files take.  [default: {_in_words(DiskConfig(Path()).capacity)}]",
+        help=f"The most that these files take.  [default: {size_in_words(DiskConfig(Path()).capacity)}]",
     ),
     click.option(
         "--cache-precision",

@@ -12,7 +12,9 @@ import click
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
 from rnn_engine.cli.options import device_option, model_argument, sampling_options, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.tasks.naming import text_before_chat
 from states.config import CacheConfig
 
 _STOP = (b"\n\n",)
@@ -25,15 +27,23 @@ _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 @sampling_options
 @tokenizer_option
 @device_option
+@state_option
 def command(
-    model: Path, system: str | None, max_tokens: int, tokenizer: str, device: str, sampling: SamplingParams
+    model: Path,
+    system: str | None,
+    max_tokens: int,
+    tokenizer: str,
+    device: str,
+    state: Path | None,
+    sampling: SamplingParams,
 ) -> None:
     """Talk with a model.
 
     Ctrl-C ends an answer. /new starts a new conversation; /exit or Ctrl-D leaves.
     """
     beginning = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
-    with engine_session(EngineChoice(model, tokenizer, device, slots=1, cache=CacheConfig())) as session:
+    choice = EngineChoice(model, tokenizer, device, slots=1, cache=CacheConfig(), states=only_state(state))
+    with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
         conversation = Conversation(session, sampling, max_tokens, list(beginning))
         while (said := _read_line()) not in (None, "/exit"):
@@ -75,8 +85,11 @@ class Conversation:
             self.messages.append(ChatMessage(Role.ASSISTANT, reply.text))
 
     def _request(self) -> GenerateRequest:
+        template, engine, initial = ChatTemplate(), self.session.engine, self.session.initial
+        text = text_before_chat(engine, initial, template) + template.render(self.messages)
         return GenerateRequest(
-            prompt=self.session.engine.tokenize(ChatTemplate().render(self.messages)),
+            prompt=engine.tokenize(text),
+            start=None if initial is None else initial.start,
             max_tokens=self.max_tokens,
             stop=_STOP,
             sampling=self.sampling,

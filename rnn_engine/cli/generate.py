@@ -15,6 +15,7 @@ from rnn_engine.cli.options import (
     tokenizer_option,
 )
 from rnn_engine.cli.session import EngineChoice, engine_session
+from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 
 
@@ -31,6 +32,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 @sampling_options
 @tokenizer_option
 @device_option
+@state_option
 def command(
     model: Path,
     prompt: str | None,
@@ -39,6 +41,7 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
+    state: Path | None,
     sampling: SamplingParams,
 ) -> None:
     """Continue a text and print what follows."""
@@ -46,10 +49,13 @@ def command(
         raise click.UsageError("--prompt and --tokens exclude each other")
     if prompt is None and tokens is None:
         prompt = _read_prompt()
-    with engine_session(EngineChoice(model, tokenizer, device, slots=1)) as session:
+    choice = EngineChoice(model, tokenizer, device, slots=1, states=only_state(state))
+    with engine_session(choice) as session:
         ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens
+        initial = session.initial
         request = GenerateRequest(
             prompt=ids or [],
+            start=None if initial is None else initial.start,
             max_tokens=max_tokens,
             stop=tuple(text.encode() for text in stop),
             sampling=sampling,

@@ -12,10 +12,12 @@ import numpy as np
 from rnn_engine.cli.atomic import atomic_file
 from rnn_engine.cli.options import device_option, model_argument, parse_tokens, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
+from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import WeightFormat, load_runner
 from rnn_engine.model import open_model
-from rnn_engine.types import F32, Runner, TokenRun
+from rnn_engine.tasks.state_files import state_files
+from rnn_engine.types import F32, Runner, State, TokenRun
 
 _SLOT = 0
 
@@ -34,25 +36,29 @@ _SLOT = 0
     show_default=True,
     help="How many tokens a step takes; the result does not depend on it.",
 )
+@state_option
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write: OUT.npz."
 )
-def command(model: Path, tokens: list[int], device: str, weights: WeightFormat, chunk: int, output: Path) -> None:
+def command(
+    model: Path, tokens: list[int], device: str, weights: WeightFormat, chunk: int, state: Path | None, output: Path
+) -> None:
     """Write the logits of tokens, and the state after them, to a file.
 
-    The tokens run from an empty state. The NumPy file holds `logits` [T, V] in f32, one row a token, and the state
-    after the last token: for each layer L `state.L.att_shift` [D], `state.L.wkv` [H, value, key] and
-    `state.L.ffn_shift` [D].
+    The tokens run from an empty state unless one is given. The NumPy file holds `logits` [T, V] in f32, one row a
+    token, and the state after the last token: for each layer L `state.L.att_shift` [D], `state.L.wkv` [H, value, key]
+    and `state.L.ffn_shift` [D].
     """
     size = min(chunk, len(tokens))
     with atomic_file(output) as file, progress_bar("opening the model") as report:
         with open_model(model) as opened:
             _check(tokens, opened.shape.vocab_size)
+            initial = None if state is None else state_files(opened.shape, opened.fingerprint).read(state).state
             runner = load_runner(
                 opened, device, weights=weights, num_slots=1, max_tokens=size, max_rows=size, progress=report
             )
         with closing(runner):
-            logits = run_logits(runner, tokens, size, report)
+            logits = run_logits(runner, tokens, size, report, initial)
             np.savez(file, allow_pickle=False, logits=logits, **_state(runner))
 
 
@@ -64,10 +70,10 @@ def _check(tokens: Sequence[int], vocab_size: int) -> None:
             raise InvalidRequestError("--tokens", token, f"token ids from 0 to {vocab_size - 1}")
 
 
-def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report) -> F32:
-    """The logits after every token of a new sequence, `chunk` tokens a step.  # [T, V]"""
+def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report, initial: State | None) -> F32:
+    """The logits after every token of a sequence that begins at `initial`, `chunk` tokens a step.  # [T, V]"""
     logits = np.empty((len(tokens), runner.shape.vocab_size), np.float32)
-    runner.write_state(_SLOT, None)
+    runner.write_state(_SLOT, initial)
     for start in range(0, len(tokens), chunk):
         report("running the tokens", start, len(tokens))
         part = tokens[start : start + chunk]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.state_options import state_options
+from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.requests import EngineInfo
+from rnn_engine.tasks.state_files import StateFile, StateSettings
 from server.app import ServerSettings, run
 from states.config import CacheConfig
 
@@ -25,6 +29,7 @@ from states.config import CacheConfig
 @device_option
 @slots_option(8)
 @cache_options
+@state_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 is all.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
@@ -42,6 +47,7 @@ def command(
     device: str,
     slots: int,
     cache: CacheConfig,
+    states: StateSettings,
     host: str,
     port: int,
     api_key: str | None,
@@ -51,10 +57,18 @@ def command(
     MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
-    choice = EngineChoice(model, tokenizer, device, slots, cache)
+    choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states))
     settings = ServerSettings(host=host, port=port, api_key=api_key)
     with _log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
+
+
+def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
+    """The demo model comes with a state to try, which is not the default; a name that is given otherwise stays so."""
+    demo = StateFile(pirate_state_path(), "pirate")
+    if model != model_path() or any(file.name == demo.name for file in states.files):
+        return states
+    return replace(states, files=[*states.files, demo])
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,9 @@ from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta
+from rnn_engine.tasks.state_files import StateSettings
 from states.config import CacheConfig
+from states.initial import InitialState
 
 T = TypeVar("T")
 
@@ -28,6 +30,7 @@ class EngineChoice:
     device: str
     slots: int
     cache: CacheConfig | None = None
+    states: StateSettings = field(default_factory=StateSettings)
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -47,6 +50,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 device=choice.device,
                 num_slots=choice.slots,
                 cache=choice.cache,
+                states=choice.states,
                 progress=report,
             )
         except asyncio.CancelledError:
@@ -60,6 +64,12 @@ class Session:
 
     engine: EngineLike
     loop: asyncio.Runner
+
+    @property
+    def initial(self) -> InitialState | None:
+        """What texts start from; None is an empty state."""
+        default = self.engine.states.default
+        return None if default is None else default.initial
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run(work)

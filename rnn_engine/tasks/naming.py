@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
@@ -127,6 +128,13 @@ async def settle_end(
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
     return (await run_tokens(engine, initial, rest)).initial
+
+
+def text_before_chat(engine: EngineLike, start: InitialState | None, template: ChatTemplate) -> str:
+    """What separates the messages of a chat from the text that `start` has taken in, where it has taken in any."""
+    if start is None or start.num_tokens == 0:
+        return ""
+    return template.follow(engine.detokenize(start.last_tokens).decode(errors="replace"))
 
 
 def check_room(engine: EngineLike, name: str, keeping: Keeping) -> None:

@@ -68,12 +68,17 @@ def make_registry(
     shape: ModelShape, fingerprint: str, folder: Path | None = None, capacity: int = DEFAULT_CAPACITY
 ) -> StateRegistry:
     """An empty registry. Makes the folder where it is missing."""
-    files = StateFiles(shape, fingerprint, _read_pth, folder)
+    files = state_files(shape, fingerprint, folder)
     try:
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
     return StateRegistry(files, capacity=capacity, saved=saved)
+
+
+def state_files(shape: ModelShape, fingerprint: str, folder: Path | None = None) -> StateFiles:
+    """The reader and writer of files for states of a model."""
+    return StateFiles(shape, fingerprint, _read_pth, folder)
 
 
 def _read_pth(path: Path) -> Mapping[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ from aiohttp import web
 from rnn_engine.chat_template import Role
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.tasks.naming import text_before_chat
 from rnn_engine.types import StartState
 from server.answer import answer
 from server.body import read_body
@@ -15,26 +16,17 @@ from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from server.start import find_beginning
-from states.initial import InitialState
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, ChatRequest)
     beginning = await find_beginning(engine, body.state)
-    opening = _opening(engine, body, beginning.initial)
-    prompt = engine.tokenize(opening + body.chat_template.render(body.conversation))
+    text_before = text_before_chat(engine, beginning.initial, body.chat_template)
+    prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))
     earlier = _earlier_replies(engine, body)
     calls = [_call(body, prompt, earlier, copy, beginning.start) for copy in range(body.n)]
     return await answer(request, body, ChatForm(engine, body, calls), calls, beginning)
-
-
-def _opening(engine: EngineLike, body: ChatRequest, initial: InitialState | None) -> str:
-    """What separates the messages from the text that the state has taken in, where it has taken in any."""
-    if initial is None or initial.num_tokens == 0:
-        return ""
-    text_before = engine.detokenize(initial.last_tokens).decode(errors="replace")
-    return body.chat_template.follow(text_before)
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:

@@ -1,0 +1,24 @@
+"""Numbers of bytes as options: 4096, 256M, 2G."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """A callback: bytes from a whole number, with K, M, G or T for powers of 1024."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not allowed; expected a whole number of bytes as 0, 4096, 256M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def size_in_words(num_bytes: int) -> str:
+    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
+    return f"{num_bytes // _UNITS[unit]}{unit}"

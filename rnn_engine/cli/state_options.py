@@ -1,0 +1,96 @@
+"""The options that say which states requests may start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+import click
+
+from rnn_engine.cli.sizes import parse_size, size_in_words
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.tasks.state_files import StateFile, StateSettings
+from states.named import check_name
+from states.registry import DEFAULT_CAPACITY
+
+_ONLY = "state"  # what a command calls the one state that it was given
+
+
+def _parse_named(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[StateFile]:
+    """A callback: NAME=FILE, several times."""
+    return [_named_file(text) for text in texts]
+
+
+def _named_file(text: str) -> StateFile:
+    name, equals, path = text.partition("=")
+    if not equals or not path:
+        raise click.BadParameter(f"{text!r} is not allowed; expected NAME=FILE")
+    try:
+        check_name(name, "NAME")
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+    return StateFile(Path(path), name)
+
+
+_SERVE_OPTIONS = (
+    click.option(
+        "--state",
+        "files",
+        multiple=True,
+        callback=_parse_named,
+        metavar="NAME=FILE",
+        help="Let requests start from the state in this file by its name. May be given several times.",
+    ),
+    click.option(
+        "--default-state",
+        metavar="NAME",
+        help="What requests start from that name no state; none for an empty one.  [default: the model file's own]",
+    ),
+    click.option(
+        "--state-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep persistent states here over restarts, and let requests read state files from here.",
+    ),
+    click.option(
+        "--state-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        default=size_in_words(DEFAULT_CAPACITY),
+        show_default=True,
+        help="The most memory that states with names take.",
+    ),
+)
+
+
+def state_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a server, which the command takes together as `states`."""
+
+    @wraps(command)
+    def with_states(
+        *,
+        files: list[StateFile],
+        default_state: str | None,
+        state_folder: Path | None,
+        state_bytes: int,
+        **others: object,
+    ) -> None:
+        command(states=StateSettings(files, default_state, state_folder, state_bytes), **others)
+
+    decorated: Callable[..., None] = with_states
+    for option in reversed(_SERVE_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Start from the state in this file.",
+)
+
+
+def only_state(file: Path | None) -> StateSettings:
+    """The settings of a command that starts from one file, if any."""
+    return StateSettings() if file is None else StateSettings([StateFile(file, _ONLY)], default=_ONLY)
