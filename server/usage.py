@@ -1,8 +1,11 @@
-"""Counts what an answer costs while its events pass by."""
+"""What an answer costs: counted while its events pass by, or put together from what its parts took."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rnn_engine.requests import Event, Finished, Started
+from rnn_engine.tasks.cost import Cost
 from server.schemas.usage import Usage
 
 
@@ -30,3 +33,14 @@ class Tally:
             "total_tokens": self._prompt_tokens + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
         }
+
+
+def usage_of(costs: Sequence[Cost]) -> Usage:
+    """The usage of an answer that generates nothing."""
+    prompt_tokens = sum(cost.prompt_tokens for cost in costs)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 0,
+        "total_tokens": prompt_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(cost.cached_tokens for cost in costs)},
+    }

@@ -10,7 +10,6 @@ from json import dumps
 
 from aiohttp import web
 
-from rnn_engine.tasks.embedding import Cost
 from rnn_engine.types import F32
 from server.schemas.embeddings import Encoding
 from server.schemas.usage import Usage
@@ -39,17 +38,6 @@ async def send_vectors(
         await asyncio.sleep(0)
     await response.write_eof()
     return response
-
-
-def usage_of(costs: Sequence[Cost]) -> Usage:
-    """The usage of an answer that generates nothing."""
-    prompt_tokens = sum(cost.prompt_tokens for cost in costs)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": 0,
-        "total_tokens": prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cost.cached_tokens for cost in costs)},
-    }
 
 
 def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[str]:

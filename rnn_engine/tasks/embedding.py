@@ -12,17 +12,10 @@ import numpy as np
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, Started
+from rnn_engine.tasks.cost import Cost
 from rnn_engine.tasks.fleet import Fleet
 from rnn_engine.tasks.state_vector import EmbeddingSettings, finish_vector, part_vector
 from rnn_engine.types import F32, StartState, State
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What it took to get to the end of one input."""
-
-    prompt_tokens: int
-    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

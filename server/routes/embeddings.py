@@ -11,13 +11,16 @@ from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.tasks.embedding import Cost, embed, find_centre, run_states
+from rnn_engine.tasks.cost import Cost
+from rnn_engine.tasks.embedding import embed, find_centre, run_states
 from server.body import read_body
 from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.completions import Prompt
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
-from server.vectors import VectorEntry, send_vectors, usage_of
+from server.start import resolve_start
+from server.usage import usage_of
+from server.vectors import VectorEntry, send_vectors
 from states.files.prefab import prefab_dims, rows_from_state
 
 MAX_INPUTS = 2048
@@ -31,12 +34,13 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     settings = body.settings
     settings.check(shape)
     inputs = _inputs(engine, "input", body.input, settings.dimensions or settings.size(shape))
+    start = await resolve_start(engine, body.state)
     costs: list[Cost] = []
     centre = None
     if body.center_on:
         others = _inputs(engine, "center_on", body.center_on, settings.size(shape))
-        centre, costs = await find_centre(engine, others, settings)
-    found = await embed(engine, inputs, settings, centre=centre)
+        centre, costs = await find_centre(engine, others, settings, start=start)
+    found = await embed(engine, inputs, settings, start=start, centre=centre)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
         for index, embedding in enumerate(found)
@@ -51,9 +55,10 @@ async def states(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, StatesRequest)
     dims = prefab_dims(shape)
     inputs = _inputs(engine, "input", body.input, math.prod(dims))
+    start = await resolve_start(engine, body.state)
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
-    async with aclosing(run_states(engine, inputs)) as ends:
+    async with aclosing(run_states(engine, inputs, start=start)) as ends:
         async for index, end in ends:
             rows = await asyncio.to_thread(rows_from_state, end.state, shape)
             entries[index] = VectorEntry({"object": "states", "index": index, "shape": dims}, "data", rows)

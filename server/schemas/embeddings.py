@@ -8,8 +8,9 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling
-from server.schemas.base import RefusedError, RequestBody
+from server.schemas.base import RefusedError
 from server.schemas.completions import Prompts
+from server.schemas.start import StartBody
 from server.schemas.usage import Usage
 
 Encoding: TypeAlias = Literal["float", "base64"]
@@ -33,7 +34,7 @@ _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, _INTEGERS, {"enum": ["all", "mean"]}]}
 
 
-class StatesRequest(RequestBody):
+class StatesRequest(StartBody):
     """Texts whose states are wanted whole."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})

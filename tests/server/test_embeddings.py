@@ -131,6 +131,36 @@ async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
         assert all(np.array_equal(read[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("path", [PATH, STATES])
+async def test_state_that_all_start_from(serve: Serve, path: str) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    kind = StateList if path == STATES else EmbeddingList
+    plain = await post(client, path, kind, {"input": "ab"})
+    [entry] = (await post(client, STATES, StateList, {"input": "x", "encoding_format": "base64"}))["data"]
+    inline = {"data": entry["data"], "shape": entry["shape"]}
+    started = await post(client, path, kind, {"input": ["ab", "c"], "state": inline})
+    assert started["data"][0] != plain["data"][0]
+    starts = [request.start for request in engine.requests[2:]]
+    assert len(starts) == 2
+    for start in starts:
+        assert start is not None
+        assert np.array_equal(start.state["wkv"], state_after(encode("x"))["wkv"])
+    await error_of(await client.post(path, json={"input": "ab", "state": "nobody"}), 404)
+    assert len(engine.requests) == 4
+
+
+async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    [entry] = (await post(client, STATES, StateList, {"input": "x"}))["data"]
+    inline = {"data": entry["data"], "shape": entry["shape"]}
+    await post(client, PATH, EmbeddingList, {"input": "a", "center_on": "b", "state": inline})
+    roots = [request.start.root for request in engine.requests if request.start is not None]
+    assert len(roots) == 2
+    assert roots[0] == roots[1]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -237,6 +267,15 @@ async def test_demo_model(demo: Client) -> None:
     again = await post(demo, PATH, EmbeddingList, {"input": texts[0]})
     assert again["data"][0]["embedding"] == pytest.approx(france, abs=1e-5)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"]
+
+
+async def test_text_in_two_parts_is_the_whole_text(demo: Client) -> None:
+    tokens = demo.app[ENGINE].tokenize("What is the capital of France?")
+    [entry] = (await post(demo, STATES, StateList, {"input": tokens[:4]}))["data"]
+    inline = {"data": entry["data"], "shape": entry["shape"]}
+    parts = await post(demo, PATH, EmbeddingList, {"input": tokens[4:], "state": inline})
+    whole = await post(demo, PATH, EmbeddingList, {"input": tokens})
+    assert parts["data"][0]["embedding"] == pytest.approx(whole["data"][0]["embedding"], abs=1e-5)
 
 
 async def test_official_client(demo: Client) -> None:
