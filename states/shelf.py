@@ -88,8 +88,8 @@ class Shelf:
     def swap(self, old: NamedState, new: NamedState) -> None:
         """Put `new` in the place of `old`, which is held. Raises OverloadedError."""
         self._make_room(new.owner, new.initial, old.initial)
-        del self._by_name[old.name]
         if new.name != old.name:
+            del self._by_name[old.name]
             self._gone.note(old.name, f"it is called {new.name!r} now")
         self._by_name[new.name] = new
         self._holdings.add(new.initial)

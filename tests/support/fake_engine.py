@@ -64,6 +64,7 @@ class FakeEngine:
     hold: int | None = None
     fail_at: int | None = None  # raise StepError before this token
     vanish_at: int | None = None  # end without `Finished` before this token
+    unrun: int = 0  # so many of the last tokens of a text were one with its stop, and are not run
     refuse: OverloadedError | None = None
     cache: StateCache | None = None  # to be looked at; no request uses it
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -153,7 +154,7 @@ class FakeEngine:
         yield Finished(reason, len(tokens), seed, stop, self._end(request, tokens) if request.keep_end else None)
 
     def _end(self, request: GenerateRequest, generated: Sequence[int]) -> EndState:
-        tokens = (*request.prompt, *generated)
+        tokens = (*request.prompt, *generated[: max(len(generated) - self.unrun, 0)])
         root = "" if request.start is None else request.start.root
         return EndState(tokens, state_after(tokens, root), np.zeros(VOCAB_SIZE, np.float32))
 

@@ -1,0 +1,280 @@
+"""/v1/states over the fake engine: made, listed, copied, moved, advanced, removed, and as files."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.schemas.state_entry import StateEntry
+from server.schemas.states import AdvancedState, CreatedState, StateEntries, StateRemoved
+from states.files.container import file_parts
+from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
+from tests.support.http import Client, Serve, check_shape, error_of, post
+from tests.support.models import tiny_shape
+from tests.support.named_states import Clock, make_registry
+from tests.support.toy_states import same
+
+PATH = "/v1/states"
+SHAPE = tiny_shape(vocab=VOCAB_SIZE)
+
+
+async def create(client: Client, name: str, prompt: str = "abc", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+    return await post(client, PATH, CreatedState, {"name": name, "prompt": prompt, **fields})
+
+
+async def listed(client: Client) -> dict[str, Any]:
+    body: dict[str, Any] = await (await client.get(PATH)).json()
+    check_shape(StateEntries, body)
+    return body
+
+
+async def names(client: Client) -> list[str]:
+    return [entry["name"] for entry in (await listed(client))["data"]]
+
+
+async def test_a_state_is_made_listed_described_and_removed(serve: Serve) -> None:
+    engine = FakeEngine(cached_tokens=1)
+    client = await serve(engine)
+    assert await listed(client) == {
+        "object": "list",
+        "data": [],
+        "default": None,
+        "bytes": 0,
+        "capacity": engine.states.usage().capacity,
+    }
+    created = await create(client, "a", owner="bob", ttl=60)
+    entry = created["state"]
+    assert (entry["name"], entry["source"], entry["num_tokens"], entry["owner"]) == ("a", "prompt", 3, "bob")
+    assert (entry["persistent"], entry["expires_in"], entry["has_logits"]) == (False, 60, True)
+    assert created["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert same(engine.states.get("a").initial.state, state_after(encode("abc")))
+    for key in ("a", entry["id"]):
+        one = await (await client.get(f"{PATH}/{key}")).json()
+        check_shape(StateEntry, one)
+        assert one == entry
+    body = await listed(client)
+    assert (body["data"], body["bytes"]) == ([entry], entry["bytes"])
+    removed = await (await client.delete(f"{PATH}/a")).json()
+    check_shape(StateRemoved, removed)
+    assert removed == {"object": "state.deleted", "id": entry["id"], "name": "a", "deleted": True}
+    error = await error_of(await client.get(f"{PATH}/a"), 404)
+    assert error["message"] == "state 'a' is gone: it was removed; there are: none"
+
+
+async def test_a_state_is_made_from_tokens_after_another(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a")
+    second = await post(client, PATH, CreatedState, {"name": "b", "prompt": encode("de"), "state": "a"})
+    assert second["state"]["num_tokens"] == 5
+    first = engine.states.get("a").initial
+    assert engine.states.get("b").initial.last_tokens == tuple(encode("abcde"))
+    assert same(engine.states.get("b").initial.state, state_after(encode("de"), first.digest))
+
+
+async def test_a_name_with_any_letters_is_found_in_a_path(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    name = "Pirat Käpt'n? 50%+#"
+    await create(client, name)
+    response = await client.get(f"{PATH}/Pirat%20K%C3%A4pt'n%3F%2050%25%2B%23")
+    assert (await response.json())["name"] == name
+
+
+async def test_copies_and_moves(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    await create(client, "a")
+    opened = await post(client, f"{PATH}/a/open", StateEntry, {"name": "b", "owner": "bob"})
+    forked = await post(client, f"{PATH}/a/fork", StateEntries, {"names": ["c", "d"], "ttl": 5})
+    assert (opened["owner"], [entry["owner"] for entry in forked["data"]]) == ("bob", ["c", "d"])
+    assert forked["bytes"] == opened["bytes"]
+    taken = await post(client, f"{PATH}/b/take", StateEntry, {"owner": "ann"})
+    assert (taken["name"], taken["owner"], taken["id"]) == ("b", "ann", opened["id"])
+    moved = await post(client, f"{PATH}/b/take", StateEntry, {"name": "e"})
+    assert (moved["name"], moved["owner"]) == ("e", "e")
+    assert await names(client) == ["a", "c", "d", "e"]
+
+
+async def test_an_advance_reads_out_and_goes_on(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    before = (await create(client, "a"))["state"]
+    answer = await post(client, f"{PATH}/a/advance", AdvancedState, {"input": "de", "logprobs": 1, "top_k": 2})
+    assert [(token["id"], token["token"], token["logprob"]) for token in answer["scored"]] == [
+        (encode("d")[0], "d", -encode("d")[0] / 100),
+        (encode("e")[0], "e", -encode("e")[0] / 100),
+    ]
+    assert [len(token["top"]) for token in answer["scored"]] == [1, 1]
+    assert [token["id"] for token in answer["next"]] == [0, 1]
+    assert answer["next"][0]["logprob"] == pytest.approx(-np.log(VOCAB_SIZE))
+    state = answer["state"]
+    assert (state["id"], state["source"], state["num_tokens"]) == (before["id"], "advance", 5)
+    assert state["digest"] != before["digest"]
+    assert (await listed(client))["data"] == [state]
+
+
+async def test_an_advance_without_tokens_only_reads_out(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    before = (await create(client, "a"))["state"]
+    answer = await post(client, f"{PATH}/a/advance", AdvancedState, {"top_k": 1})
+    assert (answer["state"], answer["scored"], len(answer["next"])) == (before, None, 1)
+
+
+async def test_advances_of_one_state_go_one_after_the_other(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a", prompt="0")
+    answers = await asyncio.gather(
+        *(post(client, f"{PATH}/a/advance", AdvancedState, {"input": str(number)}) for number in range(1, 6))
+    )
+    assert sorted(answer["state"]["num_tokens"] for answer in answers) == [2, 3, 4, 5, 6]
+    text = engine.detokenize(engine.states.get("a").initial.last_tokens)
+    assert sorted(text) == sorted(b"012345")
+    assert engine.most_active == 1
+
+
+async def test_a_state_that_goes_while_it_advances_is_an_error(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a")
+    engine.hold = 0
+    call = asyncio.create_task(client.post(f"{PATH}/a/advance", json={"input": "x"}))
+    await engine.held.wait()
+    await client.delete(f"{PATH}/a")
+    engine.release.set()
+    error = await error_of(await call, 404)
+    assert error["message"] == "state 'a' was removed or replaced meanwhile"
+    assert await names(client) == []
+
+
+@pytest.mark.parametrize("form", ["full", "tuned", "prefab"])
+async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    entry = (await create(client, "a"))["state"]
+    response = await client.get(f"{PATH}/a/export", params={"form": form})
+    assert (response.status, response.content_type) == (200, "application/octet-stream")
+    assert entry["id"] in response.headers["Content-Disposition"]
+    data = await response.read()
+    query = {"owner": "bob", "ttl": "60"}
+    uploaded = await (await client.put(f"{PATH}/b", data=data, params=query)).json()
+    check_shape(StateEntry, uploaded)
+    assert (uploaded["name"], uploaded["form"], uploaded["owner"]) == ("b", form, "bob")
+    assert (uploaded["digest"] == entry["digest"]) == (form != "tuned")
+    assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "prefab": None}[form]
+    assert uploaded["has_logits"] == (form == "full")
+    assert np.array_equal(engine.states.get("b").initial.state["wkv"], engine.states.get("a").initial.state["wkv"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "json", "status", "message"),
+    [
+        ("POST", "", {"name": "b"}, 400, "prompt: None is not allowed; expected a value"),
+        ("POST", "", {"name": "b", "prompt": ""}, 400, "prompt: [] is not allowed; expected at least one token"),
+        ("POST", "", {"name": "b", "prompt": [1, 257]}, 400, "prompt token 1: 257 is not allowed"),
+        ("POST", "", {"name": "b", "prompt": ["x"]}, 400, "expected a text or a list of token ids"),
+        ("POST", "", {"name": "a", "prompt": "x"}, 400, "name: 'a' is not allowed; expected a name that is free"),
+        ("POST", "", {"name": "none", "prompt": "x"}, 400, "name: 'none' is not allowed"),
+        ("POST", "", {"name": "b", "prompt": "x", "state": "c"}, 404, "state 'c' does not exist; there are: a"),
+        ("POST", "", {"name": "b", "prompt": "x", "ttl": -1}, 400, "ttl: -1.0 is not allowed; expected seconds"),
+        ("POST", "", {"name": "b", "prompt": "x", "persistent": True}, 400, "persistent: True is not allowed"),
+        ("POST", "/c/open", {"name": "b"}, 404, "state 'c' does not exist"),
+        ("POST", "/a/open", {"name": "a"}, 400, "name: 'a' is not allowed"),
+        ("POST", "/a/fork", {"names": []}, 400, "names: [] is not allowed; expected at least 1 item"),
+        ("POST", "/a/fork", {"names": ["b", "b"]}, 400, "names: ['b', 'b'] is not allowed"),
+        ("POST", "/c/take", {"owner": "b"}, 404, "state 'c' does not exist"),
+        ("POST", "/a/take", {"owner": "../x"}, 400, "owner: '../x' is not allowed"),
+        ("POST", "/c/advance", {"input": "x"}, 404, "state 'c' does not exist"),
+        ("POST", "/a/advance", {"input": [257]}, 400, "prompt token 0: 257 is not allowed"),
+        ("POST", "/a/advance", {"top_k": 258}, 400, "top_k: 258 is not allowed; expected a number from 0 to 257"),
+        ("POST", "/a/advance", {"logprobs": 21}, 400, "logprobs: 21 is not allowed"),
+        ("GET", "/c", None, 404, "state 'c' does not exist"),
+        ("DELETE", "/c", None, 404, "state 'c' does not exist"),
+        ("GET", "/c/export", None, 404, "state 'c' does not exist"),
+        ("GET", "/a/export?form=gguf", None, 400, "form: 'gguf' is not allowed; expected one of full, tuned, prefab"),
+        ("GET", "/a/export?from=full", None, 400, "from: 'full' is not allowed; expected one of the query's fields"),
+        ("PUT", "/a", None, 400, "name: 'a' is not allowed; expected a name that is free"),
+        ("PUT", "/b?ttl=x", None, 400, "ttl: 'x' is not allowed; expected a number of seconds"),
+        ("PUT", "/b?ttl=nan", None, 400, "ttl: nan is not allowed"),
+        ("PUT", "/b?persistent=yes", None, 400, "persistent: 'yes' is not allowed; expected true or false"),
+        ("PUT", "/b?persistent=true", None, 400, "persistent: True is not allowed; expected false: the server has no"),
+        ("PUT", "/b", None, 400, "upload: is neither safetensors nor .pth nor CBOR"),
+    ],
+)
+async def test_what_is_wrong_is_told_and_nothing_is_lost(
+    serve: Serve, method: str, path: str, json: object, status: int, message: str
+) -> None:
+    client = await serve(FakeEngine())
+    before = (await create(client, "a"))["state"]
+    error = await error_of(await client.request(method, PATH + path, json=json), status)
+    assert message in error["message"]
+    assert [{**entry, "expires_in": 3600} for entry in (await listed(client))["data"]] == [before]
+
+
+def damaged(engine: FakeEngine, kind: str) -> bytes:
+    """An upload that does not serve."""
+    files, named = engine.states.files, engine.states.get("a")
+    whole = b"".join(files.export("full", "a", named.id, named.initial))
+    match kind:
+        case "truncated":
+            return whole[:-7]
+        case "flipped":
+            return whole[:-1] + bytes([whole[-1] ^ 1])
+        case "of another model":
+            return whole.replace(b'"model":"model"', b'"model":"other"')
+    wkv = np.full((4, 16, 16), np.nan if kind == "with NaN" else 0.0, np.float32)
+    tensors = {f"blocks.{layer}.att.time_state": wkv for layer in range(2)}
+    if kind == "of another shape":
+        tensors["blocks.1.att.time_state"] = wkv[:, :8]
+    if kind == "of fewer layers":
+        del tensors["blocks.1.att.time_state"]
+    return b"".join(file_parts(tensors, {}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("truncated", "not a readable safetensors file"),
+        ("flipped", "damaged: "),
+        ("of another model", "damaged: the metadata does not match its checksum"),
+        ("with NaN", "blocks.0.att.time_state holds 1024 NaN or infinite values, the first at [0, 0, 0]"),
+        ("of another shape", "blocks.1.att.time_state has shape [4, 8, 16]; this model needs [4, 16, 16]"),
+        ("of fewer layers", "has time_state for layers 0 to 0; this model has layers 0 to 1"),
+    ],
+)
+async def test_a_file_that_does_not_serve_is_refused(serve: Serve, kind: str, message: str) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a")
+    error = await error_of(await client.put(f"{PATH}/b", data=damaged(engine, kind)), 400)
+    assert message in error["message"]
+    assert await names(client) == ["a"]
+
+
+async def test_a_lease_that_ended_is_told(serve: Serve) -> None:
+    clock = Clock()
+    client = await serve(FakeEngine(states=make_registry(shape=SHAPE, clock=clock)))
+    await create(client, "a", owner="bob", ttl=10)
+    clock.now = 9.0
+    assert (await (await client.get(f"{PATH}/a")).json())["expires_in"] == 10
+    clock.now = 19.0
+    error = await error_of(await client.get(f"{PATH}/a"), 404)
+    assert error["message"] == "state 'a' is gone: its lease ended after 10 seconds without use; there are: none"
+
+
+async def test_where_there_is_no_room_the_newest_gives_way_and_else_is_refused(serve: Serve) -> None:
+    size = 4 * VOCAB_SIZE + sum(array.nbytes for array in SHAPE.initial_state().values())
+    engine = FakeEngine(states=make_registry(shape=SHAPE, capacity=2 * size, clock=Clock()))
+    client = await serve(engine)
+    await create(client, "a", owner="old")
+    await create(client, "b", owner="new", ttl=30)
+    ran = len(engine.requests)
+    response = await client.post(PATH, json={"name": "c", "prompt": "x", "owner": "newest"})
+    error = await error_of(response, 429)
+    assert error["message"].startswith(f"states: {size} more bytes have no room: {2 * size} of the {2 * size} allowed")
+    assert response.headers["Retry-After"] == "30"
+    assert (await names(client), len(engine.requests)) == (["a", "b"], ran)
+    await create(client, "c", owner="old")
+    assert await names(client) == ["a", "c"]

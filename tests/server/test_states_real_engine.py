@@ -1,0 +1,122 @@
+"""Named states over the real engine, on the CPU, with the demo model: a conversation that was kept goes on as one
+that never stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.engine import Engine
+from rnn_engine.tasks.state_files import StateFile, StateSettings
+from server.app import make_app
+from server.keys import ENGINE
+from server.schemas.chat import ChatCompletion
+from server.schemas.completions import Completion
+from server.schemas.states import AdvancedState, CreatedState, StateEntries
+from server.settings import ServerSettings
+from tests.support.http import Client, post
+
+CHAT = "/v1/chat/completions"
+TALK = ("What is the capital of France?", "What is 3 + 4?", "Spell the word cat.")
+
+
+async def start(folder: Path) -> TestClient[Any, Any]:
+    settings = StateSettings([StateFile(pirate_state_path(), "pirate")], folder=folder)
+    engine = await Engine.load(model_path(), device="cpu", num_slots=3, states=settings)
+    return TestClient(TestServer(make_app(engine, ServerSettings())))
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with await start(tmp_path) as client:
+        yield client
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+async def say(client: Client, *messages: dict[str, str], **fields: object) -> str:
+    body = {"messages": list(messages), "temperature": 0, "max_tokens": 40, **fields}
+    answer: str = (await post(client, CHAT, ChatCompletion, body))["choices"][0]["message"]["content"]
+    return answer
+
+
+async def test_a_kept_conversation_goes_on_as_one_that_never_stopped(client: Client) -> None:
+    messages: list[dict[str, str]] = []
+    whole = []
+    for question in TALK:
+        messages.append(user(question))
+        whole.append(await say(client, *messages, state="pirate"))
+        messages.append(assistant(whole[-1]))
+    kept = [await say(client, user(TALK[0]), state="pirate", save_as="talk")]
+    kept += [await say(client, user(question), state="talk", save_as="talk") for question in TALK[1:]]
+    assert kept == whole
+    assert "Arr" in whole[0]
+    assert "Arr" not in await say(client, user(TALK[0]))
+
+
+async def test_forks_and_files_of_a_conversation_go_on_alike(client: Client) -> None:
+    await say(client, user(TALK[0]), state="pirate", save_as="talk")
+    expected = await say(client, user(TALK[1]), state="talk")
+    await post(client, "/v1/states/talk/fork", StateEntries, {"names": ["a", "b"]})
+    for form in ("full", "prefab"):
+        data = await (await client.get(f"/v1/states/talk/export?form={form}")).read()
+        assert (await client.put(f"/v1/states/{form}", data=data)).status == 200
+    answers = await asyncio.gather(*(say(client, user(TALK[1]), state=name) for name in ("a", "b", "full", "prefab")))
+    assert set(answers) == {expected}
+
+
+async def test_an_advance_in_steps_scores_as_one_run_does(client: Client) -> None:
+    text = "User: What is the capital of France?\n\nAssistant: The capital of France is Paris."
+    body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 0, "state": "pirate"}
+    whole = (await post(client, "/v1/completions", Completion, body))["choices"][0]["logprobs"]
+    tokens = (await (await client.post("/tokenize", json={"content": text})).json())["tokens"]
+    await post(client, "/v1/states", CreatedState, {"name": "s", "prompt": tokens[:4], "state": "pirate"})
+    scored: list[dict[str, Any]] = []
+    for first in range(4, len(tokens), 5):
+        part = {"input": tokens[first : first + 5], "logprobs": 1, "top_k": 1}
+        answer = await post(client, "/v1/states/s/advance", AdvancedState, part)
+        scored += answer["scored"]
+    assert [token["id"] for token in scored] == tokens[4:]
+    assert [token["logprob"] for token in scored] == pytest.approx(whole["token_logprobs"][4:], abs=1e-3)
+    drawn = {"prompt": "", "state": "s", "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+    choice = (await post(client, "/v1/completions", Completion, {**drawn, "stop": []}))["choices"][0]
+    assert answer["next"][0]["token"] == "\n\n"
+    assert choice["token_ids"] == [answer["next"][0]["id"]]
+
+
+async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None:
+    engine = client.app[ENGINE]
+
+    async def roots() -> set[str]:
+        return {node.root for node in await engine.cache_nodes(1000)}
+
+    await say(client, user(TALK[0]), state="pirate", save_as="talk")
+    await say(client, user(TALK[1]), state="talk")
+    await post(client, "/v1/states/talk/fork", StateEntries, {"names": ["fork"]})
+    root = engine.states.get("talk").initial.digest
+    assert root in await roots()
+    await client.delete("/v1/states/talk")
+    assert root in await roots()
+    await client.delete("/v1/states/fork")
+    assert root not in await roots()
+    assert engine.states.get("pirate").initial.digest in await roots()
+
+
+async def test_a_persistent_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
+    async with await start(tmp_path) as client:
+        await say(client, user(TALK[0]), state="pirate", save_as={"name": "talk", "persistent": True})
+        expected = await say(client, user(TALK[1]), state="talk")
+    async with await start(tmp_path) as client:
+        assert await say(client, user(TALK[1]), state="talk") == expected
