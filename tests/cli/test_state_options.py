@@ -1,0 +1,114 @@
+"""States on the command line: which a server begins with, and commands that start from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.reference.v7 import forward
+from rnn_engine.tasks.state_files import StateFile, StateSettings
+from states.files.reading import save_tuned_state
+from tests.support.cli import Command
+from tests.support.models import TensorModel
+from tests.support.named_states import some_state
+
+Settings = Callable[..., StateSettings]
+
+
+@pytest.fixture
+def settings(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What the engine would begin with, for arguments of `serve`."""
+    choices: list[EngineChoice] = []
+
+    def run(load: partial[object], *_: object) -> None:
+        choices.extend(load.args)
+
+    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+
+    def ask(*arguments: object) -> StateSettings:
+        rnn_engine("serve", *arguments)
+        return choices[-1].states
+
+    return ask
+
+
+@pytest.fixture
+def state_file(tiny_model: TensorModel, tmp_path: Path) -> Path:
+    path = tmp_path / "state.safetensors"
+    save_tuned_state(path, some_state(1, tiny_model.shape), tiny_model.shape)
+    return path
+
+
+def test_a_server_begins_with_what_it_is_given(settings: Settings) -> None:
+    assert settings("m.st") == StateSettings([])
+    given = settings(
+        "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--default-state", "a", "--state-folder", "folder",
+        "--state-bytes", "2M",
+    )  # fmt: skip
+    files = [StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c")]
+    assert given == StateSettings(files, "a", Path("folder"), 2 << 20)
+
+
+def test_the_demo_model_comes_with_a_state_to_try(settings: Settings) -> None:
+    pirate = StateFile(pirate_state_path(), "pirate")
+    assert settings() == settings(model_path()) == StateSettings([pirate])
+    mine = StateFile(Path("x.st"), "mine")
+    assert settings("--state", "mine=x.st").files == [mine, pirate]
+    assert settings("--state", "pirate=x.st").files == [StateFile(Path("x.st"), "pirate")]
+
+
+@pytest.mark.parametrize("text", ["a", "=x.st", "a=", "none=x.st", "a/b=x.st"])
+def test_what_names_no_state_is_refused(rnn_engine: Command, text: str) -> None:
+    said = rnn_engine("serve", "m.st", "--state", text, code=2)
+    assert "--state" in said
+    assert "is not allowed; expected" in " ".join(said.split())
+
+
+def test_a_state_that_is_missing_ends_the_start(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--state", "a=no.st", code=1)
+    assert said.splitlines()[-1] == "Error: no.st: can't be read: No such file or directory"
+
+
+def test_logits_start_from_a_state(
+    rnn_engine: Command, model_file: Path, tiny_model: TensorModel, state_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.npz"
+    rnn_engine("logits", model_file, "--tokens", "3,1,4", "--device", "cpu", "--state", state_file, "-o", output)
+    initial = tiny_model.shape.initial_state() | {"wkv": some_state(1, tiny_model.shape)["wkv"]}
+    logits, _ = forward(tiny_model, [3, 1, 4], initial)
+    with np.load(output) as file:
+        np.testing.assert_allclose(file["logits"], logits, atol=1e-3)
+        assert np.abs(file["logits"] - forward(tiny_model, [3, 1, 4])[0]).max() > 1
+
+
+def test_generate_starts_from_a_state(rnn_engine: Command, model_file: Path, state_file: Path) -> None:
+    arguments = ("generate", model_file, "--tokens", "1,2,3", "--max-tokens", 8, "--temperature", 0, "--device", "cpu")
+    plain, from_state = rnn_engine(*arguments), rnn_engine(*arguments, "--state", state_file)
+    assert re.fullmatch(r"(\d+ ){1,8}\n", from_state)
+    assert plain != from_state
+
+
+def test_chat_starts_from_a_state(rnn_engine: Command) -> None:
+    said = rnn_engine(
+        "chat", "--device", "cpu", "--temperature", 0, "--state", pirate_state_path(),
+        stdin="What is the capital of France?\n",
+    )  # fmt: skip
+    assert "Arr!" in said
+
+
+@pytest.mark.parametrize("command", ["chat", "generate --prompt x", "logits --tokens 1 -o OUT"])
+def test_a_state_of_another_model_is_refused(
+    rnn_engine: Command, model_file: Path, tmp_path: Path, command: str
+) -> None:
+    words = command.replace("OUT", str(tmp_path / "out.npz")).split()
+    said = rnn_engine(
+        words[0], model_file, *words[1:], "--device", "cpu", "--state", pirate_state_path(), code=1, stdin=""
+    )
+    assert "pirate.safetensors: has time_state for layers 0 to 5; this model has layers 0 to 1" in said
