@@ -51,8 +51,8 @@ class Leases:
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
-        """End a lease; the owner's next use begins another, which is the newest then."""
-        del self._by_owner[owner]
+        """End the owner's lease, if it has one; its next use begins another, which is the newest then."""
+        self._by_owner.pop(owner, None)
 
     def end_expired(self) -> list[Lease]:
         """End every lease whose time is over; returns them."""

@@ -27,6 +27,7 @@ from states.shelf import Shelf
 from states.turns import Turns
 
 DEFAULT_CAPACITY = 512 << 20
+DEFAULT_MAX_NAMES = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -50,15 +51,19 @@ class StateRegistry:
         files: StateFiles,
         *,
         capacity: int = DEFAULT_CAPACITY,
+        max_names: int = DEFAULT_MAX_NAMES,
         saved: SavedStates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`capacity` bounds the bytes of all states together. `saved` keeps persistent ones; None can't keep any."""
+        """`capacity` bounds the bytes of all states together, `max_names` their number.
+
+        `saved` keeps persistent ones; None can't keep any.
+        """
         self.files = files
         self.turns = Turns()
         self._saved = saved
         self._listeners: list[Callable[[str], None]] = []
-        self._shelf = Shelf(capacity, clock, self._tell)
+        self._shelf = Shelf(capacity, max_names, clock, self._tell)
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # taken before the other one
 
@@ -167,6 +172,7 @@ class StateRegistry:
             raise InvalidRequestError("names", list(names), "one or more names, all different")
         with self._changing() as shelf:
             origin = _use(shelf, name_or_id)
+            shelf.check_room(0, None, len(names))
             for name in names:
                 self._check_place(shelf, name, keeping, 0)
             owners = [shelf.renew(keeping, name) for name in names]
@@ -260,7 +266,7 @@ class StateRegistry:
             return
         with self._disk_lock:
             with self._lock:
-                entry = next((known for known in self._shelf.entries() if known.id == key), None)
+                entry = self._shelf.of_id(key)
             if entry is not None and entry.persistent:
                 self._saved.save(key, entry.name, entry.initial)
             else:
@@ -290,6 +296,6 @@ def _named(
 ) -> NamedState:
     """The state's own id, or one that follows from name and values, so that it is the same at every start."""
     key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{initial.digest}")
-    if any(known.id == key for known in shelf.entries()):
+    if shelf.of_id(key) is not None:
         key = uuid.uuid4()
     return NamedState(name, key, form, source, time.time(), owner, initial)

@@ -1,17 +1,20 @@
 """The names of states in memory: who owns them, how many bytes they take, and who gives way where room is short.
 
-Where a newcomer does not fit, the newest leases end, each with all its states, but only leases that are newer than the
-one in whose name room is asked for. If even that would not do, nothing ends and the newcomer is refused.
+A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
+fit, the newest leases end, each with all its states, but only leases that are newer than the one in whose name room is
+asked for. If even that would not do, nothing ends and the newcomer is refused.
 
 Knows names and leases; knows no files, no threads and no requests.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.holdings import Holdings
+from states.index import NameIndex
 from states.initial import InitialState
 from states.leases import DEFAULT_TTL, Lease, Leases
 from states.named import Keeping, NamedState, check_name
@@ -23,14 +26,17 @@ _NAMES_TOLD = 20
 class Shelf:
     """Names and what they stand for. Not thread-safe."""
 
-    def __init__(self, capacity: int, clock: Callable[[], float], forget: Callable[[str], None]) -> None:
+    def __init__(
+        self, capacity: int, max_names: int, clock: Callable[[], float], forget: Callable[[str], None]
+    ) -> None:
         """`forget` is called with a digest when the last state of these values goes."""
         self.capacity = capacity
+        self._max_names = max_names
         self.leases = Leases(clock)
         self.default: str | None = None  # a name that is there
         self._forget = forget
         self._holdings = Holdings()
-        self._by_name: dict[str, NamedState] = {}
+        self._index = NameIndex()
         self._gone = Obituaries()
 
     @property
@@ -39,7 +45,7 @@ class Shelf:
 
     def entries(self) -> tuple[NamedState, ...]:
         """All of them, in the order in which their names were entered."""
-        return tuple(self._by_name.values())
+        return tuple(self._index)
 
     def end_expired(self) -> None:
         """Let go of what nobody used in time."""
@@ -48,9 +54,7 @@ class Shelf:
 
     def find(self, name_or_id: str) -> NamedState:
         """Raises NotFoundError, which lists the names and says what became of this one."""
-        entry = self._by_name.get(name_or_id)
-        if entry is None:
-            entry = next((other for other in self._by_name.values() if str(other.id) == name_or_id.lower()), None)
+        entry = self._index.named(name_or_id) or self._of_id(name_or_id)
         if entry is None:
             reason = self._gone.reason(name_or_id)
             fate = "does not exist" if reason is None else f"is gone: {reason}"
@@ -59,16 +63,22 @@ class Shelf:
 
     def holds(self, entry: NamedState) -> bool:
         """Whether its name still stands for it."""
-        return self._by_name.get(entry.name) is entry
+        return self._index.named(entry.name) is entry
+
+    def of_id(self, key: uuid.UUID) -> NamedState | None:
+        """The state of this id, if it is here."""
+        return self._index.of_id(key)
 
     def check_free(self, name: str, field: str) -> None:
         """Raise InvalidRequestError for what can't be a name or is one already."""
         check_name(name, field)
-        if (taken := self._by_name.get(name)) is not None:
+        if (taken := self._index.named(name)) is not None:
             raise InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
 
-    def check_room(self, num_bytes: int, owner: str | None) -> None:
-        """Raise OverloadedError where so many more bytes have no room."""
+    def check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
+        """Raise OverloadedError where so many more names and bytes have no room."""
+        if len(self._index) + num_names > self._max_names:
+            raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._holdings.growth([], going))
 
     def renew(self, keeping: Keeping, name: str) -> str | None:
@@ -80,8 +90,10 @@ class Shelf:
 
     def enter(self, entry: NamedState) -> None:
         """Take in a state under a free name. Raises OverloadedError."""
+        if len(self._index) >= self._max_names:
+            raise self._too_many(1)
         self._make_room(entry.owner, entry.initial)
-        self._by_name[entry.name] = entry
+        self._index.put(entry)
         self._holdings.add(entry.initial)
         self._gone.revive(entry.name)
 
@@ -89,9 +101,9 @@ class Shelf:
         """Put `new` in the place of `old`, which is held. Raises OverloadedError."""
         self._make_room(new.owner, new.initial, old.initial)
         if new.name != old.name:
-            del self._by_name[old.name]
+            self._index.remove(old)
             self._gone.note(old.name, f"it is called {new.name!r} now")
-        self._by_name[new.name] = new
+        self._index.put(new)
         self._holdings.add(new.initial)
         self._gone.revive(new.name)
         if self.default == old.name:
@@ -100,26 +112,32 @@ class Shelf:
 
     def drop(self, entry: NamedState, reason: str) -> None:
         """Let go of a state that is held."""
-        del self._by_name[entry.name]
+        self._index.remove(entry)
         self._gone.note(entry.name, reason)
         if self.default == entry.name:
             self.default = None
         self._release(entry)
 
     def _known_names(self) -> str:
-        names = sorted(self._by_name)
+        names = sorted(entry.name for entry in self._index)
         more = len(names) - _NAMES_TOLD
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
+    def _of_id(self, text: str) -> NamedState | None:
+        try:
+            return self._index.of_id(uuid.UUID(text))
+        except ValueError:
+            return None
+
     def _release(self, entry: NamedState) -> None:
+        """Let go of what stands in no index any more."""
+        if entry.owner is not None and not self._index.owned_by(entry.owner):
+            self.leases.end(entry.owner)
         if self._holdings.remove(entry.initial):
             self._forget(entry.initial.digest)
 
-    def _owned_by(self, owner: str) -> list[NamedState]:
-        return [entry for entry in self._by_name.values() if entry.owner == owner]
-
     def _drop_all_of(self, owner: str, reason: str) -> None:
-        for entry in self._owned_by(owner):
+        for entry in self._index.owned_by(owner):
             self.drop(entry, reason)
 
     def _make_room(self, owner: str | None, added: InitialState, *removed: InitialState) -> None:
@@ -127,7 +145,6 @@ class Shelf:
         for lease in self._find_victims(
             owner, growth, lambda going: self._holdings.growth([added], [*removed, *going])
         ):
-            self.leases.end(lease.owner)
             self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
 
     def _find_victims(
@@ -143,9 +160,8 @@ class Shelf:
         for lease in self._newer_than(owner):
             if growth(going) <= room:
                 break
-            owned = [entry.initial for entry in self._owned_by(lease.owner)]
-            victims += [lease] if owned else []
-            going += owned
+            victims.append(lease)
+            going += [entry.initial for entry in self._index.owned_by(lease.owner)]
         if growth(going) > room:
             raise self._no_room(num_bytes)
         return victims
@@ -155,10 +171,20 @@ class Shelf:
         own = None if owner is None else self.leases.find(owner)
         return [] if own is None else [lease for lease in self.leases.newest_first() if lease.number > own.number]
 
+    def _too_many(self, num_names: int) -> OverloadedError:
+        return OverloadedError(
+            f"states: no room for {num_names} more: there are {len(self._index)} of the {self._max_names} allowed; "
+            "delete states, or wait until a lease ends",
+            retry_after=self._seconds_to_wait(),
+        )
+
     def _no_room(self, num_bytes: int) -> OverloadedError:
-        seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
         return OverloadedError(
             f"states: {num_bytes} more bytes have no room: {self.num_bytes} of the {self.capacity} allowed are taken, "
             "and none of it by leases that are newer than the asker's; delete states, or wait until a lease ends",
-            retry_after=min(seconds, default=DEFAULT_TTL),
+            retry_after=self._seconds_to_wait(),
         )
+
+    def _seconds_to_wait(self) -> float:
+        seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
+        return min(seconds, default=DEFAULT_TTL)

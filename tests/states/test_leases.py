@@ -121,6 +121,28 @@ def test_persistent_states_do_not_give_way_and_come_as_newcomers(tmp_path: Path)
     assert states.seconds_left(states.get("kept")) is None
 
 
+def test_an_owner_who_has_nothing_left_begins_again_as_the_newest() -> None:
+    states = make_registry(capacity=2 * SIZE)
+    put(states, "a", "first", ttl=5)
+    put(states, "b", "second")
+    states.remove("a")
+    put(states, "c", "first")
+    assert states.seconds_left(states.get("c")) == DEFAULT_TTL
+    put(states, "d", "second")
+    assert names(states) == "b d"
+
+
+def test_the_number_of_names_is_bound_too() -> None:
+    states = make_registry(max_names=3)
+    put(states, "a")
+    with pytest.raises(OverloadedError, match="states: no room for 3 more: there are 1 of the 3 allowed"):
+        states.fork("a", ["b", "c", "d"], Keeping())
+    states.fork("a", ["b", "c"], Keeping())
+    with pytest.raises(OverloadedError, match="no room for 1 more: there are 3 of the 3 allowed"):
+        put(states, "d")
+    assert names(states) == "a b c"
+
+
 def test_what_is_shared_is_freed_when_the_last_name_goes() -> None:
     states = make_registry(capacity=2 * SIZE)
     put(states, "a", "first")

@@ -49,6 +49,11 @@ class Books:
         del self.owners[owner]
         self.states = {name: state for name, state in self.states.items() if state[0] != owner}
 
+    def settle(self) -> None:
+        """Owners who have nothing have no lease."""
+        for owner in [name for name in self.owners if all(state[0] != name for state in self.states.values())]:
+            del self.owners[owner]
+
     def use(self, owner: str, ttl: float | None = None) -> None:
         self.count += 1
         lease = self.owners.setdefault(owner, Owner(self.count, DEFAULT_TTL, self.now))
@@ -176,6 +181,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @invariant()
     def all_agrees(self) -> None:
+        self.books.settle()
         entries = {entry.name: (entry.owner, entry.initial) for entry in self.registry.entries()}
         assert entries == self.books.states
         assert self.registry.usage().num_bytes == self.books.num_bytes(self.books.states) <= CAPACITY

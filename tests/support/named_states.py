@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.types import F32, ModelShape
 from states.files.exchange import StateFiles
 from states.initial import InitialState, make_initial_state
-from states.registry import DEFAULT_CAPACITY, StateRegistry
+from states.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
 from states.saved import SavedStates
 from tests.support.models import tiny_shape
 
@@ -54,12 +54,13 @@ def make_registry(
     *,
     shape: ModelShape = SHAPE,
     capacity: int = DEFAULT_CAPACITY,
+    max_names: int = DEFAULT_MAX_NAMES,
     clock: Clock | None = None,
     model: str = FINGERPRINT,
 ) -> StateRegistry:
     """A registry that keeps persistent states in `folder`, with those that are there already."""
     files = StateFiles(shape, model, read_pth, folder)
     saved = None if folder is None else SavedStates(files, folder)
-    registry = StateRegistry(files, capacity=capacity, saved=saved, clock=clock or Clock())
+    registry = StateRegistry(files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock())
     registry.load_saved()
     return registry
