@@ -124,3 +124,14 @@ async def test_stream_that_fails(client: openai.AsyncOpenAI, engine: FakeEngine)
     with pytest.raises(openai.APIError, match="device was lost"):
         async for _ in stream:
             pass
+
+
+async def test_a_conversation_that_is_kept(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    create = client.chat.completions.create
+    first = await create(model="any", messages=[{"role": "user", "content": "Hi"}], extra_body={"save_as": "talk"})
+    assert first.model_extra is not None
+    assert first.model_extra["saved_state"]["name"] == "talk"
+    await create(model="any", messages=[{"role": "user", "content": "Bye"}], extra_body={"state": "talk"})
+    assert engine.detokenize(engine.requests[-1].prompt) == b"\n\nUser: Bye\n\nAssistant:"
+    with pytest.raises(openai.NotFoundError, match="state 'poet' does not exist; there are: talk"):
+        await create(model="any", messages=[{"role": "user", "content": "Hi"}], extra_body={"state": "poet"})

@@ -18,6 +18,7 @@ from server.app import make_app
 from server.keys import ENGINE
 from server.schemas.chat import ChatCompletion
 from server.schemas.completions import Completion
+from server.schemas.embeddings import StateList
 from server.schemas.states import AdvancedState, CreatedState, StateEntries
 from server.settings import ServerSettings
 from tests.support.http import Client, post
@@ -120,3 +121,13 @@ async def test_a_persistent_conversation_goes_on_after_a_restart(tmp_path: Path)
         expected = await say(client, user(TALK[1]), state="talk")
     async with await start(tmp_path) as client:
         assert await say(client, user(TALK[1]), state="talk") == expected
+
+
+async def test_what_follows_equal_states_is_kept_together_however_they_are_sent(client: Client) -> None:
+    asked = {"input": "User: Hi", "encoding_format": "base64"}
+    [whole] = (await post(client, "/api/oai/states", StateList, asked))["data"]
+    inline = {"data": whole["data"], "shape": whole["shape"]}
+    body = {"messages": [user(TALK[0])], "state": inline, "max_tokens": 1}
+    first, second = [(await post(client, CHAT, ChatCompletion, body))["usage"] for _ in range(2)]
+    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["prompt_tokens_details"]["cached_tokens"] == second["prompt_tokens"]
