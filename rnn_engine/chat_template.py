@@ -74,7 +74,7 @@ class ChatTemplate:
         return self.sep.join([*records, _fill(self.prefix, names)])
 
     def follow(self, text: str) -> str:
-        """What stands between a text, of which the end is enough, and the next record: what it lacks of the separator."""
+        """What comes between a text, of which the end is enough, and the next record: the separator's missing part."""
         overlap = next(n for n in range(len(self.sep), -1, -1) if text.endswith(self.sep[:n]))
         return self.sep[overlap:]
 
