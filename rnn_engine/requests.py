@@ -81,7 +81,7 @@ class GenerateRequest:
                 _check_range(f"{field_name} position", position, 0, len(self.prompt))
         _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
-            _check_tokens(field_name, getattr(self, field_name), shape.vocab_size)
+            check_tokens(field_name, getattr(self, field_name), shape.vocab_size)
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         if any(len(stop) == 0 for stop in self.stop):
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
@@ -148,6 +148,7 @@ class Finished:
     seed: int
     stop: bytes | int | None = None  # the stop string or token that ended it
     end: EndState | None = None  # where `keep_end` was asked for
+    stop_token: TokenInfo | None = None  # the stop token that ended it, where log-probabilities were asked for
 
 
 Event: TypeAlias = Started | PromptScored | TextDelta | Finished
@@ -176,7 +177,8 @@ class EngineStats:
     queued: int
 
 
-def _check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:
+def check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequestError for the first that is no token id."""
     for position, token in enumerate(tokens):
         if not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{field_name} token {position}", token, f"a token id from 0 to {vocab_size - 1}")

@@ -43,11 +43,12 @@ class CompletionForm:
         return self._with_ids(choice, delta.tokens)
 
     def closing(self, index: int, finished: Finished) -> CompletionChoice:
-        choice = self._choice(index, "", ())
+        choice = self._choice(index, "", _stop_token(finished))
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
     def whole(self, index: int, outcome: Outcome, finished: Finished) -> CompletionChoice:
-        choice = self._choice(index, self._echoes[index] + outcome.text, [*outcome.prompt, *outcome.tokens])
+        tokens = [*outcome.prompt, *outcome.tokens, *_stop_token(finished)]
+        choice = self._choice(index, self._echoes[index] + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
@@ -66,3 +67,8 @@ class CompletionForm:
         if self._body.return_token_ids:
             choice["token_ids"] = [info.token for info in tokens]
         return choice
+
+
+def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
+    """The stop token has a log-probability like the others, though it is no part of the text."""
+    return () if finished.stop_token is None else (finished.stop_token,)

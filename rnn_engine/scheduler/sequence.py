@@ -6,6 +6,7 @@ Knows its own tokens and text; knows nothing of other sequences, of slots' owner
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rnn_engine.requests import (
     EndState,
@@ -158,7 +159,10 @@ class LiveSequence:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
         if drawn.token in self.request.stop_tokens:
-            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token)]
+            finished = self._finish("stop", row, drawn.token)
+            if self.request.logprobs is not None:
+                finished = replace(finished, stop_token=self._describe(drawn.token, drawn.logprob, row))
+            return [*_text_event(self._text.flush(), ()), finished]
         tokens = (self._describe(drawn.token, drawn.logprob, row),)
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:

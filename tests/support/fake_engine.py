@@ -151,7 +151,13 @@ class FakeEngine:
             yield TextDelta(decoder.decode(info.data), (info,))
         await self._obstacles(len(tokens))
         seed = RANDOM_SEED if request.sampling.seed is None else request.sampling.seed
-        yield Finished(reason, len(tokens), seed, stop, self._end(request, tokens) if request.keep_end else None)
+        end = self._end(request, tokens) if request.keep_end else None
+        yield Finished(reason, len(tokens), seed, stop, end, self._stop_token(request, stop))
+
+    def _stop_token(self, request: GenerateRequest, stop: bytes | int | None) -> TokenInfo | None:
+        if not isinstance(stop, int) or request.logprobs is None:
+            return None
+        return next(self._score(request, [stop], unknown=False))
 
     def _end(self, request: GenerateRequest, generated: Sequence[int]) -> EndState:
         tokens = (*request.prompt, *generated[: max(len(generated) - self.unrun, 0)])
