@@ -5,9 +5,10 @@ Knows the order of events and the frame around the choices; what a choice looks 
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -98,8 +99,8 @@ async def answer(
     frame = _Frame(engine, form, saver)
     async with Fleet(engine, calls, limit=engine.info.num_slots) as fleet:
         if body.stream:
-            return await _stream(request, fleet, frame, Tally(body.n), body.include_usage)
-        return await _whole(fleet, frame, Tally(body.n), len(calls))
+            return await _stream(request, fleet, frame, Tally(body.copies), body.include_usage)
+        return await _whole(fleet, frame, body)
 
 
 class _Frame:
@@ -131,9 +132,11 @@ class _Frame:
         return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
 
 
-async def _whole(fleet: Fleet, frame: _Frame, tally: Tally, count: int) -> web.Response:
-    outcomes = [Outcome() for _ in range(count)]
+async def _whole(fleet: Fleet, frame: _Frame, body: GenerationBody) -> web.Response:
+    tally = Tally(body.copies)
+    outcomes = [Outcome() for _ in fleet.requests]
     choices: dict[int, Choice] = {}
+    means: dict[int, float] = {}
     extra: Mapping[str, object] = {}
     async for index, event in fleet:
         tally.add(index, event)
@@ -141,7 +144,23 @@ async def _whole(fleet: Fleet, frame: _Frame, tally: Tally, count: int) -> web.R
         extra = await frame.saved(event)
         if isinstance(event, Finished):
             choices[index] = frame.form.whole(index, outcomes[index], event)
-    return json_response(frame.whole([choices[index] for index in range(count)], tally, **extra))
+            means[index] = _mean_logprob(outcomes[index], event)
+    kept = _best([means[index] for index in range(len(means))], body.copies, body.n)
+    in_order = [{**choices[place], "index": index} for index, place in enumerate(kept)]
+    return json_response(frame.whole(in_order, tally, **extra))
+
+
+def _mean_logprob(outcome: Outcome, finished: Finished) -> float:
+    """Over all tokens that were drawn, a stop token included; 0 where none was."""
+    drawn = [*outcome.tokens, *([] if finished.stop_token is None else [finished.stop_token])]
+    return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
+
+
+def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
+    """The places of each prompt's `wanted` best copies, best first; where all are wanted, in their order."""
+    for first in range(0, len(means), copies):
+        places = range(first, first + copies)
+        yield from places if wanted == copies else sorted(places, key=lambda place: -means[place])[:wanted]
 
 
 async def _stream(

@@ -26,11 +26,12 @@ async def completions(request: web.Request) -> web.StreamResponse:
     beginning = await find_beginning(engine, body.state)
     start = beginning.start
     calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, start), start)]
-    echoes = [_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.n)]
+    echoes = [_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
     return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, beginning)
 
 
 def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | None) -> list[GenerateRequest]:
+    scored = body.copies > body.n  # the answers are compared by what the model gives to their tokens
     return [
         GenerateRequest(
             prompt=prompt,
@@ -38,10 +39,10 @@ def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | 
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
             sampling=body.sampling(copy),
-            logprobs=body.logprobs,
+            logprobs=0 if scored and body.logprobs is None else body.logprobs,
             score_from=0 if body.echo and body.logprobs is not None else None,
         )
-        for copy in range(body.n)
+        for copy in range(body.copies)
     ]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
+from rnn_engine.errors import InvalidRequestError
 from server.schemas.base import RefusedError, only
 from server.schemas.generation import GenerationBody
 from server.schemas.state_entry import StateEntry
@@ -53,12 +54,29 @@ class CompletionRequest(GenerationBody):
         description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others.",
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
-    best_of: Annotated[int | None, only(None, 1, because="every answer is returned; use n")] = Field(
-        default=None, description="Only 1."
+    best_of: int | None = Field(
+        default=None,
+        ge=1,
+        le=128,
+        description="Make this many answers to a prompt, at least `n`, and return the `n` with the greatest mean "
+        "log-probability a token, best first. Not with `stream` where it is more than `n`.",
     )
     suffix: Annotated[None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description="Only null."
     )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError("best_of", self.best_of, f"at least n, which is {self.n}")
+        if self.stream and self.copies > self.n:
+            raise InvalidRequestError(
+                "best_of", self.best_of, f"null or n ({self.n}) with stream, since the best is known at the end alone"
+            )
+
+    @property
+    def copies(self) -> int:
+        return self.best_of or self.n
 
 
 class CompletionLogprobs(TypedDict):

@@ -107,6 +107,11 @@ class GenerationBody(StartBody):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", self.stream_options.model_dump(), "null unless stream is true")
 
+    @property
+    def copies(self) -> int:
+        """How many answers to one prompt are made, of which the best `n` are returned."""
+        return self.n
+
     def sampling(self, copy: int) -> SamplingParams:
         """How copy number `copy` of an answer draws its tokens."""
         return SamplingParams(

@@ -128,14 +128,15 @@ class TestLogprobs:
         answer = await complete(serve, FakeEngine(reply=lambda _: "aé"), prompt="xy", logprobs=2)
         a, e1, e2 = b"a"[0] + 1, 0xC3 + 1, 0xA9 + 1
         assert answer["choices"][0]["logprobs"] == {
-            "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
-            "token_logprobs": [-a / 100, -e1 / 100, -e2 / 100],
+            "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9", "token_id:0"],  # the last ended the text
+            "token_logprobs": [-a / 100, -e1 / 100, -e2 / 100, 0.0],
             "top_logprobs": [
                 {"\x00": -0.01, "\x01": -0.02, "a": -a / 100},
                 {"\x00": -0.01, "\x01": -0.02, "bytes:\\xc3": -e1 / 100},
                 {"\x00": -0.01, "\x01": -0.02, "bytes:\\xa9": -e2 / 100},
+                {"\x00": -0.01, "\x01": -0.02, "token_id:0": 0.0},
             ],
-            "text_offset": [0, 1, 1],
+            "text_offset": [0, 1, 1, 2],
         }
 
     async def test_echo_scores_the_prompt(self, serve: Serve) -> None:
@@ -166,6 +167,45 @@ class TestLogprobs:
     async def test_token_without_text_is_named_by_its_number(self, serve: Serve) -> None:
         answer = await complete(serve, FakeEngine(), prompt=[0, 98], echo=True, logprobs=0, max_tokens=0)
         assert answer["choices"][0]["logprobs"]["tokens"] == ["token_id:0", "a"]
+
+
+class TestBestOf:
+    """The fake engine gives a byte the less, the greater it is; the stop token has log-probability 0."""
+
+    @staticmethod
+    def engine(*replies: str) -> FakeEngine:
+        """Answers the first copies with `replies`, one after the other."""
+        engine = FakeEngine(num_slots=len(replies))
+        engine.reply = lambda request: replies[engine.requests.index(request) % len(replies)]
+        return engine
+
+    async def test_the_best_means_come_first(self, serve: Serve) -> None:
+        answer = await complete(serve, self.engine("zz", "a", "bb"), prompt="x", seed=1, best_of=3, n=2)
+        assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "a"), (1, "bb")]
+        assert answer["usage"]["completion_tokens"] == 5
+        assert answer["usage"]["prompt_tokens"] == 1
+
+    async def test_a_stop_token_counts_as_one(self, serve: Serve) -> None:
+        ended = await complete(serve, self.engine("bbbb", "b"), prompt="x", seed=1, best_of=2)
+        assert ended["choices"][0]["text"] == "b"
+        cut = await complete(serve, self.engine("c", "bbb"), prompt="x", seed=1, best_of=2, max_tokens=2)
+        assert cut["choices"][0]["text"] == "c"
+
+    async def test_every_prompt_has_its_own(self, serve: Serve) -> None:
+        engine = self.engine("z", "a", "b", "y")
+        answer = await complete(serve, engine, prompt=["x", "xy"], best_of=2, echo=True, seed=1)
+        assert [choice["text"] for choice in answer["choices"]] == ["xa", "xyb"]
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+        assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+        assert answer["choices"][0]["seed"] == engine.requests[1].sampling.seed != 1
+
+    async def test_as_many_as_are_returned_stay_in_order(self, serve: Serve) -> None:
+        answer = await complete(serve, self.engine("z", "a"), prompt="x", seed=1, best_of=2, n=2)
+        assert [choice["text"] for choice in answer["choices"]] == ["z", "a"]
+
+    async def test_nothing_drawn(self, serve: Serve) -> None:
+        answer = await complete(serve, FakeEngine(), prompt="x", seed=1, best_of=3, max_tokens=0)
+        assert [choice["text"] for choice in answer["choices"]] == [""]
 
 
 async def test_token_ids_on_request(serve: Serve) -> None:

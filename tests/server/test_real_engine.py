@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -102,3 +103,24 @@ async def test_text_for_a_model_without_tokenizer_is_refused(client: Client) -> 
 async def test_token_beyond_the_vocabulary_is_refused(client: Client) -> None:
     error = await error_of(await client.post(PATH, json={"prompt": [1, 96], "echo": True}), 400)
     assert "96" in error["message"]
+
+
+async def test_token_that_ends_a_text_is_scored_too(client: Client) -> None:
+    ended = body(1, logit_bias={"0": 1000}, echo=True)
+    [choice] = (await post(client, PATH, Completion, ended))["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == ("", "stop", [])
+    drawn = {**ended, "prompt": [*choice["prompt_token_ids"], 0], "max_tokens": 0}
+    [scored] = (await post(client, PATH, Completion, drawn))["choices"]
+    assert choice["logprobs"]["tokens"][-1] == "token_id:0"
+    assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(scored["logprobs"]["token_logprobs"][1:], abs=1e-4)
+
+
+async def test_best_of_draws_copies_from_one_run_of_the_prompt(client: Client) -> None:
+    fields = {"prompt": [7] * 40, "temperature": 1.5, "top_p": 1, "max_tokens": 5}
+    best = (await post(client, PATH, Completion, body(1, n=2, best_of=5, **fields)))["choices"]
+    totals = (await (await client.get("/v1/cache")).json())["totals"]
+    assert (totals["look_ups"], totals["exact_hits"], totals["tokens_saved"]) == (5, 4, 160)
+    every = (await post(client, PATH, Completion, body(1, n=5, **fields)))["choices"]
+    means = {tuple(choice["token_ids"]): fmean(choice["logprobs"]["token_logprobs"]) for choice in every}
+    assert len(means) == 5
+    assert [tuple(choice["token_ids"]) for choice in best] == sorted(means, key=lambda ids: -means[ids])[:2]

@@ -49,7 +49,11 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "logprobs": True}, "logprobs", "a whole number"),
     ({**TEXT, "echo": 1}, "echo", "true or false"),
     ({**TEXT, "suffix": "end"}, "suffix", "null or ''"),
-    ({**TEXT, "best_of": 2}, "best_of", "null or 1"),
+    ({**TEXT, "best_of": 0}, "best_of", "at least 1"),
+    ({**TEXT, "best_of": 129}, "best_of", "at most 128"),
+    ({**TEXT, "best_of": 2, "n": 3}, "best_of", "at least n, which is 3"),
+    ({**TEXT, "best_of": 2, "stream": True}, "best_of", "null or n (1) with stream"),
+    ({**TEXT, "best_of": 2, "save_as": "name"}, "save_as", "one answer"),
     ({**TEXT, "max_token": 5}, "max_token", "max_tokens, "),
 ]
 
