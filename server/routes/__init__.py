@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from server.routes import cache, chat, completions, embeddings, health, models, state_files, states, tokens
+from server.routes import cache, chat, choices, completions, embeddings, health, models, state_files, states, tokens
 from server.routing import Route
 
 ALL_ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *completions.ROUTES,
     *chat.ROUTES,
+    *choices.ROUTES,
     *embeddings.ROUTES,
     *states.ROUTES,
     *state_files.ROUTES,

@@ -1,0 +1,139 @@
+"""Given continuations of a text, each with how likely it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import check_tokens
+from rnn_engine.tasks.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
+from server.body import read_body
+from server.keys import ENGINE
+from server.logprobs import token_text
+from server.routing import Route
+from server.schemas.choices import (
+    ChoiceEntry,
+    ChoicePerplexity,
+    Choices,
+    ChoicesRequest,
+    ChoiceToken,
+    Chooses,
+    ChoosesRequest,
+)
+from server.schemas.completions import Prompt
+from server.start import resolve_start
+from server.usage import usage_of
+from server.wire import json_response
+
+
+async def choices(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    body = await read_body(request, ChoicesRequest)
+    scores = await _score(engine, body)
+    likely = probabilities(_figures(body, scores))
+    ranked = _rank(engine, body, scores)
+    answer: Choices = {
+        "object": "list",
+        "model": engine.info.model,
+        "data": [_entry(body, plain, scores[plain["index"]], likely[plain["index"]]) for plain in ranked],
+        "usage": usage_of([total_cost(scores)]),
+    }
+    return json_response(answer)
+
+
+async def chooses(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    body = await read_body(request, ChoosesRequest)
+    scores = await _score(engine, body)
+    answer: Chooses = {"object": "list", "model": engine.info.model, "data": _rank(engine, body, scores)}
+    return json_response(answer)
+
+
+async def _score(engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
+    context = _tokens(engine, "input", body.input)
+    options = [_tokens(engine, f"choices.{number}", choice) for number, choice in enumerate(body.choices)]
+    start = await resolve_start(engine, body.state)
+    return await score_choices(engine, context, options, start=start, calibrate=body.calibrate)
+
+
+def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
+    if isinstance(prompt, str):
+        return engine.tokenize(prompt) if prompt else ()
+    check_tokens(field, prompt, engine.info.shape.vocab_size)
+    return prompt
+
+
+def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore]) -> list[ChoicePerplexity]:
+    """The least perplexity first, equal ones in their order."""
+    order = sorted(range(len(scores)), key=lambda index: scores[index].perplexity)
+    return [
+        {
+            "object": "choice",
+            "index": index,
+            "rank": rank,
+            "choice": _text(engine, body.choices[index]),
+            "perplexity": scores[index].perplexity,
+        }
+        for rank, index in enumerate(order)
+    ]
+
+
+def _entry(body: ChoicesRequest, plain: ChoicePerplexity, score: ChoiceScore, probability: float) -> ChoiceEntry:
+    return {
+        **plain,
+        "total": score.total,
+        "mean": score.mean,
+        "per_byte": score.per_byte,
+        "probability": probability,
+        "tokens": _token_entries(score.given) if body.logprobs else None,
+    }
+
+
+def _token_entries(run: Continuation) -> list[ChoiceToken]:
+    return [
+        {"id": info.token, "token": token_text(info.token, info.data), "logprob": info.logprob}
+        for info in run.tokens
+        if info.logprob is not None
+    ]
+
+
+def _figures(body: ChoicesRequest, scores: Sequence[ChoiceScore]) -> list[float]:
+    match body.probability_of:
+        case "total":
+            return [score.total for score in scores]
+        case "mean":
+            return [score.mean for score in scores]
+        case "per_byte":
+            known = [score.per_byte for score in scores if score.per_byte is not None]
+            if len(known) < len(scores):
+                raise InvalidRequestError(
+                    "probability_of", "per_byte", "total or mean, since a choice has tokens that stand for no text"
+                )
+            return known
+
+
+def _text(engine: EngineLike, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/choices",
+        choices,
+        "Weigh given continuations of a text.",
+        Choices,
+        request=ChoicesRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/chooses",
+        chooses,
+        "Rank given continuations of a text by perplexity, as ai00 does.",
+        Chooses,
+        request=ChoosesRequest,
+    ),
+)

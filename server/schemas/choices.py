@@ -1,0 +1,119 @@
+"""The bodies of /v1/choices and of ai00's /api/oai/chooses."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from server.schemas.base import RefusedError
+from server.schemas.completions import Prompt
+from server.schemas.start import StartBody
+from server.schemas.usage import Usage
+
+Figure: TypeAlias = Literal["total", "mean", "per_byte"]
+
+MAX_CHOICES = 2048
+
+
+def _parse_context(value: object) -> Prompt:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "".join(value)
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        return tuple(value)
+    raise RefusedError(value, "null, a string, a list of strings, which are joined, or a list of token ids")
+
+
+def _parse_choice(value: object) -> Prompt:
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return tuple(value)
+    raise RefusedError(value, "a string or a list of token ids, not empty")
+
+
+_STRING = {"type": "string"}
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+_CONTEXT_SCHEMA = {"anyOf": [_STRING, {"type": "array", "items": _STRING}, _INTEGERS, {"type": "null"}]}
+_Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSchema({"anyOf": [_STRING, _INTEGERS]})]
+
+
+class ChoosesRequest(StartBody):
+    """Given continuations of a text, to be told apart by how likely they are."""
+
+    ignored: ClassVar = frozenset({"metadata", "user"})
+
+    model: str | None = Field(
+        default=None, description="Any name: the one loaded model answers, and says its own name."
+    )
+    input: Annotated[Prompt, PlainValidator(_parse_context), WithJsonSchema(_CONTEXT_SCHEMA)] = Field(
+        default="", description="The text that the choices follow. Empty: token 0, or the end of the text in `state`."
+    )
+    choices: list[_Choice] = Field(
+        min_length=1,
+        max_length=MAX_CHOICES,
+        description="The continuations. Each is made into tokens by itself; begin it with the space before its word.",
+    )
+    calibrate: bool = Field(
+        default=False, description="Take off every figure what the choice has after `state` and token 0 alone."
+    )
+
+
+class ChoicesRequest(ChoosesRequest):
+    """Given continuations of a text, to be weighed."""
+
+    probability_of: Figure = Field(
+        default="total", description="The figure of which `probability` is the softmax over the choices."
+    )
+    logprobs: bool = Field(default=False, description="Add the tokens of the choices with their log-probabilities.")
+
+
+class ChoicePerplexity(TypedDict):
+    """`perplexity` is -ln p a token, as ai00 has it; `rank` is the place in the list, from 0."""
+
+    object: Literal["choice"]
+    index: int
+    rank: int
+    choice: str
+    perplexity: float
+
+
+class Chooses(TypedDict):
+    """One entry a choice, the least perplexity first."""
+
+    object: Literal["list"]
+    model: str
+    data: list[ChoicePerplexity]
+
+
+class ChoiceToken(TypedDict):
+    """`logprob` is not calibrated."""
+
+    id: int
+    token: str
+    logprob: float
+
+
+class ChoiceEntry(ChoicePerplexity):
+    """Log-probabilities of the choice: in all, a token, and a byte (null where its tokens stand for no text).
+    `tokens` is null unless `logprobs` is asked for."""
+
+    total: float
+    mean: float
+    per_byte: float | None
+    probability: float
+    tokens: list[ChoiceToken] | None
+
+
+class Choices(TypedDict):
+    """One entry a choice, the least perplexity first. The usage counts the context once."""
+
+    object: Literal["list"]
+    model: str
+    data: list[ChoiceEntry]
+    usage: Usage
