@@ -13,9 +13,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from rnn_engine.engine import Engine
 from server.app import make_app
 from server.keys import ENGINE
+from server.schemas.cache import Cache
 from server.schemas.completions import Completion
 from server.settings import ServerSettings
-from tests.support.http import Body, Client, error_of, post, post_stream
+from tests.support.http import Body, Client, check_shape, error_of, post, post_stream
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 PATH = "/v1/completions"
@@ -124,3 +125,19 @@ async def test_best_of_draws_copies_from_one_run_of_the_prompt(client: Client) -
     means = {tuple(choice["token_ids"]): fmean(choice["logprobs"]["token_logprobs"]) for choice in every}
     assert len(means) == 5
     assert [tuple(choice["token_ids"]) for choice in best] == sorted(means, key=lambda ids: -means[ids])[:2]
+
+
+async def test_what_is_kept_is_seen_and_can_be_dropped(client: Client) -> None:
+    prompt = list(range(1, 50))
+    for cached in (0, 49):
+        answer = await post(client, PATH, Completion, body(0, prompt=prompt))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+    shown = await (await client.get("/v1/cache")).json()
+    check_shape(Cache, shown)
+    assert (shown["totals"]["hits"], shown["totals"]["exact_hits"], shown["totals"]["tokens_saved"]) == (1, 1, 49)
+    [first, *_] = shown["nodes"]
+    assert (first["length"], first["tokens"], first["hits"]) == (49, prompt[:32], 1)
+    assert list(first["bytes"]) == ["device"]
+    await client.delete("/v1/cache")
+    answer = await post(client, PATH, Completion, body(0, prompt=prompt))
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
