@@ -69,9 +69,16 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt after which the assistant speaks."""
-        records = [self._record(message) for message in messages]
         names = {role.value.lower(): self._name(role) for role in Role}
-        return self.sep.join([*records, _fill(self.prefix, names)])
+        return "".join(self.turns(messages)) + _fill(self.prefix, names)
+
+    def turns(self, messages: Sequence[ChatMessage]) -> list[str]:
+        """The messages' records, each with the separator after it.
+
+        A longer conversation begins with the same turns. Their ends are also where tokens end: what follows is the
+        first letter of a record, and hardly a vocabulary joins that to the separator.
+        """
+        return [self._record(message) + self.sep for message in messages]
 
     def follow(self, text: str) -> str:
         """What comes between a text, of which the end is enough, and the next record: the separator's missing part."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from aiohttp import web
 
 from rnn_engine.chat_template import Role
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.tasks.naming import text_before_chat
+from rnn_engine.tasks.positions import token_positions
 from rnn_engine.types import StartState
 from server.answer import answer
 from server.body import read_body
@@ -24,9 +28,17 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     beginning = await find_beginning(engine, body.state)
     text_before = text_before_chat(engine, beginning.initial, body.chat_template)
     prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))
+    turns = _turns(engine, body, text_before, prompt)
     earlier = _earlier_replies(engine, body)
-    calls = [_call(body, prompt, earlier, copy, beginning.start) for copy in range(body.n)]
+    calls = [_call(body, prompt, turns, earlier, copy, beginning.start) for copy in range(body.n)]
     return await answer(request, body, ChatForm(engine, body, calls), calls, beginning)
+
+
+def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequence[int]) -> tuple[int, ...]:
+    """The positions in the prompt at which its messages end."""
+    texts = body.chat_template.turns(body.conversation)
+    ends = list(accumulate((len(text.encode()) for text in texts), initial=len(text_before.encode())))[1:]
+    return token_positions(engine, prompt, ends)
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
@@ -36,11 +48,18 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
 
 
 def _call(
-    body: ChatRequest, prompt: list[int], earlier: list[int], copy: int, start: StartState | None
+    body: ChatRequest,
+    prompt: list[int],
+    turns: Sequence[int],
+    earlier: list[int],
+    copy: int,
+    start: StartState | None,
 ) -> GenerateRequest:
     return GenerateRequest(
         prompt=prompt,
         start=start,
+        turns=turns,
+        marks=[turn for turn, message in zip(turns, body.messages, strict=True) if message.cache],
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         sampling=body.sampling(copy),

@@ -50,11 +50,28 @@ def _parse_role(value: object) -> Role:
     return role
 
 
+def _parse_cache(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    match value:
+        case {"type": "ephemeral"}:
+            return True
+    raise RefusedError(value, 'true, false or {"type": "ephemeral"}')
+
+
 _TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
 Content: TypeAlias = Annotated[
     str,
     PlainValidator(_parse_content),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
+]
+CacheFlag: TypeAlias = Annotated[
+    bool,
+    PlainValidator(_parse_cache),
+    WithJsonSchema(
+        {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"type": {"const": "ephemeral"}}}]}
+    ),
 ]
 RoleWord: TypeAlias = Annotated[Role, PlainValidator(_parse_role), WithJsonSchema({"type": "string"})]
 Names: TypeAlias = Annotated[
@@ -68,11 +85,16 @@ class Message(RequestBody):
     """One message. What a client sends back of our own answers is accepted."""
 
     ignored: ClassVar = frozenset({"annotations", "audio", "name", "reasoning_content", "refusal", "tool_call_id"})
+    aliases: ClassVar = {"cache_control": "cache"}
 
     role: RoleWord = Field(
         description="system (or developer), user, assistant, tool (or observation), in any case of letters."
     )
     content: Content = Field(default="", description="A text, or a list of text parts, which are joined.")
+    cache: CacheFlag = Field(
+        default=False,
+        description='Keep the state after this message before any other: true, or {"type": "ephemeral"}.',
+    )
     tool_calls: Annotated[list[Any] | None, only(None, [], because=_NO_TOOLS)] = Field(
         default=None, description="Only null."
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rnn_engine.requests import GenerateRequest
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, post, post_stream
@@ -165,3 +166,41 @@ async def test_harmless_fields_of_official_clients_are_accepted(serve: Serve) ->
         "frequency_penalty": None,
     }
     await post(await serve(FakeEngine()), PATH, ChatCompletion, body)
+
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hé"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Bye"},
+]
+
+
+async def request_of(serve: Serve, body: Body) -> GenerateRequest:
+    engine = FakeEngine()
+    await post(await serve(engine), PATH, ChatCompletion, body)
+    return engine.requests[0]
+
+
+async def test_turns_end_after_the_separator_of_each_message(serve: Serve) -> None:
+    request = await request_of(serve, {"messages": CONVERSATION})
+    texts = [FakeEngine().detokenize(request.prompt[:turn]).decode() for turn in request.turns]
+    assert texts[0] == "System: Be brief.\n\n"
+    assert texts[1] == "System: Be brief.\n\nUser: Hé\n\n"
+    assert texts[-1] + "Assistant:" == FakeEngine().detokenize(request.prompt).decode()
+    assert len(texts) == len(CONVERSATION)
+    assert request.marks == []
+
+
+@pytest.mark.parametrize("flag", [{"cache": True}, {"cache_control": {"type": "ephemeral"}}])
+async def test_a_message_can_be_marked(serve: Serve, flag: Body) -> None:
+    messages = [{**CONVERSATION[0], **flag}, *CONVERSATION[1:]]
+    request = await request_of(serve, {"messages": messages})
+    assert request.marks == [request.turns[0]]
+
+
+async def test_a_mark_is_yes_or_no(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    refused = await client.post(PATH, json={"messages": [{"role": "user", "content": "Hi", "cache": "yes"}]})
+    assert refused.status == 400
+    assert "messages.0.cache: 'yes' is not allowed" in (await refused.json())["error"]["message"]

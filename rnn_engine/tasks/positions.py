@@ -1,0 +1,15 @@
+"""Where in a list of tokens a place of their text is. Knows the bytes of tokens, not what the text means."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from rnn_engine.interface import EngineLike
+
+
+def token_positions(engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
+    """For each offset in bytes: how many of `tokens` lie wholly before it."""
+    ends = list(accumulate(len(engine.detokenize((token,))) for token in tokens))
+    return tuple(bisect_right(ends, offset) for offset in offsets)
