@@ -1,0 +1,67 @@
+"""`python -m tools.lm_eval LM_EVAL --url URL`: holds lm-eval's scores to those of our own /v1/choices.
+
+    python -m venv /tmp/lm-eval && /tmp/lm-eval/bin/pip install "lm_eval[api]" transformers
+    rnn-engine serve &
+    python -m tools.lm_eval /tmp/lm-eval/bin/lm-eval
+
+lm-eval sends prompts as token ids with `echo` and `logprobs` and adds the log-probabilities up itself; /v1/choices
+is asked for the same texts. Ends with an error where a choice's log-likelihood or the accuracy differs.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rnn_engine.demo import model_path
+from tools.lm_eval.harness import Sample, run
+
+TOLERANCE = 1e-4
+
+
+@click.command()
+@click.argument("lm_eval")
+@click.option("--url", default="http://127.0.0.1:65530", show_default=True, help="A server with the demo model.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True),
+    default=model_path().with_name("tokenizer.json"),
+    help="The model's tokenizer.json.  [default: the demo model's]",
+)
+@click.option("--model-args", default="", help="More of lm-eval's model_args, as num_concurrent=4.")
+def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
+    """LM_EVAL is the command of lm-eval's own environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(lm_eval, url, tokenizer, Path(folder), model_args)
+    differences, right = [], 0
+    for sample in found.samples:
+        totals = direct_totals(url, sample)
+        differences += [abs(one - two) for one, two in zip(sample.loglikelihoods, totals, strict=True)]
+        right += totals.index(max(totals)) == sample.label
+    accuracy = right / len(found.samples)
+    click.echo(
+        f"{len(found.samples)} items, {len(differences)} choices; greatest difference of a log-likelihood "
+        f"{max(differences):.2e}; accuracy {found.accuracy:.4f} by lm-eval, {accuracy:.4f} by /v1/choices"
+    )
+    if max(differences) > TOLERANCE or abs(found.accuracy - accuracy) > TOLERANCE:
+        raise click.ClickException(f"expected no difference over {TOLERANCE}")
+
+
+def direct_totals(url: str, sample: Sample) -> list[float]:
+    """The log-probabilities of a sample's continuations, in their order."""
+    body: dict[str, Any] = {"input": sample.context, "choices": sample.continuations}
+    request = urllib.request.Request(
+        f"{url}/v1/choices", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        entries = {entry["index"]: float(entry["total"]) for entry in json.load(reply)["data"]}
+    return [entries[index] for index in range(len(entries))]
+
+
+if __name__ == "__main__":
+    main()
