@@ -65,6 +65,7 @@ def _call(
         sampling=body.sampling(copy),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         penalised_prompt=earlier,
+        priority=body.priority,
     )
 
 

@@ -36,11 +36,13 @@ def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | 
         GenerateRequest(
             prompt=prompt,
             start=start,
+            marks=body.marks,
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
             sampling=body.sampling(copy),
             logprobs=0 if scored and body.logprobs is None else body.logprobs,
             score_from=0 if body.echo and body.logprobs is not None else None,
+            priority=body.priority,
         )
         for copy in range(body.copies)
     ]

@@ -61,6 +61,9 @@ class CompletionRequest(GenerationBody):
         description="Make this many answers to a prompt, at least `n`, and return the `n` with the greatest mean "
         "log-probability a token, best first. Not with `stream` where it is more than `n`.",
     )
+    marks: list[int] = Field(
+        default=[], max_length=8, description="Positions in the prompt, in tokens, whose states are kept before others."
+    )
     suffix: Annotated[None, only(None, "", because="the model can't fill in text before an end")] = Field(
         default=None, description="Only null."
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.requests import SamplingParams
+from rnn_engine.requests import MAX_PRIORITY, SamplingParams
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.keeping import SaveAs
 from server.schemas.start import StartBody
@@ -96,7 +96,13 @@ class GenerationBody(StartBody):
     n: int = Field(default=1, ge=1, le=128, description="How many answers to one prompt.")
     stream: bool = Field(default=False, description="Send the answer as server-sent events while it is made.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
-
+    priority: int = Field(
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of the requests that wait for a slot, the greatest comes first, then the earliest; one of every "
+        "8 slots goes to the earliest anyway.",
+    )
     save_as: SaveAs | None = Field(
         default=None,
         description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "

@@ -230,3 +230,24 @@ async def test_stream_gives_what_the_whole_answer_gives(serve: Serve) -> None:
         assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"]
         assert [part["finish_reason"] for part in parts[:-1]] == [None] * (len(parts) - 1)
         assert (parts[-1]["finish_reason"], parts[-1]["seed"]) == ("stop", choice["seed"])
+
+
+async def test_priority_and_marks_reach_the_engine(serve: Serve) -> None:
+    engine = FakeEngine()
+    await post(await serve(engine), "/v1/completions", Completion, {"prompt": "abcd", "priority": 7, "marks": [2, 3]})
+    assert engine.requests[0].priority == 7
+    assert list(engine.requests[0].marks) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("priority", 101, "priority: 101 is not allowed; expected at most 100"),
+        ("marks", [5], "marks position: 5 is not allowed; expected a number from 0 to 4"),
+    ],
+)
+async def test_priority_and_marks_have_bounds(serve: Serve, field: str, value: object, told: str) -> None:
+    client = await serve(FakeEngine())
+    refused = await client.post("/v1/completions", json={"prompt": "abcd", field: value})
+    assert refused.status == 400
+    assert told in (await refused.json())["error"]["message"]
