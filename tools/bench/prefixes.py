@@ -16,14 +16,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import click
-from safetensors.numpy import save_file
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from states.config import CacheConfig
 from tools.bench.ask import Answer, ask
 from tools.bench.prefix_cases import Draw, Warm, evicted_cases, kept_cases, restarted_case, small_tiers
-from tools.bench.random_model import SHAPES, RandomModel
+from tools.bench.random_model import SHAPES, save_random
 from tools.bench.shifted import measure_shifted
 
 _BOUND = 1e-3  # of a log-probability
@@ -40,7 +39,7 @@ def main(models: str, device: str, prefix: int, repeats: int, shifted: bool) -> 
     """Measure time to first token with kept states and without."""
     with tempfile.TemporaryDirectory() as folder:
         for name in models.split(","):
-            model = model_path() if name == _DEMO else _save_random(name, Path(folder))
+            model = model_path() if name == _DEMO else save_random(name, Path(folder))
             bench = Bench(model, device, Path(folder) / f"states of {name}")
             asyncio.run(bench.run(prefix, repeats, shifted))
 
@@ -132,13 +131,6 @@ def _spread(milliseconds: list[float]) -> str:
 def _drawer(vocab_size: int) -> Draw:
     chance = random.Random(1)
     return lambda count: chance.choices(range(1, vocab_size), k=count)
-
-
-def _save_random(name: str, folder: Path) -> Path:
-    model = RandomModel(SHAPES[name])
-    path = folder / f"{name}.safetensors"
-    save_file({tensor: model.tensor(tensor) for tensor in model.names}, path)
-    return path
 
 
 if __name__ == "__main__":
