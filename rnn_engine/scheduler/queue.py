@@ -45,6 +45,11 @@ class Queue:
         return len(self._waiting)
 
     @property
+    def num_ready(self) -> int:
+        """How many would start if there were slots for all."""
+        return sum(waiting.ready for waiting in self._waiting.values())
+
+    @property
     def keys(self) -> list[int]:
         """In order of arrival."""
         return list(self._waiting)

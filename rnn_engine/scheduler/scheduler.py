@@ -56,6 +56,7 @@ class Scheduler:
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._free = list(range(self.capacity))  # a heap
+        self.num_steps = 0  # batches that were run
 
     @property
     def num_live(self) -> int:
@@ -65,6 +66,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def num_runnable(self) -> int:
+        """How many requests the next step would run, as far as that can be told before it."""
+        return min(len(self._live) + self._queue.num_ready, self.capacity)
 
     @property
     def num_leads(self) -> int:
@@ -101,6 +107,7 @@ class Scheduler:
         runs = {key: live.run(count) for (key, live), count in zip(self._live.items(), grants, strict=True)}
         if not runs:
             return deliveries
+        self.num_steps += 1
         try:
             readout = self._runner.step(list(runs.values()))
         except Exception as error:

@@ -6,7 +6,6 @@ Knows its own tokens and text; knows nothing of other sequences, of slots' owner
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from rnn_engine.requests import (
     EndState,
@@ -159,10 +158,8 @@ class LiveSequence:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
         if drawn.token in self.request.stop_tokens:
-            finished = self._finish("stop", row, drawn.token)
-            if self.request.logprobs is not None:
-                finished = replace(finished, stop_token=self._describe(drawn.token, drawn.logprob, row))
-            return [*_text_event(self._text.flush(), ()), finished]
+            told = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
+            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, told)]
         tokens = (self._describe(drawn.token, drawn.logprob, row),)
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:
@@ -178,13 +175,19 @@ class LiveSequence:
             return TokenInfo(token, self._token_bytes(token), None)
         return TokenInfo(token, self._token_bytes(token), logprob, top_logprobs(row, self.request.logprobs))
 
-    def _finish(self, reason: FinishReason, row: LogitRow, stop: bytes | int | None = None) -> Finished:
+    def _finish(
+        self,
+        reason: FinishReason,
+        row: LogitRow,
+        stop: bytes | int | None = None,
+        stop_token: TokenInfo | None = None,
+    ) -> Finished:
         """The end, where `row` is what follows from the slot's state."""
         self.finished = True
         end = None
         if self.request.keep_end:
             end = EndState(tuple(self.tokens_run), self._read_state(self.slot), row.read_full().copy())
-        return Finished(reason, len(self._generated), self._seed, stop, end)
+        return Finished(reason, len(self._generated), self._seed, stop, end, stop_token)
 
 
 def _text_event(text: str, tokens: tuple[TokenInfo, ...]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""The one thread that owns the runner: it obeys commands between steps and steps while there is work.
+"""The one thread that owns the runner: it obeys commands between steps, and steps where there is work and it is time.
 
 Knows threads; knows nothing of event loops: deliveries go to a callable that must not block.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from rnn_engine.errors import EngineClosedError, StepError
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.pace import Pace
+from rnn_engine.scheduler.policies import EAGER, BatchingPolicy
 from rnn_engine.scheduler.scheduler import Delivery, Scheduler
 
 logger = logging.getLogger(__name__)
@@ -26,9 +31,15 @@ class Worker:
     """
 
     def __init__(
-        self, scheduler: Scheduler, deliver: Callable[[list[Delivery]], None], on_end: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        deliver: Callable[[list[Delivery]], None],
+        on_end: Callable[[], None],
+        policy: BatchingPolicy = EAGER,
     ) -> None:
+        """`policy` says when a step is run with those that are there, and when others are waited for."""
         self._scheduler = scheduler
+        self._pace = Pace(scheduler, policy, time.monotonic)
         self._deliver = deliver
         self._on_end = on_end
         self._commands: SimpleQueue[Command] = SimpleQueue()
@@ -37,6 +48,10 @@ class Worker:
 
     def start(self) -> None:
         self._thread.start()
+
+    def submit(self, key: int, request: GenerateRequest) -> None:
+        """Have the worker run `request`."""
+        self.call(partial(self._pace.submit, key, request))
 
     def call(self, command: Command) -> None:
         """Have the worker run `command` before its next step; commands run in the order of their calls."""
@@ -59,13 +74,17 @@ class Worker:
         self._guard(self._on_end)
 
     def _obey(self) -> None:
-        """Run the commands that have come; wait for one where there is nothing else to do."""
-        while not self._stopping and not (self._commands.empty() and self._scheduler.has_work):
-            self._guard(self._commands.get())
+        """Run the commands that have come; wait for more while no step is due."""
+        while not self._stopping:
+            try:
+                command = self._commands.get(timeout=self._pace.patience())
+            except Empty:
+                return
+            self._guard(command)
 
     def _step(self) -> None:
         try:
-            deliveries = self._scheduler.step()
+            deliveries = self._pace.step()
         except Exception:
             logger.exception("the scheduler failed; its requests end")
             deliveries = self._scheduler.abort(lambda: StepError("the scheduler failed"))

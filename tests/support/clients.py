@@ -138,22 +138,24 @@ def run_alone(
     infos: list[TokenInfo] = []
     text = b""
     stop: bytes | int | None = None
+    stop_token: TokenInfo | None = None
     while stop is None and len(tokens) < len(request.prompt) + request.max_tokens:
         row = _row(logits, tokens)
         token = sampler.draw(row).token
         tokens.append(token)
+        logprob = None if request.logprobs is None else _logprob(row, token)
+        info = TokenInfo(token, token_bytes(token), logprob, top_logprobs(row, request.logprobs or 0))
         if token in request.stop_tokens:
-            stop = token
+            stop, stop_token = token, None if request.logprobs is None else info
         else:
-            logprob = None if request.logprobs is None else _logprob(row, token)
-            infos.append(TokenInfo(token, token_bytes(token), logprob, top_logprobs(row, request.logprobs or 0)))
+            infos.append(info)
             text, stop = first_stop(b"".join(info.data for info in infos), request.stop)
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
     taken_in = tuple(tokens if stop is None else tokens[:-1])
     end = EndState(taken_in, {}, logits(taken_in)) if request.keep_end else None
     reason: FinishReason = "length" if stop is None else "stop"
-    events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end))
+    events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end, stop_token))
     return Heard(events)
 
 
@@ -174,12 +176,17 @@ def assert_heard(heard: Heard, expected: Heard) -> None:
 
 
 def assert_same_end(finished: Finished, expected: Finished) -> None:
-    """Equal but for the state, which `Clients` looks at."""
-    assert replace(finished, end=None) == replace(expected, end=None)
+    """Equal but for the state, which `Clients` looks at, and the rounding of the last log-probability."""
+    assert replace(finished, end=None, stop_token=None) == replace(expected, end=None, stop_token=None)
+    assert_same_tokens(_stop_tokens(finished), _stop_tokens(expected))
     assert (finished.end is None) == (expected.end is None)
     if finished.end is not None and expected.end is not None:
         assert finished.end.tokens == expected.end.tokens
         np.testing.assert_array_equal(finished.end.logits, expected.end.logits)
+
+
+def _stop_tokens(finished: Finished) -> list[TokenInfo]:
+    return [] if finished.stop_token is None else [finished.stop_token]
 
 
 def assert_same_tokens(infos: Sequence[TokenInfo], expected: Sequence[TokenInfo]) -> None:
