@@ -1,4 +1,4 @@
-"""The engine: puts model, tokenizer, runner and scheduler together, and is the project's Python API.
+"""The engine: runs requests on the parts that `loading` has put together, and is the project's Python API.
 
 Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from
 that thread into the request's own inbox, which has no bound, so that a slow reader slows nobody.
@@ -11,31 +11,25 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
-from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
-from rnn_engine.model import open_model
+from rnn_engine.forward import Progress, WeightFormat
+from rnn_engine.loading import EngineParts, open_parts
 from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
-from rnn_engine.scheduler import Delivery, Scheduler, Worker
-from rnn_engine.tasks.state_files import StateSettings, make_registry, open_registry
-from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from rnn_engine.types import Runner
-from states.cache import StateCache
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Scheduler, Worker, parse_policy
+from rnn_engine.tasks.state_files import StateSettings
 from states.config import CacheConfig
 from states.counters import CacheStats
-from states.device import SlotPool
 from states.registry import StateRegistry
 from states.snapshot import SnapshotNode, snapshot
-from states.tiers.folder import OwnedFolder
 
 T = TypeVar("T")
 
-MAX_LOGPROBS = 20
 RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 _Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
@@ -47,53 +41,25 @@ _DEFAULT_STATES = StateSettings()
 class Engine:
     """One loaded model that serves many requests at once. Implements `EngineLike`.
 
-    Make it inside a running event loop. It owns `runner` from then on and closes it in `close`.
+    Make it inside a running event loop. It owns its parts from then on and closes them in `close`.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        tokenizer: Tokenizer,
-        *,
-        model: str,
-        device: str,
-        weights: str,
-        device_bytes: int | None = None,
-        max_queued: int = 64,
-        num_slots: int | None = None,
-        cache: StateCache | None = None,
-        folder: OwnedFolder | None = None,
-        states: StateRegistry | None = None,
-    ) -> None:
-        """`cache` keeps states of `runner`'s slots; it is closed with the engine, and then its `folder` is given up.
-        `states` are the named ones; None begins with none.
-
-        Sequences run in the first `num_slots` of the runner's slots; None is all of them.
-        """
-        self._tokenizer = tokenizer
+    def __init__(self, parts: EngineParts, *, max_queued: int = 64, policy: BatchingPolicy = EAGER) -> None:
+        """All of `parts` are closed with the engine."""
+        self._tokenizer = parts.tokenizer
         self._max_queued = max_queued
-        self._info = EngineInfo(
-            model=model,
-            shape=runner.shape,
-            device=device,
-            weights=weights,
-            num_slots=num_slots or runner.num_slots,
-            max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
-            tokenizer=tokenizer.name,
-            created=int(time.time()),
-            device_bytes=device_bytes,
-        )
+        self._info = parts.info
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
         self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
         self._request_seconds: float | None = None  # a running mean
         self._closing = False
         self._ended = asyncio.Event()
-        self._cache = cache
-        self._states = states or make_registry(runner.shape, model)
+        self._cache = parts.cache
+        self._states = parts.states
         self._states.on_forgotten(self._forget_root)
-        self._scheduler = Scheduler(runner, tokenizer.decode_bytes, cache, num_slots)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, runner, cache, folder))
+        self._scheduler = Scheduler(parts.runner, self._tokenizer.decode_bytes, self._cache, self._info.num_slots)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), policy)
         self._worker.start()
 
     @classmethod
@@ -107,6 +73,7 @@ class Engine:
         weights: WeightFormat = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
+        batching: str = "eager",
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
@@ -115,53 +82,26 @@ class Engine:
 
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
-        for a slot. `cache` says how much is kept of prompts and answers for those that begin alike; None keeps nothing.
-        `states` are those that requests may start from by name. `progress` is called on another thread. Raises
-        ModelError, TokenizerError, DeviceError, or StateError where a state's file does not fit the model or the
-        cache's folder can't be used.
+        for a slot. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits
+        for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None keeps
+        nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
+        Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
+        cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
-        path = Path(model_path)
-        weights = "f32" if device == "cpu" else weights
-        config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
-
-        def open_all() -> tuple[Runner, Tokenizer, StateCache | None, OwnedFolder | None, StateRegistry]:
-            with ExitStack() as undo, open_model(path) as model:
-                folder = None if config.disk is None else OwnedFolder(config.disk.folder)
-                if folder is not None:
-                    undo.callback(folder.release)
-                chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
-                registry = open_registry(model, states)
-                runner = load_runner(
-                    model,
-                    device,
-                    weights=weights,
-                    num_slots=num_slots,
-                    spare_bytes=config.device_capacity,
-                    warm_up=True,
-                    progress=progress,
-                )
-                undo.callback(runner.close)
-                kept = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
-                undo.pop_all()
-                return runner, chosen, kept, folder, registry
-
-        runner, chosen, kept, folder, registry = await asyncio.to_thread(open_all)
-        device_bytes = None
-        if isinstance(runner, GpuRunner):
-            device, device_bytes = runner.device.info.name, runner.device.allocated_bytes
-        return cls(
-            runner,
-            chosen,
-            model=name or path.stem,
+        policy = parse_policy(batching)
+        parts = await asyncio.to_thread(
+            open_parts,
+            Path(model_path),
+            name=name,
+            tokenizer=tokenizer,
             device=device,
             weights=weights,
-            device_bytes=device_bytes,
-            max_queued=max_queued,
             num_slots=num_slots,
-            cache=kept,
-            folder=folder,
-            states=registry,
+            cache=cache,
+            states=states,
+            progress=progress,
         )
+        return cls(parts, max_queued=max_queued, policy=policy)
 
     @property
     def info(self) -> EngineInfo:
@@ -220,7 +160,7 @@ class Engine:
         key = next(self._keys)
         inbox = self._inboxes[key] = _Inbox()
         begun = time.monotonic()
-        self._worker.call(partial(self._scheduler.submit, key, request))
+        self._worker.submit(key, request)
         try:
             while True:
                 outcome = await inbox.get()
@@ -291,28 +231,16 @@ class Engine:
             if inbox is not None:  # else its client has left
                 inbox.put_nowait(delivery.outcome)
 
-    def _end(self, runner: Runner, cache: StateCache | None, folder: OwnedFolder | None) -> None:
+    def _end(self, parts: EngineParts) -> None:
         """Called on the worker's thread, as the last thing it does."""
-        with ExitStack() as last_first:
-            last_first.callback(self._tell_ended)
-            last_first.callback(runner.close)
-            if folder is not None:
-                last_first.callback(folder.release)
-            if cache is not None:
-                last_first.callback(cache.close)
+        try:
+            parts.close()
+        finally:
+            self._tell_ended()
 
     def _tell_ended(self) -> None:
         with suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(self._ended.set)
-
-
-def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:
-    """A cache whose device tier are the runner's slots after the first `num_slots`."""
-    if config.keeps_nothing:
-        return None
-    num_slabs = runner.num_slots - num_slots
-    pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
-    return StateCache(runner.shape, fingerprint, runner, config, pool)
 
 
 def _answer(future: Future[T], question: Callable[[], T]) -> None:

@@ -11,7 +11,9 @@ import click
 import numpy as np
 
 from rnn_engine.demo import model_path
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import SamplingParams
+from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -79,6 +81,24 @@ tokenizer_option = click.option(
     show_default=True,
     metavar="auto|world|none|FILE",
     help="auto finds the one that fits the model; none works with token ids alone; FILE is a tokenizer.json.",
+)
+
+
+def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        parse_policy(value)
+    except InvalidRequestError as error:
+        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
+    return value
+
+
+batching_option = click.option(
+    "--batching",
+    default="eager",
+    show_default=True,
+    callback=_policy_name,
+    metavar="POLICY",
+    help="Whether a step waits for more requests: eager, k:NUMBER of them, t:SECONDS, k-or-t:NUMBER,SECONDS, adaptive.",
 )
 
 

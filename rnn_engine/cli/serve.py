@@ -13,7 +13,7 @@ import click
 
 from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.describe import describe_shape
-from rnn_engine.cli.options import device_option, model_argument, slots_option, tokenizer_option
+from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
 from rnn_engine.demo import model_path, pirate_state_path
@@ -28,6 +28,7 @@ from states.config import CacheConfig
 @tokenizer_option
 @device_option
 @slots_option(8)
+@batching_option
 @cache_options
 @state_options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 is all.")
@@ -46,6 +47,7 @@ def command(
     tokenizer: str,
     device: str,
     slots: int,
+    batching: str,
     cache: CacheConfig,
     states: StateSettings,
     host: str,
@@ -57,7 +59,7 @@ def command(
     MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
-    choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states))
+    choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
     settings = ServerSettings(host=host, port=port, api_key=api_key)
     with _log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))

@@ -31,6 +31,7 @@ class EngineChoice:
     slots: int
     cache: CacheConfig | None = None
     states: StateSettings = field(default_factory=StateSettings)
+    batching: str = "eager"
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -49,6 +50,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 tokenizer=choice.tokenizer,
                 device=choice.device,
                 num_slots=choice.slots,
+                batching=choice.batching,
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,

@@ -57,6 +57,7 @@ class Scheduler:
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._free = list(range(self.capacity))  # a heap
         self.num_steps = 0  # batches that were run
+        self._answered = False  # the last step gave first tokens and ran no batch
 
     @property
     def num_live(self) -> int:
@@ -101,19 +102,30 @@ class Scheduler:
         return [Delivery(key, make_error()) for key in keys]
 
     def step(self) -> list[Delivery]:
-        """Give free slots to waiting requests, then run one batch. Never raises what the runner raises."""
-        deliveries = self._admit()
+        """Give free slots to waiting requests, then run one batch. Never raises what the runner raises.
+
+        Where some of them need no batch for their first token, it is delivered at once, and the next call runs one.
+        """
+        if not self._answered:
+            deliveries = self._admit()
+            self._answered = bool(deliveries)
+            if self._answered:
+                return deliveries
+        self._answered = False
+        return self._run_batch()
+
+    def _run_batch(self) -> list[Delivery]:
         grants = share([live.demand for live in self._live.values()], self._runner.max_tokens, self._runner.max_rows)
         runs = {key: live.run(count) for (key, live), count in zip(self._live.items(), grants, strict=True)}
         if not runs:
-            return deliveries
+            return []
         self.num_steps += 1
         try:
             readout = self._runner.step(list(runs.values()))
         except Exception as error:
             logger.exception("a step over %d requests failed", len(runs))
-            return deliveries + [self._fail(key, error) for key in runs]
-        return deliveries + self._advance(runs, readout)
+            return [self._fail(key, error) for key in runs]
+        return self._advance(runs, readout)
 
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []

@@ -27,7 +27,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
     """What the server said at its start, and its address. It is ended by SIGTERM, and must end well."""
     command = [sys.executable, "-m", "rnn_engine.cli", "serve", str(model_file), "--device", "cpu", "--port", "0"]
-    command += ["--slots", "3", "--cache-folder", str(cache_folder)]
+    command += ["--slots", "3", "--cache-folder", str(cache_folder), "--batching", "k-or-t:2,0.01"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -81,3 +81,8 @@ def test_a_cache_folder_that_another_server_uses(
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", cache_folder, code=1)
     assert said == f"Error: cache folder {cache_folder}: another process uses it; expected one of its own\n"
     assert server[1]
+
+
+def test_batching_that_is_not_known(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("serve", model_file, "--batching", "lazy", code=2)
+    assert "'lazy' is not allowed; expected eager, k:NUMBER" in " ".join(said.split())

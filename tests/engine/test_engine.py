@@ -15,6 +15,7 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading import assemble
 from rnn_engine.requests import EngineStats, Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Batch
@@ -56,7 +57,7 @@ async def running(runner: FakeRunner, max_queued: int = 64) -> AsyncGenerator[En
 
 
 def engine_of(runner: FakeRunner, max_queued: int = 64) -> Engine:
-    return Engine(runner, TOKENIZER, model="fake", device="none", weights="f32", max_queued=max_queued)
+    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=max_queued)
 
 
 def ask(text: str = "Hi", max_tokens: int = 20) -> GenerateRequest:

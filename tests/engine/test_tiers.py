@@ -10,6 +10,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StateError
+from rnn_engine.loading import assemble
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
 from states.cache import StateCache
@@ -86,7 +87,8 @@ async def test_slabs_are_slots_in_which_no_sequence_runs_and_nothing_is_read_bac
     runner = CountingRunner(scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hi")), num_slots=5)
     cache = StateCache(runner.shape, "model", runner, CacheConfig(host_capacity=0), SlotPool(runner, 2, 3))
     prompts = [TOKENIZER.encode(text) for text in ("first", "second", "third", "fourth")]
-    async with Engine(runner, TOKENIZER, model="m", device="d", weights="w", num_slots=2, cache=cache) as engine:
+    parts = assemble(runner, TOKENIZER, model="m", device="d", weights="w", num_slots=2, cache=cache)
+    async with Engine(parts) as engine:
         assert engine.info.num_slots == 2
         await asyncio.gather(*(ask(engine, prompt) for prompt in prompts))
         assert copies(engine)[Tier.DEVICE] == 3

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.forward import load_runner
+from rnn_engine.loading import assemble
 from rnn_engine.reference.v7 import forward
 from rnn_engine.tasks.cost import Cost
 from rnn_engine.tasks.embedding import embed, find_centre, run_states
@@ -239,7 +240,8 @@ async def test_real_vectors_are_those_of_the_reference(device: str) -> None:
         expected.append(finish_vector(part_vector(state, EmbeddingSettings(), model.shape), EmbeddingSettings()))
     runner = load_runner(model, device, weights="f32", num_slots=3)
     tokenizer = load_tokenizer("none", Path("none"), model.shape.vocab_size)
-    async with Engine(runner, tokenizer, model="tiny", device=device, weights="f32") as engine:  # which keeps nothing
+    parts = assemble(runner, tokenizer, model="tiny", device=device, weights="f32")  # keeps nothing
+    async with Engine(parts) as engine:
         together = await embed(engine, inputs, EmbeddingSettings())
         alone = [(await embed(engine, [tokens], EmbeddingSettings()))[0] for tokens in inputs]
     for vector, one, other in zip(expected, together, alone, strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import load_runner
+from rnn_engine.loading import assemble
 from rnn_engine.model import open_model
 from rnn_engine.tasks.embedding import run_states
 from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling, finish_vector, part_vector
@@ -55,9 +56,8 @@ def _untrained(model: Path, tokenizer: str, device: str) -> Engine:
     with open_model(model) as opened:
         shape = opened.shape
     runner = load_runner(RandomModel(shape), device, num_slots=8)
-    return Engine(
-        runner, load_tokenizer(tokenizer, model, shape.vocab_size), model="untrained", device=device, weights="f16"
-    )
+    chosen = load_tokenizer(tokenizer, model, shape.vocab_size)
+    return Engine(assemble(runner, chosen, model="untrained", device=device, weights="f16"))
 
 
 async def _table(trained: Engine, untrained: Engine, topics: Topics, form: str, title: str) -> None:
