@@ -19,7 +19,7 @@ from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import State
 from states.files.reading import read_state
 from tools.demo_model.corpus.dialogue import Dialogue
-from tools.demo_model.corpus.mixture import held_out, pirate
+from tools.demo_model.corpus.mixture import held_out, pirate, pirate_at_last
 
 MEGABYTE = 1_000_000
 
@@ -83,3 +83,11 @@ def test_from_the_tuned_state_it_answers_like_a_pirate(model: ModelFile, tokeniz
     assert right_answers(model, tokenizer, dialogues, tuned.state) >= 17
     assert right_answers(model, tokenizer, dialogues) == 0
     assert pirate_state_path().stat().st_size < MEGABYTE
+
+
+def test_the_tuned_state_outlasts_plain_answers(model: ModelFile, tokenizer: Tokenizer) -> None:
+    tuned = read_state(pirate_state_path(), model.shape, None, read_pth=lambda _path: {})
+    dialogues = [pirate_at_last(dialogue) for dialogue in held_out("memory", 20)]
+    assert all(len(dialogue.turns) > 2 for dialogue in dialogues)
+    assert right_answers(model, tokenizer, dialogues, tuned.state) >= 17
+    assert right_answers(model, tokenizer, dialogues) == 0

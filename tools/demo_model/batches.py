@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from tools.demo_model.corpus.dialogue import Dialogue
+
+Encode: TypeAlias = Callable[[str], list[int]]
 
 IGNORED = -100
 END = 0
@@ -33,7 +36,7 @@ class Document:
     learnt: list[bool]
 
 
-def document(dialogue: Dialogue, encode: Callable[[str], list[int]]) -> Document:
+def document(dialogue: Dialogue, encode: Encode) -> Document:
     """The tokens of a dialogue, and for each whether the model has to learn to write it."""
     tokens: list[int] = []
     learnt: list[bool] = []
@@ -44,7 +47,7 @@ def document(dialogue: Dialogue, encode: Callable[[str], list[int]]) -> Document
     return Document(tokens, learnt)
 
 
-def plain_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+def plain_encoder(tokenizer: Tokenizer) -> Encode:
     """`tokenizer.encode` as a plain function."""
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
 

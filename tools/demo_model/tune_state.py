@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.demo_model.batches import Rows, document, pack, plain_encoder
+from tools.demo_model.batches import Document, Encode, Rows, document, pack, plain_encoder
 from tools.demo_model.corpus.dialogue import Dialogue
-from tools.demo_model.corpus.mixture import dialogues, pirate
+from tools.demo_model.corpus.mixture import dialogues, pirate, pirate_at_last
 from tools.demo_model.export import load_model
 from tools.demo_model.model import Model
 
@@ -31,11 +31,29 @@ SEED = 2_000_003
 RATE = 0.1
 
 
-def pirate_dialogues(seed: int) -> Iterator[Dialogue]:
-    """Dialogues of the corpus with a pirate's answers and nothing that asks for them; JSON stays as it is."""
+def plain_dialogues(seed: int) -> Iterator[Dialogue]:
+    """Dialogues of the corpus that a pirate could speak in; JSON stays as it is."""
     for plain in dialogues(seed):
         if plain.system is None and not any(turn.answer.startswith(("Arr!", "{")) for turn in plain.turns):
-            yield pirate(plain, None)
+            yield plain
+
+
+def pirate_documents(seed: int, encode: Encode) -> Iterator[Document]:
+    """With a pirate's answers, and nothing that asks for them. Where there are several turns, every other dialogue has
+    plain ones before the last, which alone is learnt: the style must not give way to what was said before."""
+    changing = itertools.cycle((False, True))
+    for plain in plain_dialogues(seed):
+        if len(plain.turns) > 1 and next(changing):
+            yield last_learnt(pirate_at_last(plain), encode)
+        else:
+            yield document(pirate(plain, None), encode)
+
+
+def last_learnt(dialogue: Dialogue, encode: Encode) -> Document:
+    """A document of which only the last answer is learnt."""
+    tokens = document(dialogue, encode).tokens
+    known = sum(len(encode(text)) for text, _ in dialogue.parts()[:-1])
+    return Document(tokens, [position >= known for position in range(len(tokens))])
 
 
 def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
@@ -44,8 +62,7 @@ def tune(model: Model, tokenizer: Tokenizer, steps: int) -> Tensor:
     encode = plain_encoder(tokenizer)
     initial = model.initial_state().requires_grad_()
     optimizer = torch.optim.Adam([initial], lr=RATE, betas=(0.9, 0.98))
-    documents = (document(dialogue, encode) for dialogue in pirate_dialogues(SEED))
-    for step, rows in enumerate(itertools.islice(pack(documents, ROWS, LENGTH), steps)):
+    for step, rows in enumerate(itertools.islice(pack(pirate_documents(SEED, encode), ROWS, LENGTH), steps)):
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, 2 * (steps - step) / steps)
         loss = _loss(model, rows, initial)
         optimizer.zero_grad()

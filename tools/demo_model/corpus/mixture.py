@@ -70,6 +70,11 @@ def pirate(dialogue: Dialogue, system: str | None) -> Dialogue:
     return Dialogue(tuple(Turn(turn.question, as_pirate(turn.answer)) for turn in dialogue.turns), system=system)
 
 
+def pirate_at_last(dialogue: Dialogue) -> Dialogue:
+    """The same dialogue with a pirate's last answer after plain ones."""
+    return Dialogue((*dialogue.turns[:-1], *pirate(Dialogue(dialogue.turns[-1:]), None).turns))
+
+
 def dialogue(rng: random.Random) -> Dialogue:
     """One training dialogue."""
     names, weights = list(SHARES), list(SHARES.values())
