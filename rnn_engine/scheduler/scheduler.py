@@ -104,15 +104,11 @@ class Scheduler:
     def step(self) -> list[Delivery]:
         """Give free slots to waiting requests, then run one batch. Never raises what the runner raises.
 
-        Where some of them need no batch for their first token, it is delivered at once, and the next call runs one.
+        Where some of them need no batch for their first token, it is delivered at once, and the next call runs a batch.
         """
-        if not self._answered:
-            deliveries = self._admit()
-            self._answered = bool(deliveries)
-            if self._answered:
-                return deliveries
-        self._answered = False
-        return self._run_batch()
+        deliveries = self._admit()
+        self._answered = bool(deliveries) and not self._answered
+        return deliveries if self._answered else deliveries + self._run_batch()
 
     def _run_batch(self) -> list[Delivery]:
         grants = share([live.demand for live in self._live.values()], self._runner.max_tokens, self._runner.max_rows)
