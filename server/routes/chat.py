@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from aiohttp import web
 
@@ -18,8 +18,10 @@ from server.body import read_body
 from server.chat_form import ChatForm
 from server.keys import ENGINE
 from server.routing import Route
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
 from server.start import find_beginning
+
+_LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -41,6 +43,17 @@ def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequ
     return token_positions(engine, prompt, ends)
 
 
+def _marks(body: ChatRequest, turns: Sequence[int]) -> list[int]:
+    """Where a client wants the state kept, and the end of a system text, with which other conversations begin, too."""
+    marked = [turn for turn, message in zip(turns, body.messages, strict=True) if message.cache]
+    system = [turn for turn, _ in takewhile(_is_system, zip(turns, body.messages, strict=True))]
+    return [*marked, *(turn for turn in system[-1:] if turn >= _LEAST_SYSTEM)]
+
+
+def _is_system(turn: tuple[int, Message]) -> bool:
+    return turn[1].role is Role.SYSTEM
+
+
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
     """The tokens that the penalties already count."""
     replies = [message.content for message in body.messages if message.role is Role.ASSISTANT]
@@ -59,7 +72,7 @@ def _call(
         prompt=prompt,
         start=start,
         turns=turns,
-        marks=[turn for turn, message in zip(turns, body.messages, strict=True) if message.cache],
+        marks=_marks(body, turns),
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         sampling=body.sampling(copy),

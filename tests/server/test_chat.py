@@ -192,6 +192,14 @@ async def test_turns_end_after_the_separator_of_each_message(serve: Serve) -> No
     assert request.marks == []
 
 
+async def test_the_end_of_a_system_text_is_marked_where_it_is_worth_it(serve: Serve) -> None:
+    system = {"role": "system", "content": "Be brief. " * 5}
+    request = await request_of(serve, {"messages": [system, *CONVERSATION[1:]]})
+    assert request.marks == [request.turns[0]]
+    request = await request_of(serve, {"messages": [CONVERSATION[1], system]})
+    assert request.marks == []
+
+
 @pytest.mark.parametrize("flag", [{"cache": True}, {"cache_control": {"type": "ephemeral"}}])
 async def test_a_message_can_be_marked(serve: Serve, flag: Body) -> None:
     messages = [{**CONVERSATION[0], **flag}, *CONVERSATION[1:]]
