@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -158,6 +158,9 @@ class Device:
         for buffer in self._buffers:
             buffer.destroy()
         self._buffers.clear()
+        with suppress(wgpu.GPUError, RuntimeError):  # a lost device holds nothing
+            self.wgpu_device.queue.submit([])  # the last uploads hold on to their buffers until then
+            native.wait_until_idle(self.wgpu_device)
 
 
 def _adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
