@@ -78,7 +78,7 @@ def _inputs(engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_e
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
     tokens = engine.tokenize(prompt) if isinstance(prompt, str) else prompt
     if not tokens:
-        raise InvalidRequestError(field, prompt, "at least one token")
+        raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")
     last = engine.info.shape.vocab_size - 1
     for token in tokens:
         if not 0 <= token <= last:

@@ -207,6 +207,12 @@ async def test_bad_settings(serve: Serve, fields: Body, param: str) -> None:
     assert engine.requests == []
 
 
+@pytest.mark.parametrize(("inputs", "shown"), [(["a", ""], "''"), ([[97], []], "[]")])
+async def test_nothing_to_embed_is_shown_as_it_came(serve: Serve, inputs: list[object], shown: str) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post(PATH, json={"input": inputs}), 400)
+    assert error["message"] == f"input.1: {shown} is not allowed; expected at least one token"
+
+
 async def test_answers_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = await serve(FakeEngine())
     monkeypatch.setattr(routes, "MAX_NUMBERS", 200)
