@@ -17,6 +17,8 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
 
+BEGINNING = (0,)  # the token that ends a text also begins one
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -175,6 +177,11 @@ class EngineStats:
 
     active: int  # requests that hold a slot
     queued: int
+
+
+def empty_prompt(start: StartState | None) -> tuple[int, ...]:
+    """What stands for a text without tokens: nothing where it is known what follows `start`, else token 0."""
+    return () if start is not None and start.logits is not None else BEGINNING
 
 
 def check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -13,12 +13,19 @@ from dataclasses import dataclass
 
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, GenerateRequest, PromptScored, Started, TokenInfo, check_tokens
+from rnn_engine.requests import (
+    BEGINNING,
+    Event,
+    GenerateRequest,
+    PromptScored,
+    Started,
+    TokenInfo,
+    check_tokens,
+    empty_prompt,
+)
 from rnn_engine.tasks.cost import Cost
 from rnn_engine.tasks.fleet import Fleet
 from rnn_engine.types import StartState
-
-BEGINNING = (0,)  # the token that ends a text also begins one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ async def score_choices(
     Raises InvalidRequestError before anything runs.
     """
     _check(engine, context, choices)
-    context = context or (() if start is not None and start.logits is not None else BEGINNING)
+    context = context or empty_prompt(start)
     calls = [_call(context, choice, start) for choice in choices]
     if calibrate:
         calls += [_call(BEGINNING, choice, start) for choice in choices]

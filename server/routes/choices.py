@@ -13,6 +13,7 @@ from rnn_engine.tasks.scoring import ChoiceScore, Continuation, probabilities, s
 from server.body import read_body
 from server.keys import ENGINE
 from server.logprobs import token_text
+from server.prompts import text_of
 from server.routing import Route
 from server.schemas.choices import (
     ChoiceEntry,
@@ -23,7 +24,7 @@ from server.schemas.choices import (
     Chooses,
     ChoosesRequest,
 )
-from server.schemas.completions import Prompt
+from server.schemas.prompt import Prompt
 from server.start import resolve_start
 from server.usage import usage_of
 from server.wire import json_response
@@ -74,7 +75,7 @@ def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore
             "object": "choice",
             "index": index,
             "rank": rank,
-            "choice": _text(engine, body.choices[index]),
+            "choice": text_of(engine, body.choices[index]),
             "perplexity": scores[index].perplexity,
         }
         for rank, index in enumerate(order)
@@ -113,10 +114,6 @@ def _figures(body: ChoicesRequest, scores: Sequence[ChoiceScore]) -> list[float]
                     "probability_of", "per_byte", "total or mean, since a choice has tokens that stand for no text"
                 )
             return known
-
-
-def _text(engine: EngineLike, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")
 
 
 ROUTES = (

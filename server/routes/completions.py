@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import GenerateRequest
+from rnn_engine.requests import GenerateRequest, empty_prompt
 from rnn_engine.types import StartState
 from server.answer import answer
 from server.body import read_body
 from server.completion_form import CompletionForm
 from server.keys import ENGINE
+from server.prompts import text_of
 from server.routing import Route
-from server.schemas.completions import Completion, CompletionRequest, Prompt
+from server.schemas.completions import Completion, CompletionRequest
+from server.schemas.prompt import Prompt
 from server.start import find_beginning
-
-_EMPTY_PROMPT = (0,)  # the token that ends a text also begins one
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -26,7 +26,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     beginning = await find_beginning(engine, body.state)
     start = beginning.start
     calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, start), start)]
-    echoes = [_text(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
+    echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
     return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, beginning)
 
 
@@ -49,13 +49,8 @@ def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | 
 
 
 def _tokens(engine: EngineLike, prompt: Prompt, start: StartState | None) -> Sequence[int]:
-    """An empty text begins as all texts do, unless it is known already what comes next."""
-    nothing = () if start is not None and start.logits is not None else _EMPTY_PROMPT
-    return (engine.tokenize(prompt) or nothing) if isinstance(prompt, str) else prompt
-
-
-def _text(engine: EngineLike, prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")
+    """An empty text begins as all texts do; an empty list of tokens is the client's mistake."""
+    return (engine.tokenize(prompt) or empty_prompt(start)) if isinstance(prompt, str) else prompt
 
 
 ROUTES = (

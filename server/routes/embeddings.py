@@ -15,9 +15,10 @@ from rnn_engine.tasks.cost import Cost
 from rnn_engine.tasks.embedding import embed, find_centre, run_states
 from server.body import read_body
 from server.keys import ENGINE
+from server.prompts import check_ids, tokens_of
 from server.routing import Route
-from server.schemas.completions import Prompt
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
+from server.schemas.prompt import Prompt
 from server.start import resolve_start
 from server.usage import usage_of
 from server.vectors import VectorEntry, send_vectors
@@ -76,13 +77,10 @@ def _inputs(engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_e
 
 
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
-    tokens = engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+    tokens = tokens_of(engine, prompt)
     if not tokens:
         raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")
-    last = engine.info.shape.vocab_size - 1
-    for token in tokens:
-        if not 0 <= token <= last:
-            raise InvalidRequestError(field, token, f"token ids from 0 to {last}")
+    check_ids(engine, field, tokens)
     return tokens
 
 

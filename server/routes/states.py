@@ -13,8 +13,8 @@ from rnn_engine.tasks.naming import advance_state, create_state
 from server.body import read_body
 from server.keys import ENGINE
 from server.logprobs import LEAST_LOGPROB, token_text
+from server.prompts import tokens_of
 from server.routing import Route
-from server.schemas.completions import Prompt
 from server.schemas.keeping import NewStateBody
 from server.schemas.state_entry import StateEntry
 from server.schemas.states import (
@@ -46,7 +46,7 @@ async def create(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     body = await read_body(request, CreateStateRequest)
     beginning = await find_beginning(engine, body.state)
-    tokens = _tokens(engine, body.prompt)
+    tokens = tokens_of(engine, body.prompt)
     named, cost = await create_state(engine, body.name, tokens, body.keeping, start=beginning.initial)
     answer: CreatedState = {
         "object": "state.created",
@@ -98,7 +98,7 @@ async def take(request: web.Request) -> web.Response:
 async def advance(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     body = await read_body(request, AdvanceStateRequest)
-    tokens = _tokens(engine, body.input)
+    tokens = tokens_of(engine, body.input)
     advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)
     answer: AdvancedState = {
         "object": "state.advanced",
@@ -112,10 +112,6 @@ async def advance(request: web.Request) -> web.Response:
 
 def _name(request: web.Request) -> str:
     return request.match_info["name"]
-
-
-def _tokens(engine: EngineLike, text: Prompt) -> Sequence[int]:
-    return engine.tokenize(text) if isinstance(text, str) else text
 
 
 def _listed(states: StateRegistry, entries: Sequence[NamedState]) -> StateEntries:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rnn_engine.errors import InvalidRequestError
 from server.body import read_body
 from server.keys import ENGINE
+from server.prompts import check_ids
 from server.routing import Route
 from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from server.wire import json_response
@@ -22,10 +22,7 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
     engine = request.app[ENGINE]
-    last = engine.info.shape.vocab_size - 1
-    for token in body.tokens:
-        if not 0 <= token <= last:
-            raise InvalidRequestError("tokens", token, f"token ids from 0 to {last}")
+    check_ids(engine, "tokens", body.tokens)
     data = engine.detokenize(body.tokens)
     answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
     return json_response(answer)

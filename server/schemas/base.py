@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, from_json
+from typing_extensions import TypeIs
 
 from rnn_engine.errors import InvalidRequestError
 
@@ -72,6 +73,15 @@ class RequestBody(BaseModel):
     @classmethod
     def _means_default(cls, name: str, value: object) -> bool:
         return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
+
+
+STRING = {"type": "string"}
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+
+
+def is_integers(value: object) -> TypeIs[list[int]]:
+    """Whether it is a list of whole numbers, of which true and false are none."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def only(*allowed: object, because: str) -> BeforeValidator:

@@ -69,9 +69,7 @@ Content: TypeAlias = Annotated[
 CacheFlag: TypeAlias = Annotated[
     bool,
     PlainValidator(_parse_cache),
-    WithJsonSchema(
-        {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"type": {"const": "ephemeral"}}}]}
-    ),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, _EPHEMERAL]}),
 ]
 RoleWord: TypeAlias = Annotated[Role, PlainValidator(_parse_role), WithJsonSchema({"type": "string"})]
 Names: TypeAlias = Annotated[

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from server.schemas.base import RefusedError
-from server.schemas.completions import Prompt
-from server.schemas.start import StartBody
+from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
+from server.schemas.prompt import STRINGS, Prompt
+from server.schemas.start import ModelBody
 from server.schemas.usage import Usage
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]
@@ -24,7 +24,7 @@ def _parse_context(value: object) -> Prompt:
         return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "".join(value)
-    if isinstance(value, list) and all(type(item) is int for item in value):
+    if is_integers(value):
         return tuple(value)
     raise RefusedError(value, "null, a string, a list of strings, which are joined, or a list of token ids")
 
@@ -32,25 +32,20 @@ def _parse_context(value: object) -> Prompt:
 def _parse_choice(value: object) -> Prompt:
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(type(item) is int for item in value):
+    if is_integers(value) and value:
         return tuple(value)
     raise RefusedError(value, "a string or a list of token ids, not empty")
 
 
-_STRING = {"type": "string"}
-_INTEGERS = {"type": "array", "items": {"type": "integer"}}
-_CONTEXT_SCHEMA = {"anyOf": [_STRING, {"type": "array", "items": _STRING}, _INTEGERS, {"type": "null"}]}
-_Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSchema({"anyOf": [_STRING, _INTEGERS]})]
+_CONTEXT_SCHEMA = {"anyOf": [STRING, STRINGS, INTEGERS, {"type": "null"}]}
+_Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 
-class ChoosesRequest(StartBody):
+class ChoosesRequest(ModelBody):
     """Given continuations of a text, to be told apart by how likely they are."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    model: str | None = Field(
-        default=None, description="Any name: the one loaded model answers, and says its own name."
-    )
     input: Annotated[Prompt, PlainValidator(_parse_context), WithJsonSchema(_CONTEXT_SCHEMA)] = Field(
         default="", description="The text that the choices follow. Empty: token 0, or the end of the text in `state`."
     )

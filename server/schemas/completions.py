@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
-from server.schemas.base import RefusedError, only
+from server.schemas.base import only
 from server.schemas.generation import GenerationBody
+from server.schemas.prompt import Prompts
 from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
-
-Prompt: TypeAlias = str | tuple[int, ...]
-
-_PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
-
-
-def _parse_prompts(value: object) -> tuple[Prompt, ...]:
-    """Every form of `prompt` as a list of prompts."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list) or not value:
-        raise RefusedError(value, _PROMPT_FORMS)
-    if all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if all(type(item) is int for item in value):
-        return (tuple(value),)
-    if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
-        return tuple(tuple(item) for item in value)
-    raise RefusedError(value, _PROMPT_FORMS)
-
-
-_INTEGERS = {"type": "array", "items": {"type": "integer"}}
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-Prompts: TypeAlias = Annotated[
-    tuple[Prompt, ...],
-    PlainValidator(_parse_prompts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _INTEGERS, {"type": "array", "items": _INTEGERS}]}),
-]
 
 
 class CompletionRequest(GenerationBody):

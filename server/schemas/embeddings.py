@@ -8,9 +8,9 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling
-from server.schemas.base import RefusedError
-from server.schemas.completions import Prompts
-from server.schemas.start import StartBody
+from server.schemas.base import INTEGERS, RefusedError, is_integers
+from server.schemas.prompt import Prompts
+from server.schemas.start import ModelBody
 from server.schemas.usage import Usage
 
 Encoding: TypeAlias = Literal["float", "base64"]
@@ -25,23 +25,19 @@ def _parse_layer(value: object) -> Layers:
         return "mean"
     if type(value) is int:
         return value
-    if isinstance(value, list) and value and all(type(layer) is int for layer in value):
+    if is_integers(value) and value:
         return tuple(value)
     raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
 
 
-_INTEGERS = {"type": "array", "items": {"type": "integer"}}
-_LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, _INTEGERS, {"enum": ["all", "mean"]}]}
+_LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
 
 
-class StatesRequest(StartBody):
+class StatesRequest(ModelBody):
     """Texts whose states are wanted whole."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    model: str | None = Field(
-        default=None, description="Any name: the one loaded model answers, and says its own name."
-    )
     input: Prompts = Field(description="Texts or token ids, one entry each. None may be empty.")
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."

@@ -11,7 +11,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY, SamplingParams
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.keeping import SaveAs
-from server.schemas.start import StartBody
+from server.schemas.start import ModelBody
 
 _SAMPLING = SamplingParams()
 _MAX_STOPS = 64
@@ -63,7 +63,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = Field(default=False, description="Send one more chunk, without choices, that holds `usage`.")
 
 
-class GenerationBody(StartBody):
+class GenerationBody(ModelBody):
     """What a client may set on any generation."""
 
     ignored: ClassVar = frozenset(
@@ -71,9 +71,6 @@ class GenerationBody(StartBody):
     )
     aliases: ClassVar = {"bias": "logit_bias"}
 
-    model: str | None = Field(
-        default=None, description="Any name: the one loaded model answers, and says its own name."
-    )
     max_tokens: int = Field(default=256, description="The most tokens to generate. 0 runs the prompt alone.")
     temperature: float = Field(default=_SAMPLING.temperature, description="0 always takes the likeliest token.")
     top_p: float = Field(

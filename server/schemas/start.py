@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.types import F32
-from server.schemas.base import RefusedError, RequestBody
+from server.schemas.base import STRING, RefusedError, RequestBody, is_integers
 
 _FORMS = (
     'a name or an id, "none", {"data": numbers or base64 of f32, "shape": [D, N + 2, L, 1]} or {"path": a file}, '
@@ -42,15 +42,11 @@ def _parse_state(value: object) -> StateRef:
     match value:
         case str() if value:
             return value
-        case {"data": data, "shape": list(shape), **rest} if rest.keys() <= _LABELS and _whole(shape):
+        case {"data": data, "shape": list(shape), **rest} if rest.keys() <= _LABELS and is_integers(shape):
             return InlineState(_numbers(data), tuple(shape))
         case {"path": str(path), **rest} if rest.keys() <= _LABELS:
             return StatePath(path)
     raise RefusedError(value, _FORMS)
-
-
-def _whole(numbers: list[object]) -> bool:
-    return all(type(number) is int for number in numbers)
 
 
 def _numbers(data: object) -> F32:
@@ -74,7 +70,7 @@ _PATH = {"type": "object", "properties": {"path": {"type": "string"}}}
 State: TypeAlias = Annotated[
     StateRef | None,
     PlainValidator(_parse_state),
-    WithJsonSchema({"anyOf": [{"type": "string"}, _INLINE, _PATH, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [STRING, _INLINE, _PATH, {"type": "null"}]}),
 ]
 
 
@@ -85,4 +81,12 @@ class StartBody(RequestBody):
         default=None,
         description="What to start from: the name or id of a state; `none` for an empty one; a state in ai00's order, "
         'as {"data": ..., "shape": ...}; or {"path": ...}, a file in the folder of states. Null is the default state.',
+    )
+
+
+class ModelBody(StartBody):
+    """The same where clients say a model, too, as OpenAI's do."""
+
+    model: str | None = Field(
+        default=None, description="Any name: the one loaded model answers, and says its own name."
     )

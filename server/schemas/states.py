@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import Field
 from typing_extensions import TypedDict
 
-from server.schemas.base import RefusedError, RequestBody
-from server.schemas.completions import Prompt
+from server.schemas.base import RequestBody
 from server.schemas.keeping import KeepingBody, NewStateBody
+from server.schemas.prompt import Input
 from server.schemas.start import StartBody
 from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
-
-
-def _parse_input(value: object) -> Prompt:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(token) is int for token in value):
-        return tuple(value)
-    raise RefusedError(value, "a text or a list of token ids")
-
-
-Input: TypeAlias = Annotated[
-    Prompt,
-    PlainValidator(_parse_input),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}),
-]
 
 
 class CreateStateRequest(NewStateBody, StartBody):

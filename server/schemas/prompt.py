@@ -1,0 +1,45 @@
+"""Texts and token ids in bodies, one of them or a list."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
+
+Prompt: TypeAlias = str | tuple[int, ...]
+
+_PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+def _parse_prompts(value: object) -> tuple[Prompt, ...]:
+    """Every form of `prompt` as a list of prompts."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise RefusedError(value, _PROMPT_FORMS)
+    if all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if is_integers(value):
+        return (tuple(value),)
+    if all(is_integers(item) for item in value):
+        return tuple(tuple(item) for item in value)
+    raise RefusedError(value, _PROMPT_FORMS)
+
+
+def _parse_input(value: object) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if is_integers(value):
+        return tuple(value)
+    raise RefusedError(value, "a text or a list of token ids")
+
+
+STRINGS = {"type": "array", "items": STRING}
+Prompts: TypeAlias = Annotated[
+    tuple[Prompt, ...],
+    PlainValidator(_parse_prompts),
+    WithJsonSchema({"anyOf": [STRING, STRINGS, INTEGERS, {"type": "array", "items": INTEGERS}]}),
+]
+Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
