@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -68,6 +69,11 @@ class ModelShape:
             StateField("wkv", (self.num_heads, self.head_size, self.head_size)),  # [H, value, key]
             StateField("ffn_shift", (self.width,)),
         )
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of one state in f32."""
+        return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)
 
     def initial_state(self) -> dict[str, F32]:
         """The state before the first token."""

@@ -6,10 +6,9 @@ the runner. `SlotPool` is the pool for a runner that has slots to spare.
 
 from __future__ import annotations
 
-from math import prod
 from typing import Protocol
 
-from rnn_engine.types import F32, ModelShape, Runner, State
+from rnn_engine.types import F32, Runner, State
 
 
 class LiveStates(Protocol):
@@ -64,7 +63,7 @@ class SlotPool:
 
     @property
     def slab_bytes(self) -> int:
-        return state_bytes(self._runner.shape)
+        return self._runner.shape.state_bytes
 
     def save(self, slot: int) -> int:
         handle = self._unused.pop()
@@ -79,8 +78,3 @@ class SlotPool:
 
     def free(self, handle: int) -> None:
         self._unused.append(handle)
-
-
-def state_bytes(shape: ModelShape) -> int:
-    """The size of one state in f32."""
-    return 4 * shape.num_layers * sum(prod(field.shape) for field in shape.state_fields)

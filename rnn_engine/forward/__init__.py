@@ -13,7 +13,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.tuning import tuning_for
 from rnn_engine.forward.v7 import Progress
 from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
-from rnn_engine.types import Model, ModelShape, Runner
+from rnn_engine.types import Model, Runner
 
 __all__ = ["CpuRunner", "GpuRunner", "Progress", "WeightFormat", "load_runner"]
 
@@ -55,7 +55,7 @@ def load_runner(
     if device == "cpu":
         return CpuRunner(
             model,
-            num_slots=num_slots + _spare_slots(spare_bytes, _state_bytes(model.shape)),
+            num_slots=num_slots + _spare_slots(spare_bytes, model.shape.state_bytes),
             max_tokens=max_tokens or 64,
             max_rows=max_rows,
             num_candidates=num_candidates,
@@ -90,7 +90,3 @@ def load_runner(
 
 def _spare_slots(num_bytes: int, slot_bytes: int, room: int = _MAX_SPARE_SLOTS) -> int:
     return max(min(num_bytes // slot_bytes, room, _MAX_SPARE_SLOTS), 0)
-
-
-def _state_bytes(shape: ModelShape) -> int:
-    return sum(values.nbytes for values in shape.initial_state().values())

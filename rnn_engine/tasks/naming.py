@@ -17,7 +17,6 @@ from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScore
 from rnn_engine.sampling import LogitRow, top_logprobs
 from rnn_engine.tasks.cost import Cost
 from rnn_engine.types import F32, ModelShape
-from states.device import state_bytes
 from states.initial import InitialState, make_initial_state
 from states.named import Keeping, NamedState
 
@@ -140,4 +139,4 @@ def text_before_chat(engine: EngineLike, start: InitialState | None, template: C
 def check_room(engine: EngineLike, name: str, keeping: Keeping) -> None:
     """Raise what naming a state at the end of a run would raise now."""
     shape = engine.info.shape
-    engine.states.check_place(name, keeping, state_bytes(shape) + 4 * shape.vocab_size)
+    engine.states.check_place(name, keeping, shape.state_bytes + 4 * shape.vocab_size)

@@ -18,7 +18,6 @@ from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
 from states.cache import StateCache
 from states.config import CacheConfig
-from states.device import state_bytes
 from tests.support.cache_books import check_books
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
@@ -134,7 +133,7 @@ class SchedulerModel:
         self._expect_all_slots_serve()
 
     def _make_cache(self, num_states: int) -> StateCache:
-        num_bytes = num_states * (state_bytes(self.runner.shape) + 4 * VOCAB_SIZE)
+        num_bytes = num_states * (self.runner.shape.state_bytes + 4 * VOCAB_SIZE)
         return StateCache(self.runner.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
 
     def _step(self) -> None:

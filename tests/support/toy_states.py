@@ -12,7 +12,6 @@ import numpy as np
 from rnn_engine.types import F32, ModelShape, State
 from states.cache import StateCache
 from states.checkpoint import CheckpointKind
-from states.device import state_bytes
 from tests.support.models import tiny_shape
 
 ROOT = "none"
@@ -60,7 +59,7 @@ class ToyDevice:
 
     @property
     def slab_bytes(self) -> int:
-        return state_bytes(self.shape)
+        return self.shape.state_bytes
 
     def save(self, slot: int) -> int:
         assert len(self.slabs) < self._num_slabs

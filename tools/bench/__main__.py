@@ -85,8 +85,7 @@ def measure(
 def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> dict[str, Any]:
     """A decode figure, with what the step must read and how near that comes to the device's bandwidth."""
     line: Measurement = measure_decode(runner, slots, repeats, time.perf_counter)
-    state_bytes = sum(values.nbytes for values in runner.shape.initial_state().values())
-    num_bytes = runner.weight_bytes + slots * state_bytes
+    num_bytes = runner.weight_bytes + slots * runner.shape.state_bytes
     read_per_second = num_bytes / (line.median_ms / 1e3)
     return {
         **asdict(line),

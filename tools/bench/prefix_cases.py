@@ -14,7 +14,6 @@ from rnn_engine.engine import Engine
 from rnn_engine.requests import EngineInfo
 from states.checkpoint import Tier
 from states.config import CacheConfig, DiskConfig
-from states.device import state_bytes
 from tools.bench.ask import Answer, ask
 
 Draw: TypeAlias = Callable[[int], list[int]]
@@ -49,7 +48,7 @@ async def kept_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> Async
 
 def small_tiers(info: EngineInfo, folder: Path) -> CacheConfig:
     """Room for one state on the device and for one on the host, so that states are evicted down to the files."""
-    state = state_bytes(info.shape)
+    state = info.shape.state_bytes
     room = 2 * state  # a slab is somewhat larger than a state, and logits come with a state on the host
     host = room if 4 * info.shape.vocab_size <= state else state + 4 * info.shape.vocab_size
     return CacheConfig(device_capacity=room, host_capacity=host, disk=DiskConfig(folder))
