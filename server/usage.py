@@ -27,20 +27,18 @@ class Tally:
             self._cached_tokens += event.cached_tokens
 
     def usage(self) -> Usage:
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._completion_tokens,
-            "total_tokens": self._prompt_tokens + self._completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
-        }
+        return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
     """The usage of an answer that generates nothing."""
-    prompt_tokens = sum(cost.prompt_tokens for cost in costs)
+    return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
+
+
+def _usage(prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> Usage:
     return {
         "prompt_tokens": prompt_tokens,
-        "completion_tokens": 0,
-        "total_tokens": prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(cost.cached_tokens for cost in costs)},
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from states.config import CacheConfig, DiskConfig
 from states.payload import Precision
@@ -74,10 +75,7 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(cache=cache, **others)
 
-    decorated: Callable[..., None] = with_cache
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return with_options(with_cache, _OPTIONS)
 
 
 def _disk(folder: Path | None, num_bytes: int | None, precision: Precision) -> DiskConfig | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,6 +112,13 @@ def slots_option(default: int) -> Callable[[Command], Command]:
     )
 
 
+def with_options(command: Callable[..., None], options: Sequence[Callable[[Any], Any]]) -> Callable[..., None]:
+    """`command` with `options`, which its help shows in their order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """--max-tokens, which the command takes as it is, and the options that it takes together as `sampling`."""
 
@@ -136,10 +143,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(sampling=sampling, **others)
 
-    decorated: Callable[..., None] = with_sampling
-    for option in reversed(_SAMPLING_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return with_options(with_sampling, _SAMPLING_OPTIONS)
 
 
 def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.tasks.state_files import StateFile, StateSettings
@@ -77,10 +78,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         command(states=StateSettings(files, default_state, state_folder, state_bytes), **others)
 
-    decorated: Callable[..., None] = with_states
-    for option in reversed(_SERVE_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return with_options(with_states, _SERVE_OPTIONS)
 
 
 state_option = click.option(

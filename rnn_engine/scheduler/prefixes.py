@@ -87,8 +87,9 @@ class Prefixes:
             except Exception:
                 logger.exception("the cache of states failed; a prompt is run from its beginning")
         self._write_start(request, slot)
-        known = request.start is not None and len(request.prompt) == 0
-        return Start(logits=request.start.logits if request.start is not None and known else None)
+        if request.start is None or len(request.prompt) > 0:
+            return Start()
+        return Start(logits=request.start.logits)
 
     def concerns(self, start: Start, path: Path) -> bool:
         """Whether one that is kept back should ask `find_wait` because of a prompt that has just begun.

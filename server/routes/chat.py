@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, takewhile
 
 from aiohttp import web
@@ -31,8 +32,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     text_before = text_before_chat(engine, beginning.initial, body.chat_template)
     prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))
     turns = _turns(engine, body, text_before, prompt)
-    earlier = _earlier_replies(engine, body)
-    calls = [_call(body, prompt, turns, earlier, copy, beginning.start) for copy in range(body.n)]
+    call = _call(body, prompt, turns, _earlier_replies(engine, body), beginning.start)
+    calls = [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
     return await answer(request, body, ChatForm(engine, body, calls), calls, beginning)
 
 
@@ -61,13 +62,9 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
 
 
 def _call(
-    body: ChatRequest,
-    prompt: list[int],
-    turns: Sequence[int],
-    earlier: list[int],
-    copy: int,
-    start: StartState | None,
+    body: ChatRequest, prompt: list[int], turns: Sequence[int], earlier: list[int], start: StartState | None
 ) -> GenerateRequest:
+    """What all answers have in common."""
     return GenerateRequest(
         prompt=prompt,
         start=start,
@@ -75,7 +72,6 @@ def _call(
         marks=_marks(body, turns),
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
-        sampling=body.sampling(copy),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         penalised_prompt=earlier,
         priority=body.priority,

@@ -22,10 +22,9 @@ from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import ModelError, StateError
 from rnn_engine.types import F32, ModelShape, State
-from states.files.container import write_file
 from states.files.full import SavedState, is_full_state, read_full_state
 from states.files.prefab import decode_prefab, prefab_dims
-from states.files.tuned import Layout, is_time_state, state_from_tuned, tuned_from_state
+from states.files.tuned import Layout, is_time_state, state_from_tuned
 from states.initial import MAX_LAST_TOKENS
 from states.tokens import unpack
 
@@ -74,11 +73,6 @@ def read_state(
     if head[:1] and 0xA0 <= head[0] <= 0xBF:  # a CBOR map
         return _read_prefab(path, shape, size)
     raise StateError(f"{path.name}: is neither safetensors nor .pth nor CBOR; it starts with the bytes {head.hex(' ')}")
-
-
-def save_tuned_state(path: Path, state: State, shape: ModelShape, layout: Layout = "key_value") -> None:
-    """Write a tuned-state safetensors file, by default in the layout that ai00 reads. The shifts are lost."""
-    write_file(path, tuned_from_state(state, shape, layout), {LAYOUT_KEY: layout})
 
 
 def _read_safetensors(path: Path, shape: ModelShape, model: str | None, layout: Layout | None) -> LoadedState:

@@ -13,13 +13,13 @@ from rnn_engine.requests import GenerateRequest
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk
 from server.schemas.completions import Completion
 from states.files.prefab import prefab_dims, rows_from_state
-from states.files.reading import LoadedState, save_tuned_state
+from states.files.reading import LoadedState
 from states.initial import InitialState, make_initial_state
 from states.named import Keeping
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, error_of, post, post_stream
 from tests.support.models import tiny_shape
-from tests.support.named_states import make_registry, some_state
+from tests.support.named_states import make_registry, save_tuned_state, some_state
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -20,11 +20,12 @@ from rnn_engine.errors import ModelError, StateError
 from rnn_engine.types import State
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
-from states.files.reading import LoadedState, read_state, save_tuned_state
+from states.files.reading import LoadedState, read_state
 from states.files.tuned import Layout, state_from_tuned, tuned_from_state
 from states.payload import Payload
 from states.tokens import pack
 from tests.support.models import tiny_shape
+from tests.support.named_states import save_tuned_state
 from tests.support.toy_states import same
 
 SHAPE = tiny_shape(layers=3, width=8, head_size=4, ffn=8, vocab=10)  # H = 2, N = 4

@@ -11,11 +11,11 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from states.files.prefab import Prefab, encode_prefab
-from states.files.reading import LoadedState, save_tuned_state
+from states.files.reading import LoadedState
 from states.initial import NO_INITIAL_STATE, make_initial_state
 from states.named import Keeping, NamedState
 from states.registry import StateRegistry
-from tests.support.named_states import SHAPE, STATE_BYTES, make_registry, some_initial, some_state
+from tests.support.named_states import SHAPE, STATE_BYTES, make_registry, save_tuned_state, some_initial, some_state
 from tests.support.toy_states import same
 
 KEPT = Keeping()

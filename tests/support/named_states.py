@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import F32, ModelShape
+from rnn_engine.types import F32, ModelShape, State
+from states.files.container import write_file
 from states.files.exchange import StateFiles
+from states.files.reading import LAYOUT_KEY
+from states.files.tuned import Layout, tuned_from_state
 from states.initial import InitialState, make_initial_state
 from states.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
 from states.saved import SavedStates
@@ -37,6 +40,11 @@ def some_state(seed: int = 0, shape: ModelShape = SHAPE) -> dict[str, F32]:
     return {
         name: generator.standard_normal(array.shape).astype(np.float32) for name, array in shape.initial_state().items()
     }
+
+
+def save_tuned_state(path: Path, state: State, shape: ModelShape, layout: Layout = "key_value") -> None:
+    """Write a tuned-state safetensors file, by default in the layout that ai00 reads. The shifts are lost."""
+    write_file(path, tuned_from_state(state, shape, layout), {LAYOUT_KEY: layout})
 
 
 def some_initial(seed: int = 0) -> InitialState:

@@ -15,11 +15,10 @@ from rnn_engine.model import open_model
 from rnn_engine.tasks.state_files import StateFile, StateSettings, open_registry
 from rnn_engine.types import F32
 from states.files.prefab import Prefab, encode_prefab
-from states.files.reading import save_tuned_state
 from states.named import Keeping
 from states.registry import StateRegistry
 from tests.support.models import Convention, TensorModel, random_model, save_safetensors, tiny_shape
-from tests.support.named_states import some_state
+from tests.support.named_states import save_tuned_state, some_state
 from tests.support.pth import save_pth
 
 SHAPE = tiny_shape()

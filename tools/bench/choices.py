@@ -17,16 +17,14 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.model import open_model
 from rnn_engine.tasks.scoring import ChoiceScore, score_choices
 from states.config import CacheConfig
-from tools.bench.random_model import SHAPES, save_random
+from tools.bench.model_files import DEMO, NAMES, find_model
 
 _BOUND = 1e-4  # of a choice's log-probability
 _LONGEST = 8  # tokens of a choice
-_DEMO = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Task:
 
 
 @click.command()
-@click.option("--model", "name", type=click.Choice([_DEMO, *SHAPES]), default=_DEMO, show_default=True)
+@click.option("--model", "name", type=click.Choice(NAMES), default=DEMO, show_default=True)
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 @click.option("--slots", default=8, show_default=True)
 @click.option("--context", "context_tokens", default=2000, show_default=True, help="Tokens.")
@@ -80,7 +78,7 @@ class Task:
 def main(name: str, device: str, slots: int, context_tokens: int, num_choices: int, repeats: int) -> None:
     """Measure the scoring of choices, and hold the ways to each other."""
     with tempfile.TemporaryDirectory() as folder:
-        model = model_path() if name == _DEMO else save_random(name, Path(folder))
+        model = find_model(name, Path(folder))
         asyncio.run(_compare(model, device, slots, repeats, _draw(model, context_tokens, num_choices)))
 
 

@@ -17,20 +17,18 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from states.config import CacheConfig
 from tools.bench.ask import Answer, ask
+from tools.bench.model_files import DEMO, NAMES, find_model
 from tools.bench.prefix_cases import Draw, Warm, evicted_cases, kept_cases, restarted_case, small_tiers
-from tools.bench.random_model import SHAPES, save_random
 from tools.bench.shifted import measure_shifted
 
 _BOUND = 1e-3  # of a log-probability
-_DEMO = "demo"
 
 
 @click.command()
-@click.option("--models", default=_DEMO, show_default=True, help=f"Any of {_DEMO}, {', '.join(SHAPES)}.")
+@click.option("--models", default=DEMO, show_default=True, help=f"Any of {', '.join(NAMES)}.")
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 @click.option("--prefix", default=1000, show_default=True, help="Tokens that are shared.")
 @click.option("--repeats", default=3, show_default=True, help="Times that each case is run, with other tokens.")
@@ -39,7 +37,7 @@ def main(models: str, device: str, prefix: int, repeats: int, shifted: bool) -> 
     """Measure time to first token with kept states and without."""
     with tempfile.TemporaryDirectory() as folder:
         for name in models.split(","):
-            model = model_path() if name == _DEMO else save_random(name, Path(folder))
+            model = find_model(name, Path(folder))
             bench = Bench(model, device, Path(folder) / f"states of {name}")
             asyncio.run(bench.run(prefix, repeats, shifted))
 

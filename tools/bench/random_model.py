@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
 from rnn_engine.types import AdapterRanks, ModelShape
 
@@ -79,11 +77,3 @@ def _draw(shape: tuple[int, ...], magnitude: float, seed: int) -> NDArray[np.flo
     bits = np.random.default_rng(seed).integers(0, 1 << 16, shape, np.uint16)
     exponent = int(np.floor(np.log2(magnitude))) + 15
     return ((bits & 0x83FF) | (exponent << 10)).view(np.float16)
-
-
-def save_random(name: str, folder: Path) -> Path:
-    """Write the model of that shape to a file in `folder`."""
-    model = RandomModel(SHAPES[name])
-    path = folder / f"{name}.safetensors"
-    save_file({tensor: model.tensor(tensor) for tensor in model.names}, path)
-    return path

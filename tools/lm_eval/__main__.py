@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from rnn_engine.demo import model_path
+from rnn_engine.demo import tokenizer_path
 from tools.lm_eval.harness import Sample, run
 
 TOLERANCE = 1e-4
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path, exists=True),
-    default=model_path().with_name("tokenizer.json"),
+    default=tokenizer_path(),
     help="The model's tokenizer.json.  [default: the demo model's]",
 )
 @click.option("--model-args", default="", help="More of lm-eval's model_args, as num_concurrent=4.")
