@@ -19,14 +19,14 @@ from typing import Self, TypeAlias, TypeVar
 
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
 from rnn_engine.forward import Progress, WeightFormat
-from rnn_engine.loading import EngineParts, open_parts
+from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Scheduler, Worker, parse_policy
-from rnn_engine.tasks.state_files import StateSettings
-from states.config import CacheConfig
-from states.counters import CacheStats
-from states.registry import StateRegistry
-from states.snapshot import SnapshotNode, snapshot
+from states.cache.config import CacheConfig
+from states.cache.counters import CacheStats
+from states.cache.snapshot import SnapshotNode, snapshot
+from states.named.registry import StateRegistry
 
 T = TypeVar("T")
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from rnn_engine.requests import EngineInfo, EngineStats, Event, GenerateRequest
-from states.counters import CacheStats
-from states.registry import StateRegistry
-from states.snapshot import SnapshotNode
+from states.cache.counters import CacheStats
+from states.cache.snapshot import SnapshotNode
+from states.named.registry import StateRegistry
 
 
 class EngineLike(Protocol):
@@ -29,7 +29,7 @@ class EngineLike(Protocol):
         ...
 
     async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
-        """The `limit` kept positions that were asked for most, as a tree; see `states.snapshot`."""
+        """The `limit` kept positions that were asked for most, as a tree; see `states.cache.snapshot`."""
         ...
 
     async def drop_cache(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import F32, ModelShape, StartState, State
+from rnn_engine.types import F32, InitialState, ModelShape, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -58,8 +58,8 @@ class SamplingParams:
 class GenerateRequest:
     """One sequence to run and to continue."""
 
-    prompt: Sequence[int]  # token ids; may be empty where `start` has logits to go on from
-    start: StartState | None = None  # None = the fill values
+    prompt: Sequence[int]  # token ids; may be empty where `initial_state` has logits to go on from
+    initial_state: InitialState | None = None  # None = the fill values
     turns: Sequence[int] = ()  # positions in the prompt at which the turns of a chat end; their states may be kept
     marks: Sequence[int] = ()  # positions in the prompt whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
@@ -74,7 +74,7 @@ class GenerateRequest:
 
     def check(self, shape: ModelShape, max_logprobs: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
-        if len(self.prompt) == 0 and (self.start is None or self.start.logits is None):
+        if len(self.prompt) == 0 and (self.initial_state is None or self.initial_state.logits is None):
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
             _check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
@@ -179,9 +179,9 @@ class EngineStats:
     queued: int
 
 
-def empty_prompt(start: StartState | None) -> tuple[int, ...]:
-    """What stands for a text without tokens: nothing where it is known what follows `start`, else token 0."""
-    return () if start is not None and start.logits is not None else BEGINNING
+def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
+    """What stands for a text without tokens: nothing where it is known what follows `initial_state`, else token 0."""
+    return () if initial_state is not None and initial_state.logits is not None else BEGINNING
 
 
 def check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -21,7 +21,7 @@ State: TypeAlias = Mapping[str, F32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StartState:
+class InitialState:
     """What a sequence starts from instead of the fill values. Its arrays are read-only: sequences share them."""
 
     root: str  # equal for equal states: what the cache keeps is kept under it
@@ -121,14 +121,23 @@ Batch: TypeAlias = Sequence[TokenRun]
 class Readout:
     """What a step says of its logit rows, ordered as the batch's runs and, inside a run, by position.
 
-    R rows, K candidates. `full_row` reads a whole row back; it may be called until the runner's next step.
+    B runs, R rows, K candidates. `full_row` reads a whole row back; it may be called until the next but one step is
+    submitted. The rows of a run that is not sound hold no probabilities.
     """
 
     ids: I32  # [R, K] token ids of the K greatest logits, greatest first, equal logits by ascending id
     logits: F32  # [R, K] their logits
     logsumexp: F32  # [R] log of the sum of exp over the whole row
     target_logits: F32  # [R] the logit at the row's target; NaN where the run has no targets
+    sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
     full_row: Callable[[int], F32]  # row -> [V] logits
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A step that was submitted and whose read-out has not been collected."""
+
+    number: int
 
 
 class Runner(Protocol):
@@ -153,10 +162,19 @@ class Runner(Protocol):
         """The most logit rows that one step computes."""
         ...
 
-    def step(self, batch: Batch) -> Readout:
-        """Run every token of `batch` and advance its slots' states.
+    def submit(self, batch: Batch) -> Ticket:
+        """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
 
-        Raises StepError where the device fails; the states of the batch's slots are then undefined.
+        At most two steps are in flight: a third call waits until the device has done the first. Steps run in the order
+        of their submission, as do the reads, writes and copies of states between them.
+        Raises InvalidRequestError for a batch that breaks the contract, StepError where the device refuses the step.
+        """
+        ...
+
+    def collect(self, ticket: Ticket) -> Readout:
+        """Wait for a step and return its read-out. Each ticket is collected once, in the order of submission.
+
+        Raises StepError where the device failed; the states of the batch's slots are then undefined.
         """
         ...
 
@@ -175,3 +193,8 @@ class Runner(Protocol):
     def close(self) -> None:
         """Free the device's memory. Idempotent."""
         ...
+
+
+def run_step(runner: Runner, batch: Batch) -> Readout:
+    """Submit `batch` and wait for its read-out."""
+    return runner.collect(runner.submit(batch))

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 from aiohttp import web
 
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.parallel import ParallelRequests
 from rnn_engine.requests import (
     Event,
     Finished,
@@ -24,13 +25,12 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.tasks.fleet import Fleet
 from server.errors import describe
 from server.keys import ENGINE
+from server.resolve_state import ResolvedState
 from server.saving import EndSaver
 from server.schemas.generation import GenerationBody
 from server.sse import EventStream
-from server.start import Beginning
 from server.usage import Tally
 from server.wire import json_response
 
@@ -84,20 +84,20 @@ class Form(Protocol):
 
 
 async def answer(
-    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest], beginning: Beginning
+    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest], resolved: ResolvedState
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, all of which start at `beginning`, and answer.
+    """Run `calls`, one a choice, all of which start at `resolved`, and answer.
 
     Raises InvalidRequestError before any of them runs.
     """
     engine = request.app[ENGINE]
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
-    saver = None if body.save_as is None else EndSaver(engine, body.save_as, beginning, calls)
+    saver = None if body.save_as is None else EndSaver(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
     frame = _Frame(engine, form, saver)
-    async with Fleet(engine, calls, limit=engine.info.num_slots) as fleet:
+    async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as fleet:
         if body.stream:
             return await _stream(request, fleet, frame, Tally(body.copies), body.include_usage)
         return await _whole(fleet, frame, body)
@@ -132,7 +132,7 @@ class _Frame:
         return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
 
 
-async def _whole(fleet: Fleet, frame: _Frame, body: GenerationBody) -> web.Response:
+async def _whole(fleet: ParallelRequests, frame: _Frame, body: GenerationBody) -> web.Response:
     tally = Tally(body.copies)
     outcomes = [Outcome() for _ in fleet.requests]
     choices: dict[int, Choice] = {}
@@ -164,7 +164,7 @@ def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
 
 
 async def _stream(
-    request: web.Request, fleet: Fleet, frame: _Frame, tally: Tally, include_usage: bool
+    request: web.Request, fleet: ParallelRequests, frame: _Frame, tally: Tally, include_usage: bool
 ) -> web.StreamResponse:
     stream = EventStream(request)
     first = await anext(fleet)  # what fails up to here has a status of its own
@@ -187,7 +187,7 @@ async def _stream(
     return await stream.close()
 
 
-async def _chain(first: tuple[int, Event], rest: Fleet) -> AsyncIterator[tuple[int, Event]]:
+async def _chain(first: tuple[int, Event], rest: ParallelRequests) -> AsyncIterator[tuple[int, Event]]:
     yield first
     async for item in rest:
         yield item

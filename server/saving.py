@@ -11,31 +11,31 @@ from dataclasses import replace
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import check_room, settle_end
 from rnn_engine.requests import Finished, GenerateRequest, TokenInfo
-from rnn_engine.tasks.naming import check_room, settle_end
+from server.resolve_state import ResolvedState
 from server.schemas.keeping import NewStateBody
 from server.schemas.state_entry import StateEntry
-from server.start import Beginning
 from server.state_entry import state_entry
-from states.named import Keeping
+from states.named.entry import Retention
 
 
 class EndSaver:
     """Saves the end of the one call of a request. A name that the request itself starts from goes on with it."""
 
     def __init__(
-        self, engine: EngineLike, wanted: NewStateBody, beginning: Beginning, calls: Sequence[GenerateRequest]
+        self, engine: EngineLike, wanted: NewStateBody, resolved: ResolvedState, calls: Sequence[GenerateRequest]
     ) -> None:
         """Raises what keeping the state would raise now, before anything runs."""
         if len(calls) != 1:
             raise InvalidRequestError("save_as", wanted.name, f"null unless there is one answer; here are {len(calls)}")
         self._engine = engine
         self._wanted = wanted
-        self._beginning = beginning
-        self._goes_on = beginning.named is not None and beginning.named.name == wanted.name
+        self._resolved = resolved
+        self._goes_on = resolved.named is not None and resolved.named.name == wanted.name
         if not self._goes_on:
             check_room(engine, wanted.name, wanted.keeping)
-        elif wanted.keeping != Keeping():
+        elif wanted.keeping != Retention():
             raise InvalidRequestError(
                 "save_as", wanted.keeping, "the name alone where it is that of `state`, which stays as it is kept"
             )
@@ -44,11 +44,11 @@ class EndSaver:
     async def save(self, tokens: Sequence[TokenInfo], finished: Finished) -> StateEntry:
         """Keep the end of the call, which gave these tokens."""
         assert finished.end is not None  # it was asked for
-        states, beginning = self._engine.states, self._beginning
+        states, resolved = self._engine.states, self._resolved
         text = _text_of(tokens, finished)
-        initial = await settle_end(self._engine, beginning.initial, self.call, finished.end, text)
-        if self._goes_on and beginning.named is not None:
-            named = await asyncio.to_thread(states.replace, beginning.named, initial, "answer")
+        initial = await settle_end(self._engine, resolved.frozen, self.call, finished.end, text)
+        if self._goes_on and resolved.named is not None:
+            named = await asyncio.to_thread(states.replace, resolved.named, initial, "answer")
         else:
             named = await asyncio.to_thread(
                 states.put, self._wanted.name, initial, self._wanted.keeping, source="answer"

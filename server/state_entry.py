@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from server.schemas.state_entry import StateEntry
-from states.named import NamedState
-from states.registry import StateRegistry
+from states.named.entry import NamedState
+from states.named.registry import StateRegistry
 
 
 def state_entry(states: StateRegistry, named: NamedState) -> StateEntry:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rnn_engine.operations.cost import Cost
 from rnn_engine.requests import Event, Finished, Started
-from rnn_engine.tasks.cost import Cost
 from server.schemas.usage import Usage
 
 

@@ -23,7 +23,7 @@ from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import GpuRunner, WeightFormat, load_runner
 from rnn_engine.model import open_model
-from rnn_engine.types import ModelShape, Runner, TokenRun
+from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2
 
@@ -55,7 +55,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
-    median = median_seconds(lambda: runner.step(batch), repeats, clock)
+    median = median_seconds(lambda: run_step(runner, batch), repeats, clock)
     return Measurement("decode", slots, 1, 1e3 * median, slots / median)
 
 
@@ -68,7 +68,7 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
     def run_prompt() -> None:
         runner.write_state(0, None)
         for run in runs:
-            runner.step([run])
+            run_step(runner, [run])
 
     median = median_seconds(run_prompt, repeats, clock)
     return Measurement("prefill", 1, length, 1e3 * median, length / median)

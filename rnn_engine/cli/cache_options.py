@@ -10,7 +10,7 @@ import click
 
 from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
-from states.config import CacheConfig, DiskConfig
+from states.cache.config import CacheConfig, DiskConfig
 from states.payload import Precision
 
 _DEFAULT = CacheConfig()

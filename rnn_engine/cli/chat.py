@@ -13,9 +13,9 @@ from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
 from rnn_engine.cli.options import device_option, model_argument, sampling_options, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
+from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
-from rnn_engine.tasks.naming import text_before_chat
-from states.config import CacheConfig
+from states.cache.config import CacheConfig
 
 _STOP = (b"\n\n",)
 _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
@@ -89,7 +89,7 @@ class Conversation:
         text = text_before_chat(engine, initial, template) + template.render(self.messages)
         return GenerateRequest(
             prompt=engine.tokenize(text),
-            start=None if initial is None else initial.start,
+            initial_state=None if initial is None else initial.for_request,
             max_tokens=self.max_tokens,
             stop=_STOP,
             sampling=self.sampling,

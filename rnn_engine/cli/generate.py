@@ -55,7 +55,7 @@ def command(
         initial = session.initial
         request = GenerateRequest(
             prompt=ids or [],
-            start=None if initial is None else initial.start,
+            initial_state=None if initial is None else initial.for_request,
             max_tokens=max_tokens,
             stop=tuple(text.encode() for text in stop),
             sampling=sampling,

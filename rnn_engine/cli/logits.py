@@ -15,9 +15,9 @@ from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import WeightFormat, load_runner
+from rnn_engine.loading.states import state_files
 from rnn_engine.model import open_model
-from rnn_engine.tasks.state_files import state_files
-from rnn_engine.types import F32, Runner, State, TokenRun
+from rnn_engine.types import F32, Runner, State, TokenRun, run_step
 
 _SLOT = 0
 
@@ -77,7 +77,7 @@ def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report
     for start in range(0, len(tokens), chunk):
         report("running the tokens", start, len(tokens))
         part = tokens[start : start + chunk]
-        readout = runner.step([TokenRun(_SLOT, part, rows=len(part))])
+        readout = run_step(runner, [TokenRun(_SLOT, part, rows=len(part))])
         for row in range(len(part)):
             logits[start + row] = readout.full_row(row)
     return logits

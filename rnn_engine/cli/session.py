@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta
-from rnn_engine.tasks.state_files import StateSettings
-from states.config import CacheConfig
-from states.initial import InitialState
+from states.cache.config import CacheConfig
+from states.frozen import FrozenState
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Session:
     loop: asyncio.Runner
 
     @property
-    def initial(self) -> InitialState | None:
+    def initial(self) -> FrozenState | None:
         """What texts start from; None is an empty state."""
         default = self.engine.states.default
         return None if default is None else default.initial

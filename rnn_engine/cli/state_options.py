@@ -11,9 +11,9 @@ import click
 from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.tasks.state_files import StateFile, StateSettings
-from states.named import check_name
-from states.registry import DEFAULT_CAPACITY
+from rnn_engine.loading.states import StateFile, StateSettings
+from states.named.entry import check_name
+from states.named.registry import DEFAULT_CAPACITY
 
 _ONLY = "state"  # what a command calls the one state that it was given
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.types import Batch, ModelShape, TokenRun
@@ -28,6 +29,12 @@ def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
     """Raise InvalidRequestError where a runner has no such slot."""
     if not 0 <= slot < num_slots:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
+
+
+def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
+    ends = np.cumsum([run.rows for run in batch])
+    return np.array([finite[end - run.rows : end].all() for run, end in zip(batch, ends, strict=True)], np.bool_)
 
 
 def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> None:

@@ -5,17 +5,18 @@ Knows slots, batches and read-outs; the mathematics is the reference's.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import check_batch, check_slot
+from rnn_engine.forward.batch import check_batch, check_slot, sound_runs
 from rnn_engine.forward.state import check_state
 from rnn_engine.reference.v7 import project_to_logits, run_layers
 from rnn_engine.reference.weights import Weights
-from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, TokenRun
+from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun
 
 
 class CpuRunner:
@@ -40,6 +41,8 @@ class CpuRunner:
             model.shape, {name: model.tensor(name) for name in model.names}.__getitem__
         )
         self._initial = model.shape.initial_state()  # field -> [L, ...]
+        self._numbers = itertools.count()
+        self._in_flight: dict[Ticket, Readout] = {}
         self._live = {name: np.stack([values] * num_slots) for name, values in self._initial.items()}  # [S, L, ...]
 
     @property
@@ -58,7 +61,7 @@ class CpuRunner:
     def max_rows(self) -> int:
         return self._max_rows
 
-    def step(self, batch: Batch) -> Readout:
+    def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
         if self._weights is None:
             raise StepError("the runner is closed")
@@ -70,9 +73,15 @@ class CpuRunner:
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]
-        if not np.isfinite(logits).all():
-            raise StepError("the model gave logits that are not finite; its weights or a state may be damaged")
-        return _read_out(logits, _row_targets(batch), self._num_candidates)
+        finite = np.asarray(np.isfinite(logits).all(axis=-1))
+        ticket = Ticket(next(self._numbers))
+        self._in_flight[ticket] = _read_out(
+            logits, _row_targets(batch), sound_runs(batch, finite), self._num_candidates
+        )
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Readout:
+        return self._in_flight.pop(ticket)
 
     def write_state(self, slot: int, state: State | None) -> None:
         check_slot(slot, self._num_slots)
@@ -106,16 +115,17 @@ def _row_targets(batch: Sequence[TokenRun]) -> list[int | None]:
     return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
 
 
-def _read_out(logits: F32, targets: Sequence[int | None], num_candidates: int) -> Readout:
+def _read_out(logits: F32, targets: Sequence[int | None], sound: NDArray[np.bool_], num_candidates: int) -> Readout:
     ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
     for row, values in enumerate(logits):
-        ids[row] = _greatest(values, num_candidates)
+        ids[row] = _greatest(np.where(np.isnan(values), -np.inf, values), num_candidates)
     target_logits = [np.nan if target is None else row[target] for row, target in zip(logits, targets, strict=True)]
     return Readout(
         ids=ids,
         logits=np.take_along_axis(logits, ids, axis=-1),
         logsumexp=_logsumexp(logits),
         target_logits=np.array(target_logits, np.float32),
+        sound=sound,
         full_row=lambda row: logits[row].copy(),
     )
 

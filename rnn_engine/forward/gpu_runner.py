@@ -5,13 +5,14 @@ Knows how a batch is written for the device and how its answer is read; what is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.forward.batch import check_batch, check_slot
+from rnn_engine.forward.batch import check_batch, check_slot, sound_runs
 from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.products import ProductKernels
@@ -20,7 +21,7 @@ from rnn_engine.forward.state import check_state
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.v7 import ForwardV7, Progress
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Kernels, Plan, Recorder
-from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, TokenRun
+from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun, run_step
 
 _PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs
 _COPY_THREADS = 64
@@ -65,6 +66,8 @@ class GpuRunner:
             device.close()
             raise
         self._shift_sides = [0] * limits.num_slots
+        self._numbers = itertools.count()
+        self._in_flight: dict[Ticket, Readout] = {}
         self._plan = lru_cache(_PLANS)(self._forward.plan)
 
     @property
@@ -96,7 +99,7 @@ class GpuRunner:
         """What a step of so many tokens, runs and rows dispatches."""
         return self._plan(num_tokens, num_runs, num_rows)
 
-    def step(self, batch: Batch) -> Readout:
+    def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._closed:
             raise StepError("the runner is closed")
@@ -110,13 +113,18 @@ class GpuRunner:
             raise StepError(f"the device failed in a step: {error}") from error
         for run in batch:
             self._shift_sides[run.slot] ^= 1
-        return self._parse(answer, batch)
+        ticket = Ticket(next(self._numbers))
+        self._in_flight[ticket] = self._parse(answer, batch)
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Readout:
+        return self._in_flight.pop(ticket)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Run a step of each of these token counts, with as many rows as may be, and leave no trace in slot 0."""
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
-            self.step([TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
+            run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
         progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
@@ -201,8 +209,6 @@ class GpuRunner:
         count = self._limits.num_candidates
         words = np.frombuffer(answer, np.float32).reshape(-1, 2 + 2 * count)  # [R, words]
         logsumexp = words[:, 0].copy()
-        if not np.isfinite(logsumexp).all():
-            raise StepError("the model gave logits that are not finite; its weights or a state may be damaged")
         has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
         ids: I32 = words[:, 2 : 2 + count].view(np.int32)
         logits = words[:, 2 + count :]
@@ -212,6 +218,7 @@ class GpuRunner:
             logits=np.take_along_axis(logits, order, axis=-1),
             logsumexp=logsumexp,
             target_logits=np.where(has_target, words[:, 1], np.float32(np.nan)),
+            sound=sound_runs(batch, np.isfinite(logsumexp)),
             full_row=self._read_row,
         )
 

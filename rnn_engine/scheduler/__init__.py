@@ -1,8 +1,8 @@
 """Run many requests on the slots of one runner: queue, batches, stop matching, text."""
 
-from rnn_engine.scheduler.pace import Pace
 from rnn_engine.scheduler.policies import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.scheduler import Delivery, Scheduler
+from rnn_engine.scheduler.timer import BatchTimer
 from rnn_engine.scheduler.worker import Worker
 
-__all__ = ["EAGER", "BatchingPolicy", "Delivery", "Pace", "Scheduler", "Worker", "parse_policy"]
+__all__ = ["EAGER", "BatchTimer", "BatchingPolicy", "Delivery", "Scheduler", "Worker", "parse_policy"]

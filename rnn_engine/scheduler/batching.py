@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TokenDemand:
     """What one sequence would run next: 1 token at decode, the rest of its prompt before."""
 
     tokens: int  # at least 1
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
 
 
-def share(demands: Sequence[Demand], max_tokens: int, max_rows: int) -> list[int]:
+def share(demands: Sequence[TokenDemand], max_tokens: int, max_rows: int) -> list[int]:
     """How many tokens each sequence runs in this step; `demands` are oldest first, at most either bound many.
 
     Every sequence gets one token, so that decode always advances and nobody starves. Half of what is left goes
@@ -46,6 +46,6 @@ def share(demands: Sequence[Demand], max_tokens: int, max_rows: int) -> list[int
     return granted
 
 
-def _rows(demand: Demand, tokens: int) -> int:
+def _rows(demand: TokenDemand, tokens: int) -> int:
     """How many rows the first `tokens` of a demand may want."""
     return max(1, tokens - (demand.tokens - demand.rows))

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from states.inflight import Lead
-from states.policy import Cut
+from states.cache.inflight import Lead
+from states.cache.policy import CheckpointPoint
 
 
 class PromptCuts:
     """The cuts that have not been reached. They may become more while the prompt runs."""
 
-    def __init__(self, own: Sequence[Cut] = (), lead: Lead | None = None) -> None:
+    def __init__(self, own: Sequence[CheckpointPoint] = (), lead: Lead | None = None) -> None:
         """`own` are the prompt's; `lead` is the part of the prompt that others may wait for."""
         self.lead = lead
         shared = 0 if lead is None else lead.length
@@ -22,7 +22,7 @@ class PromptCuts:
         if lead is not None:
             lead.plan(cut for cut in own if cut.position <= shared)
 
-    def next(self) -> Cut | None:
+    def next(self) -> CheckpointPoint | None:
         """The nearest."""
         shared = None if self.lead is None else self.lead.next_cut()
         return shared or min(self._own, key=lambda cut: cut.position, default=None)

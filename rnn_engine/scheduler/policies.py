@@ -40,7 +40,7 @@ class BatchingPolicy(Protocol):
         """A step has taken so long."""
         ...
 
-    def patience(self, load: Load) -> float:
+    def wait_seconds(self, load: Load) -> float:
         """For how many more seconds to wait for requests; 0 = run the step. Asked again after every arrival."""
         ...
 
@@ -58,7 +58,7 @@ class Gather:
     def stepped(self, seconds: float) -> None:
         """Nothing is learnt."""
 
-    def patience(self, load: Load) -> float:
+    def wait_seconds(self, load: Load) -> float:
         wanted = load.capacity if self.sequences is None else min(self.sequences, load.capacity)
         return 0.0 if load.sequences >= wanted else max(self.seconds - load.waited, 0.0)
 
@@ -87,7 +87,7 @@ class Adaptive:
     def stepped(self, seconds: float) -> None:
         self._step = _mean(self._step, seconds)
 
-    def patience(self, load: Load) -> float:
+    def wait_seconds(self, load: Load) -> float:
         if self._interval is None or self._step is None or self._last_arrival is None:
             return 0.0
         longest = min(self._step / (load.sequences + 1), LONGEST_WAIT)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.cuts import PromptCuts
 from rnn_engine.types import F32, Runner
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind
-from states.inflight import InFlight, Wait
-from states.initial import NO_INITIAL_STATE
-from states.policy import Cut, plan_cuts
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind
+from states.cache.inflight import InFlight, Wait
+from states.cache.policy import CheckpointPoint, plan_checkpoints
+from states.frozen import NO_INITIAL_STATE
 from states.tokens import TOKEN_BYTES, pack
 
 logger = logging.getLogger(__name__)
@@ -87,9 +87,9 @@ class Prefixes:
             except Exception:
                 logger.exception("the cache of states failed; a prompt is run from its beginning")
         self._write_start(request, slot)
-        if request.start is None or len(request.prompt) > 0:
+        if request.initial_state is None or len(request.prompt) > 0:
             return Start()
-        return Start(logits=request.start.logits)
+        return Start(logits=request.initial_state.logits)
 
     def concerns(self, start: Start, path: Path) -> bool:
         """Whether one that is kept back should ask `find_wait` because of a prompt that has just begun.
@@ -129,11 +129,11 @@ class Prefixes:
         return Start(match.saved, PromptCuts(_plan(request, match.saved, match.known), lead), match.logits)
 
     def _write_start(self, request: GenerateRequest, slot: int) -> None:
-        self._runner.write_state(slot, None if request.start is None else request.start.state)
+        self._runner.write_state(slot, None if request.initial_state is None else request.initial_state.state)
 
 
 def _root(request: GenerateRequest) -> str:
-    return NO_INITIAL_STATE if request.start is None else request.start.root
+    return NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
 
 
 def _limit(request: GenerateRequest) -> int | None:
@@ -141,11 +141,11 @@ def _limit(request: GenerateRequest) -> int | None:
     return None if request.score_from is None else max(request.score_from - 1, 0)
 
 
-def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[Cut, ...]:
+def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
     """The cuts of a prompt. All that are scored after the same beginning share the state from which that is done."""
     length, limit = len(request.prompt), _limit(request)
     if limit is None:
-        return plan_cuts(length, saved, known, request.turns, request.marks)
-    cuts = plan_cuts(length, saved, known, request.turns, (*request.marks, limit))
+        return plan_checkpoints(length, saved, known, request.turns, request.marks)
+    cuts = plan_checkpoints(length, saved, known, request.turns, (*request.marks, limit))
     nothing_follows = request.max_tokens == 0 and length not in request.marks
     return tuple(cut for cut in cuts if cut.position < length) if nothing_follows else cuts

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.prefixes import Path
-from states.inflight import Wait
+from states.cache.inflight import Wait
 
 OLDEST_EVERY = 8
 

@@ -17,8 +17,8 @@ from rnn_engine.scheduler.batching import share
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import Readout, Runner, TokenRun
-from states.cache import StateCache
+from rnn_engine.types import Readout, Runner, TokenRun, run_step
+from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Scheduler:
             return []
         self.num_steps += 1
         try:
-            readout = self._runner.step(list(runs.values()))
+            readout = run_step(self._runner, list(runs.values()))
         except Exception as error:
             logger.exception("a step over %d requests failed", len(runs))
             return [self._fail(key, error) for key in runs]

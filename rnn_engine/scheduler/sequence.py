@@ -19,13 +19,13 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.sampling import LogitRow, Sampler, random_seed, top_logprobs
-from rnn_engine.scheduler.batching import Demand
+from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.scoring import PromptScores
 from rnn_engine.scheduler.text import TextStream
 from rnn_engine.types import F32, State, TokenRun
-from states.checkpoint import CheckpointKind
-from states.policy import Cut
+from states.cache.checkpoint import CheckpointKind
+from states.cache.policy import CheckpointPoint
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 
@@ -56,13 +56,13 @@ class LiveSequence:
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> TokenDemand:
         """What this sequence would run next."""
         if not self._in_prompt:
-            return Demand(1)
+            return TokenDemand(1)
         cut = self._start.cuts.next()
         end = len(self.request.prompt) if cut is None else cut.position
-        return Demand(end - self.position, max(self._scored_rows(end), 1))
+        return TokenDemand(end - self.position, max(self._scored_rows(end), 1))
 
     @property
     def tokens_run(self) -> list[int]:
@@ -122,7 +122,7 @@ class LiveSequence:
     def _in_prompt(self) -> bool:
         return self.position < len(self.request.prompt)
 
-    def _cut_at(self, position: int) -> Cut | None:
+    def _cut_at(self, position: int) -> CheckpointPoint | None:
         cut = self._start.cuts.next()
         return cut if cut is not None and cut.position == position else None
 
@@ -132,7 +132,7 @@ class LiveSequence:
         scores = PromptScores(tokens, self.request.logprobs or 0, self._token_bytes)
         if first > 0 or len(tokens) == 0:
             return scores
-        logits = None if self.request.start is None else self.request.start.logits
+        logits = None if self.request.initial_state is None else self.request.initial_state.logits
         if logits is None:
             scores.take_unknown()
         else:

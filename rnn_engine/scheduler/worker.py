@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.pace import Pace
 from rnn_engine.scheduler.policies import EAGER, BatchingPolicy
 from rnn_engine.scheduler.scheduler import Delivery, Scheduler
+from rnn_engine.scheduler.timer import BatchTimer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Worker:
     ) -> None:
         """`policy` says when a step is run with those that are there, and when others are waited for."""
         self._scheduler = scheduler
-        self._pace = Pace(scheduler, policy, time.monotonic)
+        self._pace = BatchTimer(scheduler, policy, time.monotonic)
         self._deliver = deliver
         self._on_end = on_end
         self._commands: SimpleQueue[Command] = SimpleQueue()
@@ -77,7 +77,7 @@ class Worker:
         """Run the commands that have come; wait for more while no step is due."""
         while not self._stopping:
             try:
-                command = self._commands.get(timeout=self._pace.patience())
+                command = self._commands.get(timeout=self._pace.wait_seconds())
             except Empty:
                 return
             self._guard(command)

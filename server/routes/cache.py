@@ -10,8 +10,8 @@ from server.keys import ENGINE
 from server.routing import Route
 from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
 from server.wire import json_response
-from states.counters import CacheStats, TierStats
-from states.snapshot import SnapshotNode
+from states.cache.counters import CacheStats, TierStats
+from states.cache.snapshot import SnapshotNode
 
 DEFAULT_NODES = 100
 MOST_NODES = 1000

@@ -10,17 +10,17 @@ from aiohttp import web
 
 from rnn_engine.chat_template import Role
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import text_before_chat
+from rnn_engine.operations.positions import token_positions
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.tasks.naming import text_before_chat
-from rnn_engine.tasks.positions import token_positions
-from rnn_engine.types import StartState
+from rnn_engine.types import InitialState
 from server.answer import answer
 from server.body import read_body
 from server.chat_form import ChatForm
 from server.keys import ENGINE
+from server.resolve_state import resolve_state
 from server.routing import Route
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
-from server.start import find_beginning
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
@@ -28,13 +28,13 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, ChatRequest)
-    beginning = await find_beginning(engine, body.state)
-    text_before = text_before_chat(engine, beginning.initial, body.chat_template)
+    resolved = await resolve_state(engine, body.state)
+    text_before = text_before_chat(engine, resolved.frozen, body.chat_template)
     prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))
     turns = _turns(engine, body, text_before, prompt)
-    call = _call(body, prompt, turns, _earlier_replies(engine, body), beginning.start)
+    call = _call(body, prompt, turns, _earlier_replies(engine, body), resolved.initial_state)
     calls = [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
-    return await answer(request, body, ChatForm(engine, body, calls), calls, beginning)
+    return await answer(request, body, ChatForm(engine, body, calls), calls, resolved)
 
 
 def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -62,12 +62,12 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
 
 
 def _call(
-    body: ChatRequest, prompt: list[int], turns: Sequence[int], earlier: list[int], start: StartState | None
+    body: ChatRequest, prompt: list[int], turns: Sequence[int], earlier: list[int], initial_state: InitialState | None
 ) -> GenerateRequest:
     """What all answers have in common."""
     return GenerateRequest(
         prompt=prompt,
-        start=start,
+        initial_state=initial_state,
         turns=turns,
         marks=_marks(body, turns),
         max_tokens=body.max_tokens,

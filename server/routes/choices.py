@@ -8,12 +8,13 @@ from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
 from rnn_engine.requests import check_tokens
-from rnn_engine.tasks.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
 from server.body import read_body
 from server.keys import ENGINE
 from server.logprobs import token_text
 from server.prompts import text_of
+from server.resolve_state import resolve_initial_state
 from server.routing import Route
 from server.schemas.choices import (
     ChoiceEntry,
@@ -25,7 +26,6 @@ from server.schemas.choices import (
     ChoosesRequest,
 )
 from server.schemas.prompt import Prompt
-from server.start import resolve_start
 from server.usage import usage_of
 from server.wire import json_response
 
@@ -56,8 +56,8 @@ async def chooses(request: web.Request) -> web.Response:
 async def _score(engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
     context = _tokens(engine, "input", body.input)
     options = [_tokens(engine, f"choices.{number}", choice) for number, choice in enumerate(body.choices)]
-    start = await resolve_start(engine, body.state)
-    return await score_choices(engine, context, options, start=start, calibrate=body.calibrate)
+    initial_state = await resolve_initial_state(engine, body.state)
+    return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
 
 
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:

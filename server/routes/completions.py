@@ -8,34 +8,38 @@ from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest, empty_prompt
-from rnn_engine.types import StartState
+from rnn_engine.types import InitialState
 from server.answer import answer
 from server.body import read_body
 from server.completion_form import CompletionForm
 from server.keys import ENGINE
 from server.prompts import text_of
+from server.resolve_state import resolve_state
 from server.routing import Route
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.prompt import Prompt
-from server.start import find_beginning
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request, CompletionRequest)
-    beginning = await find_beginning(engine, body.state)
-    start = beginning.start
-    calls = [call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, start), start)]
+    resolved = await resolve_state(engine, body.state)
+    initial_state = resolved.initial_state
+    calls = [
+        call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, initial_state), initial_state)
+    ]
     echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
-    return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, beginning)
+    return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, resolved)
 
 
-def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | None) -> list[GenerateRequest]:
+def _copies(
+    body: CompletionRequest, prompt: Sequence[int], initial_state: InitialState | None
+) -> list[GenerateRequest]:
     scored = body.copies > body.n  # the answers are compared by what the model gives to their tokens
     return [
         GenerateRequest(
             prompt=prompt,
-            start=start,
+            initial_state=initial_state,
             marks=body.marks,
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
@@ -48,9 +52,9 @@ def _copies(body: CompletionRequest, prompt: Sequence[int], start: StartState | 
     ]
 
 
-def _tokens(engine: EngineLike, prompt: Prompt, start: StartState | None) -> Sequence[int]:
+def _tokens(engine: EngineLike, prompt: Prompt, initial_state: InitialState | None) -> Sequence[int]:
     """An empty text begins as all texts do; an empty list of tokens is the client's mistake."""
-    return (engine.tokenize(prompt) or empty_prompt(start)) if isinstance(prompt, str) else prompt
+    return (engine.tokenize(prompt) or empty_prompt(initial_state)) if isinstance(prompt, str) else prompt
 
 
 ROUTES = (

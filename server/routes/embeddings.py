@@ -11,15 +11,15 @@ from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.tasks.cost import Cost
-from rnn_engine.tasks.embedding import embed, find_centre, run_states
+from rnn_engine.operations.cost import Cost
+from rnn_engine.operations.embedding import embed, find_centre, run_states
 from server.body import read_body
 from server.keys import ENGINE
 from server.prompts import check_ids, tokens_of
+from server.resolve_state import resolve_initial_state
 from server.routing import Route
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
 from server.schemas.prompt import Prompt
-from server.start import resolve_start
 from server.usage import usage_of
 from server.vectors import VectorEntry, send_vectors
 from states.files.prefab import prefab_dims, rows_from_state
@@ -35,13 +35,13 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     settings = body.settings
     settings.check(shape)
     inputs = _inputs(engine, "input", body.input, settings.dimensions or settings.size(shape))
-    start = await resolve_start(engine, body.state)
+    initial_state = await resolve_initial_state(engine, body.state)
     costs: list[Cost] = []
     centre = None
     if body.center_on:
         others = _inputs(engine, "center_on", body.center_on, settings.size(shape))
-        centre, costs = await find_centre(engine, others, settings, start=start)
-    found = await embed(engine, inputs, settings, start=start, centre=centre)
+        centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
+    found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
         for index, embedding in enumerate(found)
@@ -56,10 +56,10 @@ async def states(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, StatesRequest)
     dims = prefab_dims(shape)
     inputs = _inputs(engine, "input", body.input, math.prod(dims))
-    start = await resolve_start(engine, body.state)
+    initial_state = await resolve_initial_state(engine, body.state)
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
-    async with aclosing(run_states(engine, inputs, start=start)) as ends:
+    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
         async for index, end in ends:
             rows = await asyncio.to_thread(rows_from_state, end.state, shape)
             entries[index] = VectorEntry({"object": "states", "index": index, "shape": dims}, "data", rows)

@@ -15,8 +15,8 @@ from server.schemas.state_entry import StateEntry
 from server.state_entry import state_entry
 from server.wire import json_response
 from states.files.exchange import ExportForm
-from states.named import Keeping, NamedState
-from states.registry import StateRegistry
+from states.named.entry import NamedState, Retention
+from states.named.registry import StateRegistry
 
 _ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
 _FORM_QUERY = {
@@ -53,7 +53,7 @@ async def upload(request: web.Request) -> web.Response:
     return json_response(state_entry(states, await asyncio.to_thread(_put, states, name, keeping, data)))
 
 
-def _put(states: StateRegistry, name: str, keeping: Keeping, data: bytes) -> NamedState:
+def _put(states: StateRegistry, name: str, keeping: Retention, data: bytes) -> NamedState:
     loaded = states.files.read_upload(data)
     initial = states.files.make_initial(loaded, "upload")
     return states.put(name, initial, keeping, source="upload", form=loaded.form, key=loaded.id)
@@ -67,12 +67,12 @@ def _form(request: web.Request) -> ExportForm:
     return cast(ExportForm, form)
 
 
-def _keeping(request: web.Request) -> Keeping:
+def _keeping(request: web.Request) -> Retention:
     query = _query(request, _KEEPING_QUERY)
     persistent = query.get("persistent", "false")
     if persistent not in ("true", "false"):
         raise InvalidRequestError("persistent", persistent, "true or false")
-    return Keeping(query.get("owner"), _seconds(query.get("ttl")), persistent == "true")
+    return Retention(query.get("owner"), _seconds(query.get("ttl")), persistent == "true")
 
 
 def _seconds(text: str | None) -> float | None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from aiohttp import web
 
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import TokenInfo
-from rnn_engine.tasks.naming import advance_state, create_state
 from server.body import read_body
 from server.keys import ENGINE
 from server.logprobs import LEAST_LOGPROB, token_text
 from server.prompts import tokens_of
+from server.resolve_state import resolve_state
 from server.routing import Route
 from server.schemas.keeping import NewStateBody
 from server.schemas.state_entry import StateEntry
@@ -29,12 +30,11 @@ from server.schemas.states import (
     StateToken,
     TakeStateRequest,
 )
-from server.start import find_beginning
 from server.state_entry import state_entry
 from server.usage import usage_of
 from server.wire import json_response
-from states.named import NamedState
-from states.registry import StateRegistry
+from states.named.entry import NamedState
+from states.named.registry import StateRegistry
 
 
 async def list_states(request: web.Request) -> web.Response:
@@ -45,9 +45,9 @@ async def list_states(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     body = await read_body(request, CreateStateRequest)
-    beginning = await find_beginning(engine, body.state)
+    resolved = await resolve_state(engine, body.state)
     tokens = tokens_of(engine, body.prompt)
-    named, cost = await create_state(engine, body.name, tokens, body.keeping, start=beginning.initial)
+    named, cost = await create_state(engine, body.name, tokens, body.keeping, initial_state=resolved.frozen)
     answer: CreatedState = {
         "object": "state.created",
         "state": state_entry(engine.states, named),

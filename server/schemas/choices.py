@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
 from server.schemas.prompt import STRINGS, Prompt
-from server.schemas.start import ModelBody
+from server.schemas.state_ref import ModelBody
 from server.schemas.usage import Usage
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]

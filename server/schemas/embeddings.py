@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling
+from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Part, Pooling
 from server.schemas.base import INTEGERS, RefusedError, is_integers
 from server.schemas.prompt import Prompts
-from server.schemas.start import ModelBody
+from server.schemas.state_ref import ModelBody
 from server.schemas.usage import Usage
 
 Encoding: TypeAlias = Literal["float", "base64"]

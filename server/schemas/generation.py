@@ -11,7 +11,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY, SamplingParams
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.keeping import SaveAs
-from server.schemas.start import ModelBody
+from server.schemas.state_ref import ModelBody
 
 _SAMPLING = SamplingParams()
 _MAX_STOPS = 64

@@ -7,10 +7,10 @@ from typing import Annotated, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from server.schemas.base import RequestBody
-from states.named import Keeping
+from states.named.entry import Retention
 
 
-class KeepingBody(RequestBody):
+class RetentionBody(RequestBody):
     """To whom a new state belongs."""
 
     owner: str | None = Field(
@@ -26,11 +26,11 @@ class KeepingBody(RequestBody):
     )
 
     @property
-    def keeping(self) -> Keeping:
-        return Keeping(self.owner, self.ttl, self.persistent)
+    def keeping(self) -> Retention:
+        return Retention(self.owner, self.ttl, self.persistent)
 
 
-class NewStateBody(KeepingBody):
+class NewStateBody(RetentionBody):
     """A state that is to have a name."""
 
     name: str = Field(description="A name that is free.")

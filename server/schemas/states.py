@@ -8,26 +8,26 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.schemas.base import RequestBody
-from server.schemas.keeping import KeepingBody, NewStateBody
+from server.schemas.keeping import NewStateBody, RetentionBody
 from server.schemas.prompt import Input
-from server.schemas.start import StartBody
 from server.schemas.state_entry import StateEntry
+from server.schemas.state_ref import StateRefBody
 from server.schemas.usage import Usage
 
 
-class CreateStateRequest(NewStateBody, StartBody):
+class CreateStateRequest(NewStateBody, StateRefBody):
     """A prompt whose state is to have a name."""
 
     prompt: Input = Field(description="What to run: a text or token ids.")
 
 
-class ForkStateRequest(KeepingBody):
+class ForkStateRequest(RetentionBody):
     """Copies under several names, all of them or none."""
 
     names: list[str] = Field(min_length=1, max_length=1024, description="Names that are free.")
 
 
-class TakeStateRequest(KeepingBody):
+class TakeStateRequest(RetentionBody):
     """A move to another owner, another name, or both."""
 
     name: str | None = Field(default=None, description="The name from now on. Null: the one that it has.")

@@ -18,7 +18,7 @@ from states.files.full import Origin, SavedState, full_state_parts, save_full_st
 from states.files.prefab import Prefab, encode_prefab, state_from_rows
 from states.files.reading import LAYOUT_KEY, LoadedState, ReadPth, read_state
 from states.files.tuned import Layout, tuned_from_state
-from states.initial import InitialState, make_initial_state
+from states.frozen import FrozenState, freeze_state
 from states.payload import Payload
 
 ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
@@ -56,9 +56,9 @@ class StateFiles:
         """The state in an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 
-    def make_initial(self, loaded: LoadedState, source: str) -> InitialState:
+    def make_initial(self, loaded: LoadedState, source: str) -> FrozenState:
         """What was loaded, ready to be started from."""
-        return make_initial_state(
+        return freeze_state(
             loaded.state,
             self.shape,
             source,
@@ -67,13 +67,11 @@ class StateFiles:
             last_tokens=loaded.last_tokens,
         )
 
-    def save(self, path: Path, name: str, initial: InitialState) -> None:
+    def save(self, path: Path, name: str, initial: FrozenState) -> None:
         """Write a full-state file; a crash leaves the old one or the new one."""
         save_full_state(path, self._saved(name, initial), self.shape.version)
 
-    def export(
-        self, form: ExportForm, name: str, key: uuid.UUID, initial: InitialState
-    ) -> Iterator[bytes | memoryview]:
+    def export(self, form: ExportForm, name: str, key: uuid.UUID, initial: FrozenState) -> Iterator[bytes | memoryview]:
         """The bytes of a file of this form, piece by piece. A tuned state has no place for shifts: they are lost."""
         match form:
             case "full":
@@ -84,6 +82,6 @@ class StateFiles:
             case "prefab":
                 return iter([encode_prefab(Prefab(name, key, False, initial.state), self.shape)])
 
-    def _saved(self, name: str, initial: InitialState) -> SavedState:
+    def _saved(self, name: str, initial: FrozenState) -> SavedState:
         origin = Origin(self._model, _NOT_TOLD, initial.num_tokens or 0, _KIND, name, initial.last_tokens)
         return SavedState(origin, None, Payload(initial.state, initial.logits))

@@ -51,7 +51,7 @@ class Origin:
     """Where a state came from."""
 
     model: str  # fingerprint
-    initial_state: str  # what the sequence started from; see `states.initial.NO_INITIAL_STATE`
+    initial_state: str  # what the sequence started from; see `states.frozen.NO_INITIAL_STATE`
     num_tokens: int  # run since then
     kind: str
     label: str

@@ -25,7 +25,7 @@ from rnn_engine.types import F32, ModelShape, State
 from states.files.full import SavedState, is_full_state, read_full_state
 from states.files.prefab import decode_prefab, prefab_dims
 from states.files.tuned import Layout, is_time_state, state_from_tuned
-from states.initial import MAX_LAST_TOKENS
+from states.frozen import MAX_LAST_TOKENS
 from states.tokens import unpack
 
 StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
-from states.config import CacheConfig, DiskConfig
+from states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
 
 Settings = Callable[..., CacheConfig | None]

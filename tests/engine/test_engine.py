@@ -15,7 +15,7 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
 from rnn_engine.interface import EngineLike
-from rnn_engine.loading import assemble
+from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import EngineStats, Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Batch

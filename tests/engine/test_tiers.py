@@ -10,15 +10,15 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StateError
-from rnn_engine.loading import assemble
+from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
-from states.cache import StateCache
-from states.checkpoint import Tier
-from states.config import CacheConfig, DiskConfig
-from states.counters import CacheStats
-from states.device import SlotPool
-from states.tiers.folder import OwnedFolder
+from states.cache.cache import StateCache
+from states.cache.checkpoint import Tier
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.counters import CacheStats
+from states.cache.device import SlotPool
+from states.files.folder import OwnedFolder
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, scripted_logits
 from tests.support.models import random_model, save_safetensors, tiny_shape

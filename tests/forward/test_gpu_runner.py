@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
 from rnn_engine.forward import load_runner
-from rnn_engine.types import TokenRun
+from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
 from tests.support.gpu import KINDS, make_gpu_runner
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -69,17 +69,18 @@ def test_a_closed_runner_takes_no_step() -> None:
     runner = load_runner(random_model(tiny_shape(layers=1), seed=1))
     runner.close()
     with pytest.raises(StepError, match="closed"):
-        runner.step([TokenRun(0, [1])])
+        run_step(runner, [TokenRun(0, [1])])
 
 
-def test_numbers_that_are_not_finite_are_an_error_and_hurt_no_other_step() -> None:
+def test_a_run_whose_rows_are_not_finite_is_not_sound_and_hurts_no_other() -> None:
     model = random_model(tiny_shape(layers=1), seed=1)
     embedding = model.tensor("emb.weight").copy()
     embedding[3] = np.nan
     runner = load_runner(TensorModel(model.shape, {**model.tensors, "emb.weight": embedding}))
-    with pytest.raises(StepError, match="not finite"):
-        runner.step([TokenRun(0, [3], rows=1)])
-    assert np.isfinite(runner.step([TokenRun(1, [4], rows=1)]).logits).all()
+    readout = run_step(runner, [TokenRun(0, [3], rows=1), TokenRun(1, [4], rows=1), TokenRun(2, [3])])
+    assert readout.sound.tolist() == [False, True, True]
+    alone = run_step(runner, [TokenRun(3, [4], rows=1)])
+    assert np.array_equal(readout.logits[1], alone.logits[0])
     runner.close()
 
 

@@ -11,7 +11,7 @@ from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward import load_runner
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.gpu import Buffer, Device
-from rnn_engine.types import TokenRun
+from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 
 SHAPE = tiny_shape(layers=2)
@@ -48,7 +48,7 @@ def test_a_step_takes_no_more_for_them() -> None:
 
 def test_a_state_goes_to_a_spare_slot_and_back() -> None:
     runner = load_runner(MODEL, num_slots=1, spare_bytes=1 << 30)
-    runner.step([TokenRun(0, [1, 2, 3])])  # an odd number of steps: the other side of the shifts is in use
+    run_step(runner, [TokenRun(0, [1, 2, 3])])  # an odd number of steps: the other side of the shifts is in use
     before = runner.read_state(0)
     runner.copy_state(0, 64)
     runner.write_state(0, None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.batching import Demand, share
+from rnn_engine.scheduler.batching import TokenDemand, share
 
 demand_lists = st.lists(
-    st.integers(1, 200).flatmap(lambda tokens: st.builds(Demand, st.just(tokens), st.integers(1, tokens))),
+    st.integers(1, 200).flatmap(lambda tokens: st.builds(TokenDemand, st.just(tokens), st.integers(1, tokens))),
     min_size=1,
     max_size=12,
 )
@@ -16,7 +16,7 @@ demand_lists = st.lists(
 
 @given(demands=demand_lists, spare_tokens=st.integers(0, 100), spare_rows=st.integers(0, 100))
 def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
-    demands: list[Demand], spare_tokens: int, spare_rows: int
+    demands: list[TokenDemand], spare_tokens: int, spare_rows: int
 ) -> None:
     max_tokens, max_rows = len(demands) + spare_tokens, len(demands) + spare_rows
     granted = share(demands, max_tokens, max_rows)
@@ -31,7 +31,7 @@ def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
 
 
 @given(demands=demand_lists, spare=st.integers(0, 100))
-def test_every_prompt_gets_its_equal_part_of_half(demands: list[Demand], spare: int) -> None:
+def test_every_prompt_gets_its_equal_part_of_half(demands: list[TokenDemand], spare: int) -> None:
     granted = share(demands, len(demands) + spare, 10_000)
     prompts = sum(demand.tokens > 1 for demand in demands)
     for demand, tokens in zip(demands, granted, strict=True):
@@ -39,12 +39,12 @@ def test_every_prompt_gets_its_equal_part_of_half(demands: list[Demand], spare: 
 
 
 def test_what_is_left_goes_to_the_oldest_first() -> None:
-    assert share([Demand(1), Demand(100), Demand(100)], max_tokens=43, max_rows=8) == [1, 31, 11]
+    assert share([TokenDemand(1), TokenDemand(100), TokenDemand(100)], max_tokens=43, max_rows=8) == [1, 31, 11]
 
 
 def test_a_scored_prompt_is_cut_to_the_rows_and_the_tokens_go_to_the_next() -> None:
-    assert share([Demand(100, rows=100), Demand(100)], max_tokens=64, max_rows=10) == [9, 55]
+    assert share([TokenDemand(100, rows=100), TokenDemand(100)], max_tokens=64, max_rows=10) == [9, 55]
 
 
 def test_a_prompt_that_is_scored_at_its_end_is_cut_where_the_rows_end() -> None:
-    assert share([Demand(50, rows=20), Demand(100)], max_tokens=64, max_rows=10) == [39, 25]
+    assert share([TokenDemand(50, rows=20), TokenDemand(100)], max_tokens=64, max_rows=10) == [39, 25]

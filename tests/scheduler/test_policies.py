@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Pace, Scheduler, parse_policy
+from rnn_engine.scheduler import EAGER, BatchingPolicy, BatchTimer, Scheduler, parse_policy
 from rnn_engine.scheduler.policies import DEFAULT_WAIT, LONGEST_WAIT, Adaptive, Gather, Load
 from rnn_engine.types import Batch
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -19,14 +19,14 @@ from tests.support.fake_runner import FakeRunner, scripted_logits
 TOKENIZER = ByteTokenizer()
 
 
-def patience(
+def wait_seconds(
     policy: BatchingPolicy, sequences: int = 1, capacity: int = 8, waited: float = 0.0, now: float = 0.0
 ) -> float:
-    return policy.patience(Load(sequences, capacity, waited, now))
+    return policy.wait_seconds(Load(sequences, capacity, waited, now))
 
 
 def test_eager_never_waits() -> None:
-    assert patience(EAGER) == 0.0
+    assert wait_seconds(EAGER) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_eager_never_waits() -> None:
 def test_some_are_waited_for_and_no_longer_than_so_long(
     sequences: int, capacity: int, waited: float, expected: float
 ) -> None:
-    assert patience(Gather(4, 0.5), sequences, capacity, waited) == pytest.approx(expected)
+    assert wait_seconds(Gather(4, 0.5), sequences, capacity, waited) == pytest.approx(expected)
 
 
 def adaptive(interval: float, step: float, arrivals: int = 50) -> tuple[Adaptive, float]:
@@ -56,11 +56,11 @@ def adaptive(interval: float, step: float, arrivals: int = 50) -> tuple[Adaptive
 
 def test_adaptive_does_not_wait_before_it_knows_anything() -> None:
     policy = Adaptive()
-    assert patience(policy) == 0.0
+    assert wait_seconds(policy) == 0.0
     policy.arrived(0.0)
-    assert patience(policy) == 0.0
+    assert wait_seconds(policy) == 0.0
     policy.arrived(0.1)
-    assert patience(policy) == 0.0
+    assert wait_seconds(policy) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -68,22 +68,22 @@ def test_adaptive_does_not_wait_before_it_knows_anything() -> None:
 )
 def test_adaptive_waits_where_the_gain_pays_for_it(interval: float, sequences: int, waits: bool) -> None:
     policy, now = adaptive(interval, step=1.0)
-    assert patience(policy, sequences, capacity=16, now=now) == pytest.approx(waits / (sequences + 1))
-    assert patience(policy, sequences, capacity=sequences, now=now) == 0.0
+    assert wait_seconds(policy, sequences, capacity=16, now=now) == pytest.approx(waits / (sequences + 1))
+    assert wait_seconds(policy, sequences, capacity=sequences, now=now) == 0.0
 
 
 def test_adaptive_gives_up_when_nobody_comes() -> None:
     policy, now = adaptive(0.1, step=1.0)
-    assert patience(policy, waited=0.3, now=now) == pytest.approx(0.2)
-    assert patience(policy, waited=0.5, now=now) == 0.0
-    assert patience(policy, now=now + 0.7) == 0.0  # it has been quiet for longer than usual
+    assert wait_seconds(policy, waited=0.3, now=now) == pytest.approx(0.2)
+    assert wait_seconds(policy, waited=0.5, now=now) == 0.0
+    assert wait_seconds(policy, now=now + 0.7) == 0.0  # it has been quiet for longer than usual
 
 
 def test_adaptive_follows_what_changes() -> None:
     policy, now = adaptive(0.1, step=1.0)
     for _ in range(50):
         policy.stepped(0.05)
-    assert patience(policy, now=now) == 0.0
+    assert wait_seconds(policy, now=now) == 0.0
 
 
 policies = st.one_of(
@@ -95,9 +95,9 @@ policies = st.one_of(
 
 @given(policy=policies, sequences=st.integers(1, 8), now=st.floats(0, 1000))
 def test_no_wait_is_longer_than_the_longest(policy: BatchingPolicy, sequences: int, now: float) -> None:
-    longest = patience(policy, sequences, now=now)
+    longest = wait_seconds(policy, sequences, now=now)
     assert 0.0 <= longest <= LONGEST_WAIT
-    assert patience(policy, sequences, waited=LONGEST_WAIT, now=now) == 0.0
+    assert wait_seconds(policy, sequences, waited=LONGEST_WAIT, now=now) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ class Desk:
     def __post_init__(self) -> None:
         logits = scripted_logits(TOKENIZER.size, TOKENIZER.encode("x" * 9))
         runner = FakeRunner(logits, num_slots=self.num_slots, on_step=self._pass_a_second)
-        self.pace = Pace(Scheduler(runner, TOKENIZER.decode_bytes), self.policy, lambda: self.now)
+        self.pace = BatchTimer(Scheduler(runner, TOKENIZER.decode_bytes), self.policy, lambda: self.now)
 
     def send(self, max_tokens: int = 1) -> None:
         request = GenerateRequest([1, 2], max_tokens=max_tokens, sampling=SamplingParams(temperature=0.0))
@@ -164,11 +164,11 @@ class Desk:
     def run_until(self, end: float) -> None:
         """As a worker does that hears nothing new until then."""
         while self.now < end:
-            patience = self.pace.patience()
-            if patience is None or self.now + patience > end:
+            wait_seconds = self.pace.wait_seconds()
+            if wait_seconds is None or self.now + wait_seconds > end:
                 self.now = end
-            elif self.now + patience > self.now:  # a clock has no finer steps
-                self.now += patience
+            elif self.now + wait_seconds > self.now:  # a clock has no finer steps
+                self.now += wait_seconds
             else:
                 self._step()
 
@@ -222,4 +222,4 @@ def test_every_request_ends_in_bounded_time_and_the_steps_are_never_far_apart(
     most = 2 * len(gaps)
     desk.run_until(desk.now + most * (1.0 + LONGEST_WAIT) + 1)
     assert sorted(desk.ended) == list(range(len(gaps)))
-    assert desk.pace.patience() is None
+    assert desk.pace.wait_seconds() is None

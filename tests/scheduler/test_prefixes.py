@@ -13,9 +13,9 @@ from rnn_engine.errors import RnnEngineError
 from rnn_engine.forward import CpuRunner
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Scheduler
-from rnn_engine.types import Batch, Readout
-from states.cache import StateCache
-from states.config import CacheConfig
+from rnn_engine.types import Batch, Ticket
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
 from tests.support.models import random_model, tiny_shape
 
 MODEL = random_model(tiny_shape(), seed=41)
@@ -29,9 +29,9 @@ class CountingRunner(CpuRunner):
         super().__init__(MODEL, num_slots=num_slots)
         self.tokens_run = 0
 
-    def step(self, batch: Batch) -> Readout:
+    def submit(self, batch: Batch) -> Ticket:
         self.tokens_run += sum(len(run.tokens) for run in batch)
-        return super().step(batch)
+        return super().submit(batch)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.prefixes import Path
 from rnn_engine.scheduler.queue import OLDEST_EVERY, Queue, Waiting
-from states.inflight import InFlight
+from states.cache.inflight import InFlight
 from states.tokens import pack
 
 PATH = Path("root", pack(range(100)))

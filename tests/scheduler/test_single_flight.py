@@ -8,8 +8,8 @@ import pytest
 
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from states.cache import StateCache
-from states.config import CacheConfig
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -204,6 +204,6 @@ def test_those_that_start_from_different_states_do_not_wait_for_each_other() -> 
     clients = make()
     starts = [None, clients.after((3,)), clients.after((4,))]
     for start in starts:
-        clients.send(replace(ask(SHARED), start=start))
+        clients.send(replace(ask(SHARED), initial_state=start))
     clients.step()
     assert clients.scheduler.num_live == 3

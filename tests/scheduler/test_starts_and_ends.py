@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -34,7 +34,7 @@ def tokens_run(clients: Clients) -> int:
 
 def ask(clients: Clients, request: GenerateRequest) -> Heard:
     """What a client hears, which must be what it would hear alone."""
-    before = () if request.start is None else clients.runner.tokens_of(request.start.state)
+    before = () if request.initial_state is None else clients.runner.tokens_of(request.initial_state.state)
     heard = clients.ask(request)
     assert_heard(heard, run_alone(request, clients.runner.logits, clients.token_bytes, before))
     return heard
@@ -59,7 +59,7 @@ def checkpoints(clients: Clients) -> dict[int, CheckpointKind]:
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_request_goes_on_from_a_state(cached: bool) -> None:
     clients = make(cached=cached)
-    request = GenerateRequest(PROMPT, start=clients.after(BEFORE), max_tokens=5, sampling=GREEDY, logprobs=2)
+    request = GenerateRequest(PROMPT, initial_state=clients.after(BEFORE), max_tokens=5, sampling=GREEDY, logprobs=2)
     first, second = ask(clients, request), ask(clients, request)
     assert started(first).cached_tokens == 0
     assert started(second).cached_tokens == (len(PROMPT) if cached else 0)
@@ -69,7 +69,7 @@ def test_what_starts_from_different_states_shares_nothing_in_the_cache() -> None
     clients = make()
     starts = [None, clients.after(BEFORE), clients.after((9,))]
     for start in starts:
-        assert started(ask(clients, GenerateRequest(PROMPT, start=start, sampling=GREEDY))).cached_tokens == 0
+        assert started(ask(clients, GenerateRequest(PROMPT, initial_state=start, sampling=GREEDY))).cached_tokens == 0
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 6])
@@ -77,7 +77,9 @@ def test_what_starts_from_different_states_shares_nothing_in_the_cache() -> None
 def test_an_empty_prompt_goes_on_from_known_logits(max_tokens: int, keep_end: bool) -> None:
     clients = make()
     start = clients.after(BEFORE)
-    request = GenerateRequest([], start=start, max_tokens=max_tokens, sampling=GREEDY, score_from=0, keep_end=keep_end)
+    request = GenerateRequest(
+        [], initial_state=start, max_tokens=max_tokens, sampling=GREEDY, score_from=0, keep_end=keep_end
+    )
     heard = ask(clients, request)
     assert heard.events[:2] == [Started(0, 0), PromptScored(())]
     assert tokens_run(clients) == max(max_tokens - (not keep_end), 0)
@@ -85,7 +87,7 @@ def test_an_empty_prompt_goes_on_from_known_logits(max_tokens: int, keep_end: bo
 
 def test_an_empty_path_is_not_kept() -> None:
     clients = make(says="")
-    ask(clients, GenerateRequest([], start=clients.after(BEFORE), sampling=GREEDY))
+    ask(clients, GenerateRequest([], initial_state=clients.after(BEFORE), sampling=GREEDY))
     assert checkpoints(clients) == {}
 
 
@@ -94,7 +96,7 @@ def test_the_first_token_is_scored_by_the_logits_of_the_start() -> None:
     for logits in (True, False):
         request = GenerateRequest(
             PROMPT[:4],
-            start=clients.after(BEFORE, logits=logits),
+            initial_state=clients.after(BEFORE, logits=logits),
             max_tokens=0,
             sampling=GREEDY,
             logprobs=3,
@@ -169,7 +171,7 @@ def test_the_end_of_a_request_may_be_started_from() -> None:
     assert end is not None
     start = replace(clients.after(()), root="the end", state=end.state, logits=end.logits)
     whole = ask(clients, replace(first, max_tokens=10))
-    rest = ask(clients, GenerateRequest([], start=start, max_tokens=6, stop_tokens=(), sampling=GREEDY))
+    rest = ask(clients, GenerateRequest([], initial_state=start, max_tokens=6, stop_tokens=(), sampling=GREEDY))
     assert [info.token for info in (*heard.tokens, *rest.tokens)] == [info.token for info in whole.tokens]
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from server.schemas.cache import Cache, CacheDropped
 from server.schemas.models import Health
-from states.cache import StateCache
-from states.config import CacheConfig
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.errors import OverloadedError
-from rnn_engine.tasks.embedding import embed
-from rnn_engine.tasks.state_vector import EmbeddingSettings
+from rnn_engine.operations.embedding import embed
+from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
 from server.keys import ENGINE
 from server.routes import embeddings as routes
@@ -141,7 +141,7 @@ async def test_state_that_all_start_from(serve: Serve, path: str) -> None:
     inline = {"data": entry["data"], "shape": entry["shape"]}
     started = await post(client, path, kind, {"input": ["ab", "c"], "state": inline})
     assert started["data"][0] != plain["data"][0]
-    starts = [request.start for request in engine.requests[2:]]
+    starts = [request.initial_state for request in engine.requests[2:]]
     assert len(starts) == 2
     for start in starts:
         assert start is not None
@@ -156,7 +156,7 @@ async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
     [entry] = (await post(client, STATES, StateList, {"input": "x"}))["data"]
     inline = {"data": entry["data"], "shape": entry["shape"]}
     await post(client, PATH, EmbeddingList, {"input": "a", "center_on": "b", "state": inline})
-    roots = [request.start.root for request in engine.requests if request.start is not None]
+    roots = [request.initial_state.root for request in engine.requests if request.initial_state is not None]
     assert len(roots) == 2
     assert roots[0] == roots[1]
 

@@ -14,8 +14,8 @@ from server.schemas.chat import ChatCompletion, ChatCompletionChunk
 from server.schemas.completions import Completion
 from states.files.prefab import prefab_dims, rows_from_state
 from states.files.reading import LoadedState
-from states.initial import InitialState, make_initial_state
-from states.named import Keeping
+from states.frozen import FrozenState, freeze_state
+from states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, error_of, post, post_stream
 from tests.support.models import tiny_shape
@@ -30,18 +30,16 @@ POET = some_state(1, SHAPE)
 TUNED = {name: array if name == "wkv" else np.zeros_like(array) for name, array in POET.items()}
 
 
-def put(engine: FakeEngine, name: str, text: str, *, logits: bool = True) -> InitialState:
+def put(engine: FakeEngine, name: str, text: str, *, logits: bool = True) -> FrozenState:
     """A state that has taken in `text`."""
     tokens = encode(text)
     row = np.zeros(VOCAB_SIZE, np.float32) if logits else None
-    initial = make_initial_state(
-        state_after(tokens), SHAPE, "test", logits=row, num_tokens=len(tokens), last_tokens=tokens
-    )
-    return engine.states.put(name, initial, Keeping(), source="test").initial
+    initial = freeze_state(state_after(tokens), SHAPE, "test", logits=row, num_tokens=len(tokens), last_tokens=tokens)
+    return engine.states.put(name, initial, Retention(), source="test").initial
 
 
 def root_of(request: GenerateRequest) -> str | None:
-    return None if request.start is None else request.start.root
+    return None if request.initial_state is None else request.initial_state.root
 
 
 def inline(state: Any = POET, **changes: object) -> Body:  # noqa: ANN401
@@ -54,7 +52,7 @@ async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) 
     client = await serve(engine)
     poet = engine.states.add(LoadedState("tuned", POET), "poet", "test")
     save_tuned_state(tmp_path / "poet.st", POET, SHAPE)
-    tuned = make_initial_state(TUNED, SHAPE, "test").digest
+    tuned = freeze_state(TUNED, SHAPE, "test").digest
     encoded = base64.b64encode(rows_from_state(POET, SHAPE).tobytes()).decode()
     forms: list[tuple[object, str | None]] = [
         (None, None),
@@ -172,7 +170,7 @@ async def test_the_end_of_an_answer_is_kept(serve: Serve, stream: bool) -> None:
     assert (entry["source"], entry["num_tokens"]) == ("answer", 3 + len(taken_in))
     kept = engine.states.get("next").initial
     assert kept.last_tokens == tuple(encode("abc") + taken_in)[-32:]
-    assert kept.digest == make_initial_state(state_after(taken_in, start.digest), SHAPE, "test").digest
+    assert kept.digest == freeze_state(state_after(taken_in, start.digest), SHAPE, "test").digest
 
 
 async def test_what_the_token_at_the_end_held_is_taken_in_too(serve: Serve) -> None:

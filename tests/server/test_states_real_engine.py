@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
-from rnn_engine.tasks.state_files import StateFile, StateSettings
+from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
 from server.keys import ENGINE
 from server.schemas.chat import ChatCompletion

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rnn_engine.types import F32
-from states.cache import Match, StateCache
-from states.checkpoint import CheckpointKind, Tier
-from states.config import CacheConfig, DiskConfig
-from states.counters import MissReason
+from states.cache.cache import Match, StateCache
+from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.counters import MissReason
 from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_logits, toy_shape, toy_state
 
 SHAPE = toy_shape()

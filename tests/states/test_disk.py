@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind, Tier
-from states.config import CacheConfig, DiskConfig
-from states.counters import MissReason
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.counters import MissReason
+from states.cache.snapshot import snapshot
+from states.cache.tiers.writer import BackgroundWriter, Writer
 from states.files.full import SavedState, read_full_state, save_full_state
 from states.payload import Payload
-from states.snapshot import snapshot
-from states.tiers.writer import BackgroundWriter, Writer
 from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_shape, toy_state
 
 SHAPE = toy_shape()

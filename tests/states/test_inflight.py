@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from states.checkpoint import CheckpointKind
-from states.inflight import InFlight, Lead, Wait
-from states.policy import Cut, plan_cuts
+from states.cache.checkpoint import CheckpointKind
+from states.cache.inflight import InFlight, Lead, Wait
+from states.cache.policy import CheckpointPoint, plan_checkpoints
 from states.tokens import pack
 
 ROOT = "none"
@@ -52,7 +52,7 @@ def test_a_second_prompt_waits_for_what_it_shares(second: list[int], position: i
     first = lead(table, SHARED)
     second_role = wait(table, second)
     assert second_role.position == position
-    assert first.next_cut() == Cut(position, CheckpointKind.BRANCH, logits=position == len(second))
+    assert first.next_cut() == CheckpointPoint(position, CheckpointKind.BRANCH, logits=position == len(second))
     ready = []
     for passed in (position - 1, position):
         first.advance(passed)
@@ -77,7 +77,7 @@ def test_all_waiters_are_served_by_one_run() -> None:
 def test_cuts_of_others_join_the_prompts_own() -> None:
     table = InFlight()
     first = lead(table, SHARED)
-    first.plan(plan_cuts(100, saved=0, known=33, turns=[66]))
+    first.plan(plan_checkpoints(100, saved=0, known=33, turns=[66]))
     for prompt in (SHARED[:33], [*SHARED[:66], 7], SHARED):
         wait(table, prompt)
     cuts = []
@@ -85,9 +85,9 @@ def test_cuts_of_others_join_the_prompts_own() -> None:
         cuts.append(cut)
         first.advance(cut.position)
     assert cuts == [
-        Cut(33, CheckpointKind.BRANCH, logits=True),
-        Cut(66, CheckpointKind.TURN, logits=False),
-        Cut(100, CheckpointKind.PROMPT_END, logits=True),
+        CheckpointPoint(33, CheckpointKind.BRANCH, logits=True),
+        CheckpointPoint(66, CheckpointKind.TURN, logits=False),
+        CheckpointPoint(100, CheckpointKind.PROMPT_END, logits=True),
     ]
 
 

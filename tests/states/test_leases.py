@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError
-from states.leases import DEFAULT_TTL
-from states.named import Keeping
-from states.registry import StateRegistry
+from states.named.entry import Retention
+from states.named.leases import DEFAULT_TTL
+from states.named.registry import StateRegistry
 from tests.support.named_states import Clock, make_registry, some_initial
 
 SIZE = some_initial().num_bytes
 
 
 def put(states: StateRegistry, name: str, owner: str | None = None, ttl: float | None = None) -> None:
-    states.put(name, some_initial(len(states.entries())), Keeping(owner=owner, ttl=ttl), source="test")
+    states.put(name, some_initial(len(states.entries())), Retention(owner=owner, ttl=ttl), source="test")
 
 
 def names(states: StateRegistry) -> str:
@@ -52,7 +52,7 @@ def test_every_use_renews_all_that_the_owner_has() -> None:
     assert states.seconds_left(states.get("b")) == 10
     clock.now = 20.0
     assert states.seconds_left(entry) == 8  # to look at states is not to use them
-    states.fork("a", ["d"], Keeping(owner="ann", ttl=100))
+    states.fork("a", ["d"], Retention(owner="ann", ttl=100))
     assert [states.seconds_left(entry) for entry in states.entries()] == [10, 10, 100]
     clock.now = 30.0
     assert names(states) == "d"
@@ -90,9 +90,9 @@ def test_one_for_whom_nobody_gives_way_is_refused_and_nothing_is_lost() -> None:
             put(states, "d", asker)
         assert raised.value.retry_after == 40
     assert names(states) == "a b c"
-    states.check_place("d", Keeping(owner="middle"), SIZE)
+    states.check_place("d", Retention(owner="middle"), SIZE)
     with pytest.raises(OverloadedError):
-        states.check_place("d", Keeping(owner="middle"), 2 * SIZE)
+        states.check_place("d", Retention(owner="middle"), 2 * SIZE)
     assert names(states) == "a b c"
 
 
@@ -112,11 +112,11 @@ def test_a_lease_that_gave_way_begins_again_as_the_newest() -> None:
 def test_persistent_states_do_not_give_way_and_come_as_newcomers(tmp_path: Path) -> None:
     states = make_registry(tmp_path, capacity=2 * SIZE)
     put(states, "leased", "bob")
-    states.put("kept", some_initial(1), Keeping(persistent=True), source="test")
+    states.put("kept", some_initial(1), Retention(persistent=True), source="test")
     with pytest.raises(OverloadedError):
         put(states, "more", "bob")
     with pytest.raises(OverloadedError):
-        states.put("more", some_initial(2), Keeping(persistent=True), source="test")
+        states.put("more", some_initial(2), Retention(persistent=True), source="test")
     assert names(states) == "leased kept"
     assert states.seconds_left(states.get("kept")) is None
 
@@ -136,8 +136,8 @@ def test_the_number_of_names_is_bound_too() -> None:
     states = make_registry(max_names=3)
     put(states, "a")
     with pytest.raises(OverloadedError, match="states: no room for 3 more: there are 1 of the 3 allowed"):
-        states.fork("a", ["b", "c", "d"], Keeping())
-    states.fork("a", ["b", "c"], Keeping())
+        states.fork("a", ["b", "c", "d"], Retention())
+    states.fork("a", ["b", "c"], Retention())
     with pytest.raises(OverloadedError, match="no room for 1 more: there are 3 of the 3 allowed"):
         put(states, "d")
     assert names(states) == "a b c"
@@ -147,10 +147,10 @@ def test_what_is_shared_is_freed_when_the_last_name_goes() -> None:
     states = make_registry(capacity=2 * SIZE)
     put(states, "a", "first")
     put(states, "b", "second")
-    states.fork("b", ["b2"], Keeping(owner="third"))
+    states.fork("b", ["b2"], Retention(owner="third"))
     put(states, "c", "first")  # the third's name alone would free nothing
     assert names(states) == "a c"
-    states.fork("a", ["a2"], Keeping(owner="fourth"))
+    states.fork("a", ["a2"], Retention(owner="fourth"))
     with pytest.raises(OverloadedError):
         put(states, "d", "first")  # to end the fourth's would free nothing
     assert names(states) == "a c a2"

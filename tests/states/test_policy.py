@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from states.checkpoint import CheckpointKind
-from states.policy import CheckpointLimits, Cut, plan_cuts
+from states.cache.checkpoint import CheckpointKind
+from states.cache.policy import CheckpointLimits, CheckpointPoint, plan_checkpoints
 
 MARK, BRANCH, TURN, END = (
     CheckpointKind.MARK,
@@ -20,51 +20,64 @@ MARK, BRANCH, TURN, END = (
 POSITIONS = st.lists(st.integers(-5, 320), max_size=12)
 
 
+def point(position: int, kind: CheckpointKind, logits: bool) -> CheckpointPoint:
+    return CheckpointPoint(position, kind, logits)
+
+
 def test_a_lone_prompt_keeps_its_end() -> None:
-    assert plan_cuts(100, saved=0, known=0) == (Cut(100, END, logits=True),)
+    assert plan_checkpoints(100, saved=0, known=0) == (point(100, END, True),)
 
 
 def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
-    assert plan_cuts(100, saved=100, known=100, turns=[50], marks=[60]) == ()
+    assert plan_checkpoints(100, saved=100, known=100, turns=[50], marks=[60]) == ()
 
 
 def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
-    assert plan_cuts(1000, saved=0, known=700) == (Cut(700, BRANCH, logits=False), Cut(1000, END, logits=True))
+    assert plan_checkpoints(1000, saved=0, known=700) == (
+        point(700, BRANCH, False),
+        point(1000, END, True),
+    )
 
 
 def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
     limits = CheckpointLimits(min_gap=32)
-    assert plan_cuts(1000, saved=690, known=700, limits=limits) == (Cut(1000, END, logits=True),)
-    assert plan_cuts(1000, saved=0, known=31, limits=limits) == (Cut(1000, END, logits=True),)
-    assert plan_cuts(1000, saved=0, known=969, limits=limits) == (Cut(1000, END, logits=True),)
-    assert plan_cuts(1000, saved=0, known=968, limits=limits) == (
-        Cut(968, BRANCH, logits=False),
-        Cut(1000, END, logits=True),
+    assert plan_checkpoints(1000, saved=690, known=700, limits=limits) == (point(1000, END, True),)
+    assert plan_checkpoints(1000, saved=0, known=31, limits=limits) == (point(1000, END, True),)
+    assert plan_checkpoints(1000, saved=0, known=969, limits=limits) == (point(1000, END, True),)
+    assert plan_checkpoints(1000, saved=0, known=968, limits=limits) == (
+        point(968, BRANCH, False),
+        point(1000, END, True),
     )
 
 
 def test_a_mark_counts_however_near_it_is() -> None:
-    assert plan_cuts(100, saved=0, known=0, marks=[3, 99]) == (
-        Cut(3, MARK, logits=False),
-        Cut(99, MARK, logits=False),
-        Cut(100, END, logits=True),
+    assert plan_checkpoints(100, saved=0, known=0, marks=[3, 99]) == (
+        point(3, MARK, False),
+        point(99, MARK, False),
+        point(100, END, True),
     )
 
 
 def test_of_many_turns_the_last_are_kept() -> None:
-    cuts = plan_cuts(1000, saved=0, known=0, turns=range(100, 1000, 100), limits=CheckpointLimits(max_checkpoints=4))
+    cuts = plan_checkpoints(
+        1000, saved=0, known=0, turns=range(100, 1000, 100), limits=CheckpointLimits(max_checkpoints=4)
+    )
     assert cuts == (
-        Cut(700, TURN, logits=False),
-        Cut(800, TURN, logits=False),
-        Cut(900, TURN, logits=False),
-        Cut(1000, END, logits=True),
+        point(700, TURN, False),
+        point(800, TURN, False),
+        point(900, TURN, False),
+        point(1000, END, True),
     )
 
 
 def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
     limits = CheckpointLimits(max_checkpoints=3)
-    cuts = plan_cuts(1000, saved=0, known=500, turns=[200, 800], marks=[300], limits=limits)
-    assert cuts == (Cut(300, MARK, logits=False), Cut(500, BRANCH, logits=False), Cut(1000, END, logits=True))
+    cuts = plan_checkpoints(1000, saved=0, known=500, turns=[200, 800], marks=[300], limits=limits)
+    assert cuts == (
+        point(300, MARK, False),
+        point(500, BRANCH, False),
+        point(1000, END, True),
+    )
 
 
 @given(st.integers(1, 300), st.integers(0, 300), st.integers(0, 300), POSITIONS, POSITIONS, st.integers(1, 6))
@@ -72,7 +85,7 @@ def test_cuts_ascend_inside_the_part_to_be_run_and_are_bounded(
     length: int, saved: int, known: int, turns: list[int], marks: list[int], most: int
 ) -> None:
     limits = replace(CheckpointLimits(), max_checkpoints=most)
-    cuts = plan_cuts(length, saved, known, turns, marks, limits)
+    cuts = plan_checkpoints(length, saved, known, turns, marks, limits)
     positions = [cut.position for cut in cuts]
     assert positions == sorted(set(positions))
     assert len(cuts) <= most

@@ -12,17 +12,17 @@ import pytest
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from states.files.prefab import Prefab, encode_prefab
 from states.files.reading import LoadedState
-from states.initial import NO_INITIAL_STATE, make_initial_state
-from states.named import Keeping, NamedState
-from states.registry import StateRegistry
+from states.frozen import NO_INITIAL_STATE, freeze_state
+from states.named.entry import NamedState, Retention
+from states.named.registry import StateRegistry
 from tests.support.named_states import SHAPE, STATE_BYTES, make_registry, save_tuned_state, some_initial, some_state
 from tests.support.toy_states import same
 
-KEPT = Keeping()
-PERSISTENT = Keeping(persistent=True)
+KEPT = Retention()
+PERSISTENT = Retention(persistent=True)
 
 
-def put(states: StateRegistry, name: str, seed: int = 0, keeping: Keeping = KEPT) -> NamedState:
+def put(states: StateRegistry, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:
     return states.put(name, some_initial(seed), keeping, source="test")
 
 
@@ -71,7 +71,7 @@ def test_what_can_be_no_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"name: .* expected 1 to 128 printable characters"):
         put(states, name)
     with pytest.raises(InvalidRequestError, match="owner"):
-        put(states, "a", keeping=Keeping(owner=name or "/"))
+        put(states, "a", keeping=Retention(owner=name or "/"))
     assert names(states) == []
 
 
@@ -107,13 +107,13 @@ def test_ids_are_the_files_own_where_they_are_free() -> None:
 
 def test_the_digest_follows_the_values_and_not_the_name() -> None:
     states = make_registry()
-    digests = [put(states, name, seed).initial.start.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
+    digests = [put(states, name, seed).initial.for_request.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_state_is_a_copy_that_nobody_can_write_to() -> None:
     mine, logits = some_state(), np.zeros(10, np.float32)
-    initial = make_initial_state(mine, SHAPE, "request", logits=logits)
+    initial = freeze_state(mine, SHAPE, "request", logits=logits)
     mine["wkv"][:] = 0
     logits[:] = 1
     assert same(initial.state, some_state())
@@ -127,7 +127,7 @@ def test_a_state_is_a_copy_that_nobody_can_write_to() -> None:
 @pytest.mark.parametrize("array", [np.zeros(9, np.float32), np.full(10, np.nan, np.float32)])
 def test_logits_that_do_not_fit_are_refused(array: np.ndarray) -> None:
     with pytest.raises(StateError, match="upload: logits"):
-        make_initial_state(some_state(), SHAPE, "upload", logits=array)
+        freeze_state(some_state(), SHAPE, "upload", logits=array)
 
 
 def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
 def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
     states = make_registry()
     origin = put(states, "a")
-    forks = states.fork("a", ["b", "c"], Keeping(owner="bob"))
+    forks = states.fork("a", ["b", "c"], Retention(owner="bob"))
     assert [fork.initial for fork in forks] == [origin.initial] * 2
     assert [(fork.owner, fork.source) for fork in forks] == [("bob", "copy of a")] * 2
     assert len({entry.id for entry in states.entries()}) == 3
@@ -187,7 +187,7 @@ def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
 def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
     states = make_registry()
     origin = put(states, "a")
-    taken = states.take("a", "b", Keeping(owner="bob"))
+    taken = states.take("a", "b", Retention(owner="bob"))
     assert (taken.name, taken.owner, taken.id, taken.initial) == ("b", "bob", origin.id, origin.initial)
     with pytest.raises(NotFoundError, match="'a' is gone: it is called 'b' now; there are: b"):
         states.get("a")
@@ -222,15 +222,15 @@ def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
 @pytest.mark.parametrize(
     ("keeping", "field"),
     [
-        (Keeping(ttl=0), "ttl: 0"),
-        (Keeping(ttl=float("nan")), "ttl: nan"),
-        (Keeping(ttl=1e9), "ttl: .* more than 0 and at most 2592000"),
-        (Keeping(persistent=True, ttl=5), "ttl: 5 .* null for a persistent state"),
-        (Keeping(persistent=True, owner="bob"), "owner: 'bob' .* null for a persistent state"),
+        (Retention(ttl=0), "ttl: 0"),
+        (Retention(ttl=float("nan")), "ttl: nan"),
+        (Retention(ttl=1e9), "ttl: .* more than 0 and at most 2592000"),
+        (Retention(persistent=True, ttl=5), "ttl: 5 .* null for a persistent state"),
+        (Retention(persistent=True, owner="bob"), "owner: 'bob' .* null for a persistent state"),
         (PERSISTENT, "persistent: True .* the server has no folder of states"),
     ],
 )
-def test_how_a_state_is_kept_is_checked(keeping: Keeping, field: str) -> None:
+def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
     states = make_registry()
     put(states, "a")
     for change in (
@@ -249,7 +249,7 @@ def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
     states = make_registry(folder)
     kept = states.put(
         "kept",
-        make_initial_state(
+        freeze_state(
             some_state(), SHAPE, "test", logits=np.arange(10, dtype=np.float32), num_tokens=3, last_tokens=(1, 2, 3)
         ),
         PERSISTENT,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
-from states.initial import InitialState
-from states.leases import DEFAULT_TTL
-from states.named import Keeping
+from states.frozen import FrozenState
+from states.named.entry import Retention
+from states.named.leases import DEFAULT_TTL
 from tests.support.named_states import Clock, make_registry, some_initial
 
 NAMES = st.sampled_from("abcdef")
@@ -36,7 +36,7 @@ class Books:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.states: dict[str, tuple[str, InitialState]] = {}  # name -> owner, values
+        self.states: dict[str, tuple[str, FrozenState]] = {}  # name -> owner, values
         self.owners: dict[str, Owner] = {}
         self.count = 0
 
@@ -59,10 +59,10 @@ class Books:
         lease = self.owners.setdefault(owner, Owner(self.count, DEFAULT_TTL, self.now))
         lease.used, lease.ttl = self.now, ttl or lease.ttl
 
-    def num_bytes(self, states: dict[str, tuple[str, InitialState]]) -> int:
+    def num_bytes(self, states: dict[str, tuple[str, FrozenState]]) -> int:
         return SIZE * len({id(initial) for _, initial in states.values()})
 
-    def make_room(self, wanted: dict[str, tuple[str, InitialState]], owner: str) -> set[str] | None:
+    def make_room(self, wanted: dict[str, tuple[str, FrozenState]], owner: str) -> set[str] | None:
         """The owners who have to go so that `wanted` fits; None where it can't."""
         going: set[str] = set()
         begun = self.owners[owner].begun if owner in self.owners else self.count + 1
@@ -95,7 +95,7 @@ class RegistryMachine(RuleBasedStateMachine):
         real, books = owner or name, self.books
         going = books.make_room({**books.states, name: (real, initial)}, real)
         try:
-            self.registry.put(name, initial, Keeping(owner=owner, ttl=ttl), source="test")
+            self.registry.put(name, initial, Retention(owner=owner, ttl=ttl), source="test")
         except InvalidRequestError:
             assert name in books.states
         except OverloadedError:
@@ -131,7 +131,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def fork(self, name: str, new: list[str], owner: str | None, ttl: float | None) -> None:
         books = self.books
         try:
-            self.registry.fork(name, new, Keeping(owner=owner, ttl=ttl))
+            self.registry.fork(name, new, Retention(owner=owner, ttl=ttl))
         except InvalidRequestError:
             assert len(set(new)) < len(new) or any(one in books.states for one in new)
             if len(set(new)) == len(new) and name in books.states:
@@ -150,7 +150,7 @@ class RegistryMachine(RuleBasedStateMachine):
         if name in books.states:
             books.use(books.states[name][0])
         try:
-            self.registry.take(name, new, Keeping(owner=owner))
+            self.registry.take(name, new, Retention(owner=owner))
         except InvalidRequestError:
             assert name != new in books.states
         except NotFoundError:

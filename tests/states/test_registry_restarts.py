@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from states.named import Keeping
-from states.registry import StateRegistry
+from states.named.entry import Retention
+from states.named.registry import StateRegistry
 from tests.support.named_states import make_registry, some_initial
 
 
 def change(states: StateRegistry, chance: random.Random) -> None:
     """One random change; it may turn out to be impossible."""
     name, other = chance.choice("abcd"), chance.choice("abcd")
-    keeping = Keeping(persistent=chance.random() < 0.5)
+    keeping = Retention(persistent=chance.random() < 0.5)
     with suppress(InvalidRequestError, NotFoundError):
         match chance.choice(["put", "put", "fork", "take", "remove", "replace"]):
             case "put":

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from states.cache import StateCache
-from states.config import CacheConfig
-from states.inflight import InFlight, Lead
-from states.policy import plan_cuts
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
+from states.cache.inflight import InFlight, Lead
+from states.cache.policy import plan_checkpoints
 from states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
 
@@ -38,7 +38,7 @@ def serve(cache: StateCache, device: ToyDevice, prompt: Sequence[int]) -> int:
         cache.restore(match, 0)
     else:
         device.write_state(0, None)
-    for cut in plan_cuts(len(prompt), match.saved, match.known):
+    for cut in plan_checkpoints(len(prompt), match.saved, match.known):
         logits = toy_logits(SHAPE, prompt[: cut.position]) if cut.logits else None
         cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind, logits=logits)
     return match.saved

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind, Tier
-from states.config import CacheConfig
-from states.snapshot import snapshot
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.config import CacheConfig
+from states.cache.snapshot import snapshot
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 SHAPE = toy_shape()

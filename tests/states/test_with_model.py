@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rnn_engine.forward.cpu import CpuRunner
-from rnn_engine.types import F32, TokenRun
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind, Tier
-from states.config import CacheConfig, DiskConfig
-from states.device import SlotPool
+from rnn_engine.types import F32, TokenRun, run_step
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.device import SlotPool
 from states.payload import Precision
 from tests.support.models import random_model, tiny_shape
 
@@ -36,7 +36,7 @@ class Session:
 
     def run(self, slot: int, tokens: Sequence[int]) -> F32:
         """Advance a slot. -> [V] the logits after the last token"""
-        return self.runner.step([TokenRun(slot, tokens, rows=1)]).full_row(0).copy()
+        return run_step(self.runner, [TokenRun(slot, tokens, rows=1)]).full_row(0).copy()
 
     def uncached(self, tokens: Sequence[int]) -> F32:
         self.runner.write_state(0, None)

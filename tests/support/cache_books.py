@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from states.checkpoint import Checkpoint
-from states.counters import CacheStats
+from states.cache.checkpoint import Checkpoint
+from states.cache.counters import CacheStats
 
 
 def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.types import F32
-from states.cache import Match, StateCache
-from states.checkpoint import Checkpoint, CheckpointKind, Tier
-from states.config import CacheConfig, DiskConfig
+from states.cache.cache import Match, StateCache
+from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
+from states.cache.config import CacheConfig, DiskConfig
 from states.tokens import pack
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ToyDevice, same, toy_shape

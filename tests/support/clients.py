@@ -22,8 +22,8 @@ from rnn_engine.requests import (
 )
 from rnn_engine.sampling import LogitRow, Sampler, top_logprobs
 from rnn_engine.scheduler import Delivery, Scheduler
-from rnn_engine.types import F32, StartState
-from states.cache import StateCache
+from rnn_engine.types import F32, InitialState
+from states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
 from tests.support.plain_search import first_stop
 
@@ -68,9 +68,9 @@ class Clients:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache)
 
-    def after(self, tokens: Tokens, *, logits: bool = True) -> StartState:
+    def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
         """A state to start from, which has taken in `tokens`."""
-        return StartState(
+        return InitialState(
             f"after {tokens}", self.runner.make_state(tokens), self.runner.logits(tokens) if logits else None
         )
 
@@ -113,7 +113,7 @@ class Clients:
         return self.heard[key]
 
     def _check_end(self, request: GenerateRequest, end: EndState) -> None:
-        before = () if request.start is None else self.runner.tokens_of(request.start.state)
+        before = () if request.initial_state is None else self.runner.tokens_of(request.initial_state.state)
         assert self.runner.tokens_of(end.state) == before + end.tokens
 
 
@@ -204,7 +204,7 @@ def _score_prompt(request: GenerateRequest, logits: Logits, token_bytes: Callabl
 
 def _score(request: GenerateRequest, place: int, logits: Logits, token_bytes: Callable[[int], bytes]) -> TokenInfo:
     token = request.prompt[place]
-    if place == 0 and (request.start is None or request.start.logits is None):
+    if place == 0 and (request.initial_state is None or request.initial_state.logits is None):
         return TokenInfo(token, token_bytes(token), None)
     row = _row(logits, list(request.prompt[:place]))
     return TokenInfo(token, token_bytes(token), _logprob(row, token), top_logprobs(row, request.logprobs or 0))

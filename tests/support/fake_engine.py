@@ -29,10 +29,10 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.types import F32
-from states.cache import StateCache
-from states.counters import CacheStats
-from states.registry import StateRegistry
-from states.snapshot import SnapshotNode, snapshot
+from states.cache.cache import StateCache
+from states.cache.counters import CacheStats
+from states.cache.snapshot import SnapshotNode, snapshot
+from states.named.registry import StateRegistry
 from tests.support.models import tiny_shape
 from tests.support.named_states import make_registry
 
@@ -161,7 +161,7 @@ class FakeEngine:
 
     def _end(self, request: GenerateRequest, generated: Sequence[int]) -> EndState:
         tokens = (*request.prompt, *generated[: max(len(generated) - self.unrun, 0)])
-        root = "" if request.start is None else request.start.root
+        root = "" if request.initial_state is None else request.initial_state.root
         return EndState(tokens, state_after(tokens, root), np.zeros(VOCAB_SIZE, np.float32))
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
@@ -184,7 +184,7 @@ class FakeEngine:
             raise EngineClosedError("the engine is stopping")
 
     def _score_prompt(self, request: GenerateRequest, first: int) -> tuple[TokenInfo, ...]:
-        unknown = first == 0 and (request.start is None or request.start.logits is None)
+        unknown = first == 0 and (request.initial_state is None or request.initial_state.logits is None)
         return tuple(self._score(request, request.prompt[first:], unknown))
 
     def _score(self, request: GenerateRequest, tokens: Sequence[int], unknown: bool) -> Iterator[TokenInfo]:

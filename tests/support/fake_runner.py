@@ -1,11 +1,12 @@
 """A runner without a model: the logits are a function, which the test chooses, of a sequence's tokens so far.
 
 It keeps a slot's tokens as its state, refuses every batch that breaks the `Runner` contract, can be told to fail,
-and, as a real runner's, its read-out's whole rows can be read only until the next step.
+and, as a real runner's, its read-out's whole rows can be read only until the next but one step.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.types import F32, Batch, ModelShape, Readout, State, TokenRun
+from rnn_engine.forward.batch import sound_runs
+from rnn_engine.types import F32, Batch, ModelShape, Readout, State, Ticket, TokenRun
 from tests.support.models import tiny_shape
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -80,9 +82,27 @@ class FakeRunner:
         self._states: list[Tokens] = [()]  # a state's number -> the tokens that it holds
         self._numbers: dict[Tokens, int] = {(): NEVER_STEPPED}
         self._steps = 0
+        self._tickets = itertools.count()
+        self._in_flight: dict[Ticket, Readout | StepError] = {}
 
-    def step(self, batch: Batch) -> Readout:
+    def submit(self, batch: Batch) -> Ticket:
         self._check(batch)
+        assert len(self._in_flight) < 2, "a third step in flight"
+        ticket = Ticket(next(self._tickets))
+        try:
+            self._in_flight[ticket] = self._step(batch)
+        except StepError as error:
+            self._in_flight[ticket] = error
+        return ticket
+
+    def collect(self, ticket: Ticket) -> Readout:
+        assert ticket == next(iter(self._in_flight), None), "a step is collected twice or out of turn"
+        outcome = self._in_flight.pop(ticket)
+        if isinstance(outcome, StepError):
+            raise outcome
+        return outcome
+
+    def _step(self, batch: Batch) -> Readout:
         self.batches.append(list(batch))
         self._steps += 1
         self.on_step(batch)
@@ -95,7 +115,7 @@ class FakeRunner:
         for run in batch:
             rows += self._run(run)
             targets += self._target_logits(run, rows)
-        return self._read_out(rows, targets)
+        return self._read_out(batch, rows, targets)
 
     def write_state(self, slot: int, state: State | None) -> None:
         self.slots[slot] = self._states[NEVER_STEPPED] if state is None else self.tokens_of(state)
@@ -137,11 +157,11 @@ class FakeRunner:
             return [np.nan] * run.rows
         return [float(row[target]) for row, target in zip(rows[len(rows) - run.rows :], run.targets, strict=True)]
 
-    def _read_out(self, rows: list[F32], targets: list[float]) -> Readout:
+    def _read_out(self, batch: Batch, rows: list[F32], targets: list[float]) -> Readout:
         step = self._steps
 
         def full_row(row: int) -> F32:
-            assert step == self._steps, "a row of an earlier step is read"
+            assert step >= self._steps - 1, "a row is read after the next but one step was submitted"
             self.rows_read += 1
             return rows[row].copy()
 
@@ -154,6 +174,7 @@ class FakeRunner:
             logits=np.take_along_axis(table, ids, axis=1),
             logsumexp=logsumexp,
             target_logits=np.array(targets, np.float32),
+            sound=sound_runs(batch, np.isfinite(logsumexp)),
             full_row=full_row,
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.model import open_model
-from rnn_engine.types import F32, Runner, TokenRun
+from rnn_engine.types import F32, Runner, TokenRun, run_step
 from tests.support.golden import NAMES, load_golden
 from tests.support.runner_contract import MakeRunner
 
@@ -45,6 +45,6 @@ def run_in_chunks(runner: Runner, tokens: list[int], chunk: int) -> F32:
     logits = []
     for start in range(0, len(tokens), chunk):
         part = tokens[start : start + chunk]
-        readout = runner.step([TokenRun(1, part, rows=len(part))])
+        readout = run_step(runner, [TokenRun(1, part, rows=len(part))])
         logits += [readout.full_row(row) for row in range(len(part))]
     return np.stack(logits)

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.gpu",),
     ("rnn_engine.forward",),
     ("rnn_engine.scheduler", "rnn_engine.interface"),
-    ("rnn_engine.tasks",),
+    ("rnn_engine.operations",),
     ("rnn_engine.loading",),
     ("rnn_engine.engine", "rnn_engine"),
     ("server", "rnn_engine.cli"),

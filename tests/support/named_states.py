@@ -15,9 +15,9 @@ from states.files.container import write_file
 from states.files.exchange import StateFiles
 from states.files.reading import LAYOUT_KEY
 from states.files.tuned import Layout, tuned_from_state
-from states.initial import InitialState, make_initial_state
-from states.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
-from states.saved import SavedStates
+from states.frozen import FrozenState, freeze_state
+from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
+from states.named.saved import SavedStates
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)
@@ -47,8 +47,8 @@ def save_tuned_state(path: Path, state: State, shape: ModelShape, layout: Layout
     write_file(path, tuned_from_state(state, shape, layout), {LAYOUT_KEY: layout})
 
 
-def some_initial(seed: int = 0) -> InitialState:
-    return make_initial_state(some_state(seed), SHAPE, "test", num_tokens=3, last_tokens=(1, 2, 3))
+def some_initial(seed: int = 0) -> FrozenState:
+    return freeze_state(some_state(seed), SHAPE, "test", num_tokens=3, last_tokens=(1, 2, 3))
 
 
 def read_pth(path: Path) -> Mapping[str, NDArray[Any]]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.v7 import forward
 from rnn_engine.reference.weights import Array
-from rnn_engine.types import F32, Model, Runner, TokenRun
+from rnn_engine.types import F32, Model, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
@@ -87,8 +87,8 @@ class RunnerContract:
         for slot in range(NUM_SLOTS):
             runner.write_state(slot, None)
         for runs in timetable:
-            readout = runner.step(
-                [TokenRun(slots[seq], TOKENS[seq][start:end], rows) for seq, start, end, rows in runs]
+            readout = run_step(
+                runner, [TokenRun(slots[seq], TOKENS[seq][start:end], rows) for seq, start, end, rows in runs]
             )
             positions = [(seq, position) for seq, _, end, rows in runs for position in range(end - rows, end)]
             assert len(readout.ids) == len(positions)
@@ -99,12 +99,12 @@ class RunnerContract:
                 self.assert_close(values, state[name])
 
     def test_a_readout_without_rows_is_empty(self, runner: Runner) -> None:
-        readout = runner.step([TokenRun(0, TOKENS[0]), TokenRun(3, TOKENS[1])])
+        readout = run_step(runner, [TokenRun(0, TOKENS[0]), TokenRun(3, TOKENS[1])])
         assert readout.ids.shape == readout.logits.shape == (0, NUM_CANDIDATES)
         assert readout.logsumexp.shape == readout.target_logits.shape == (0,)
 
     def test_candidates_are_the_greatest_of_the_row(self, runner: Runner) -> None:
-        readout = runner.step([TokenRun(0, TOKENS[0], rows=9), TokenRun(1, TOKENS[1]), TokenRun(2, [3], rows=1)])
+        readout = run_step(runner, [TokenRun(0, TOKENS[0], rows=9), TokenRun(1, TOKENS[1]), TokenRun(2, [3], rows=1)])
         assert readout.ids.shape == (10, NUM_CANDIDATES)
         assert readout.ids.dtype == np.int32
         for row in range(10):
@@ -118,7 +118,7 @@ class RunnerContract:
         head[[11, 50, 70]] = MODEL.tensor("head.weight")[[11, 50, 70]]
         model = TensorModel(SHAPE, {**MODEL.tensors, "head.weight": head})
         runner = make_runner(model, num_slots=1, max_tokens=8, max_rows=8, num_candidates=NUM_CANDIDATES)
-        readout = runner.step([TokenRun(0, TOKENS[0][:8], rows=8)])
+        readout = run_step(runner, [TokenRun(0, TOKENS[0][:8], rows=8)])
         for row in range(8):
             full = readout.full_row(row)
             assert np.count_nonzero(full) == 3
@@ -128,20 +128,20 @@ class RunnerContract:
     def test_a_small_vocabulary_has_fewer_candidates(self, make_runner: MakeRunner) -> None:
         model = random_model(tiny_shape(vocab=5), seed=22)
         runner = make_runner(model, num_slots=1, max_tokens=4, max_rows=4, num_candidates=NUM_CANDIDATES)
-        readout = runner.step([TokenRun(0, [4, 0], rows=2)])
+        readout = run_step(runner, [TokenRun(0, [4, 0], rows=2)])
         assert readout.logits.shape == (2, 5)
         assert sorted(readout.ids[1].tolist()) == [0, 1, 2, 3, 4]
         runner.close()
 
     def test_logsumexp_is_that_of_the_whole_row(self, runner: Runner) -> None:
-        readout = runner.step([TokenRun(0, TOKENS[0], rows=6)])
+        readout = run_step(runner, [TokenRun(0, TOKENS[0], rows=6)])
         for row, found in enumerate(readout.logsumexp):
             exact = np.log(np.exp(readout.full_row(row).astype(np.float64)).sum())
             assert abs(found - exact) <= 1e-5 + 1e-6 * abs(exact)
 
     def test_targets_are_read_where_a_run_has_them(self, runner: Runner) -> None:
         with_targets = TokenRun(1, TOKENS[0], rows=3, targets=[7, 95, 0])
-        readout = runner.step([TokenRun(4, [1, 2], rows=2), with_targets, TokenRun(0, [5], rows=0, targets=[])])
+        readout = run_step(runner, [TokenRun(4, [1, 2], rows=2), with_targets, TokenRun(0, [5], rows=0, targets=[])])
         found = readout.target_logits
         assert np.isnan(found).tolist() == [True, True, False, False, False]
         assert found[2:].tolist() == [readout.full_row(row)[token] for row, token in ((2, 7), (3, 95), (4, 0))]
@@ -153,7 +153,7 @@ class RunnerContract:
         assert (runner.num_slots, runner.max_tokens, runner.max_rows) == (NUM_SLOTS, MAX_TOKENS, MAX_ROWS)
 
     def test_no_state_is_the_initial_one(self, runner: Runner) -> None:
-        runner.step([TokenRun(2, [1])])
+        run_step(runner, [TokenRun(2, [1])])
         runner.write_state(2, None)
         assert_equal_states(runner.read_state(2), SHAPE.initial_state())
 
@@ -162,7 +162,7 @@ class RunnerContract:
         logits, after = forward(MODEL, [3, 1, 2], state, np.float64)
         runner.write_state(3, state)
         assert_equal_states(runner.read_state(3), state)
-        readout = runner.step([TokenRun(3, [3, 1, 2], rows=3)])
+        readout = run_step(runner, [TokenRun(3, [3, 1, 2], rows=3)])
         self.assert_close(np.stack([readout.full_row(row) for row in range(3)]), logits)
         for name, values in runner.read_state(3).items():
             self.assert_close(values, after[name])
@@ -176,7 +176,7 @@ class RunnerContract:
 
     def test_a_step_leaves_other_slots_alone(self, runner: Runner) -> None:
         runner.write_state(1, random_state())
-        runner.step([TokenRun(0, TOKENS[0], rows=1), TokenRun(2, [4], rows=1)])
+        run_step(runner, [TokenRun(0, TOKENS[0], rows=1), TokenRun(2, [4], rows=1)])
         assert_equal_states(runner.read_state(1), random_state())
 
     def test_a_fork_is_equal_and_goes_its_own_way(self, runner: Runner) -> None:
@@ -184,7 +184,7 @@ class RunnerContract:
         runner.copy_state(1, 4)
         runner.copy_state(1, 1)
         assert_equal_states(runner.read_state(4), random_state())
-        runner.step([TokenRun(4, [9])])
+        run_step(runner, [TokenRun(4, [9])])
         assert_equal_states(runner.read_state(1), random_state())
         assert not np.array_equal(runner.read_state(4)["wkv"], random_state()["wkv"])
 
@@ -213,7 +213,7 @@ class RunnerContract:
         for slot in range(NUM_SLOTS):
             runner.write_state(slot, random_state())
         with pytest.raises(InvalidRequestError) as caught:
-            runner.step(batch)
+            run_step(runner, batch)
         assert caught.value.field == field
         for slot in range(NUM_SLOTS):
             assert_equal_states(runner.read_state(slot), random_state())

@@ -16,8 +16,8 @@ from functools import partial
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
-from states.cache import StateCache
-from states.config import CacheConfig
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
 from tests.support.cache_books import check_books
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
@@ -70,7 +70,7 @@ class SchedulerModel:
         """`request` gets a start that has taken in `before`, where that is not empty."""
         self.operations["send"] += 1
         if before:
-            request = replace(request, start=self.clients.after(before, logits=logits_known))
+            request = replace(request, initial_state=self.clients.after(before, logits=logits_known))
         request.check(self.runner.shape, max_logprobs=VOCAB_SIZE)
         self.open[self.clients.send(request)] = before
 
@@ -177,7 +177,7 @@ class SchedulerModel:
     def _expect_all_slots_serve(self) -> None:
         for number in range(self.clients.scheduler.capacity):
             start = replace(self.clients.after((number,)), root=f"slot {number}")
-            self.clients.send(GenerateRequest([1], start=start, max_tokens=0))
+            self.clients.send(GenerateRequest([1], initial_state=start, max_tokens=0))
         self.runner.batches.clear()
         self.clients.step()
         assert {run.slot for run in self.runner.batches[-1]} == set(range(self.clients.scheduler.capacity))

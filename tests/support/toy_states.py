@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rnn_engine.types import F32, ModelShape, State
-from states.cache import StateCache
-from states.checkpoint import CheckpointKind
+from states.cache.cache import StateCache
+from states.cache.checkpoint import CheckpointKind
 from tests.support.models import tiny_shape
 
 ROOT = "none"
@@ -25,7 +25,7 @@ def toy_shape(vocab: int = 24) -> ModelShape:
 
 
 class ToyDevice:
-    """Live slots (`states.device.LiveStates`) and a pool of slabs (`states.device.DevicePool`) of one model."""
+    """The live slots and the pool of slabs of one model; see `states.cache.device`."""
 
     def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0) -> None:
         self.shape = shape

@@ -19,8 +19,8 @@ import click
 
 from rnn_engine.engine import Engine
 from rnn_engine.model import open_model
-from rnn_engine.tasks.scoring import ChoiceScore, score_choices
-from states.config import CacheConfig
+from rnn_engine.operations.scoring import ChoiceScore, score_choices
+from states.cache.config import CacheConfig
 from tools.bench.model_files import DEMO, NAMES, find_model
 
 _BOUND = 1e-4  # of a choice's log-probability

@@ -12,7 +12,7 @@ from collections import defaultdict
 from rnn_engine.cli.bench import median_seconds
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Plan, Recorder
-from rnn_engine.types import TokenRun
+from rnn_engine.types import TokenRun, run_step
 
 _WARM_UP = 2
 _COPY_BYTES = 64 << 20
@@ -48,7 +48,7 @@ def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int
 
 def seconds_by_part(runner: GpuRunner, batch: list[TokenRun], repeats: int) -> dict[str, tuple[int, float]]:
     """For each part of a step, as "key" or "head": its dispatches in all layers, and how long they take together."""
-    runner.step(batch)  # so that the parts find a whole batch in the buffers
+    run_step(runner, batch)  # so that the parts find a whole batch in the buffers
     plan = runner.plan(sum(len(run.tokens) for run in batch), len(batch), sum(run.rows for run in batch))
     parts: defaultdict[str, list[Dispatch]] = defaultdict(list)
     for dispatch in plan.dispatches:

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from rnn_engine.engine import Engine
 from rnn_engine.requests import EngineInfo
-from states.checkpoint import Tier
-from states.config import CacheConfig, DiskConfig
+from states.cache.checkpoint import Tier
+from states.cache.config import CacheConfig, DiskConfig
 from tools.bench.ask import Answer, ask
 
 Draw: TypeAlias = Callable[[int], list[int]]

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.engine import Engine
-from states.config import CacheConfig
+from states.cache.config import CacheConfig
 from tools.bench.ask import Answer, ask
 from tools.bench.model_files import DEMO, NAMES, find_model
 from tools.bench.prefix_cases import Draw, Warm, evicted_cases, kept_cases, restarted_case, small_tiers

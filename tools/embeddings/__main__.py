@@ -13,10 +13,10 @@ import numpy as np
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import load_runner
-from rnn_engine.loading import assemble
+from rnn_engine.loading.parts import assemble
 from rnn_engine.model import open_model
-from rnn_engine.tasks.embedding import run_states
-from rnn_engine.tasks.state_vector import EmbeddingSettings, Layers, Part, Pooling, finish_vector, part_vector
+from rnn_engine.operations.embedding import run_states
+from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Part, Pooling, finish_vector, part_vector
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import ModelShape, State
 from tools.bench.random_model import RandomModel

@@ -19,7 +19,7 @@ from rnn_engine.demo import model_path
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.model import open_model
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.types import F32, TokenRun
+from rnn_engine.types import F32, TokenRun, run_step
 from states.payload import Payload
 
 TOKENS_AFTER = 64
@@ -45,7 +45,7 @@ def main() -> None:
 def _report(runner: CpuRunner, tokens: Sequence[int], position: int) -> None:
     runner.write_state(0, None)
     for start in range(0, position, TOKENS_AFTER):
-        runner.step([TokenRun(0, tokens[start : min(start + TOKENS_AFTER, position)])])
+        run_step(runner, [TokenRun(0, tokens[start : min(start + TOKENS_AFTER, position)])])
     state = runner.read_state(0)
     runner.write_state(1, Payload(state, None).stored_as("f16").expand())
     after = tokens[position : position + TOKENS_AFTER]
@@ -61,7 +61,7 @@ def _report(runner: CpuRunner, tokens: Sequence[int], position: int) -> None:
 
 
 def _log_probabilities(runner: CpuRunner, slot: int, tokens: Sequence[int]) -> F32:
-    readout = runner.step([TokenRun(slot, tokens, rows=len(tokens))])
+    readout = run_step(runner, [TokenRun(slot, tokens, rows=len(tokens))])
     rows = np.stack([readout.full_row(row) for row in range(len(tokens))])
     log_probabilities: F32 = rows - readout.logsumexp[:, None]
     return log_probabilities

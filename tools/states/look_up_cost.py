@@ -20,11 +20,11 @@ import numpy as np
 import pygtrie
 
 from rnn_engine.types import F32, AdapterRanks, ModelShape, State
-from states.cache import Match, StateCache
-from states.checkpoint import CheckpointKind
-from states.config import CacheConfig
+from states.cache.cache import Match, StateCache
+from states.cache.checkpoint import CheckpointKind
+from states.cache.config import CacheConfig
+from states.cache.tree import TokenTree
 from states.tokens import pack
-from states.tree import TokenTree
 
 VOCAB = 65536
 ROOT = "none"

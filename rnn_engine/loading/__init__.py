@@ -1,0 +1,1 @@
+"""From files and settings to the parts of an engine: model, runner, tokenizer, cache and named states."""

@@ -1,0 +1,131 @@
+"""From a model file and settings to the parts of an engine: runner, tokenizer, cache of states, named states.
+
+Blocks while it reads, uploads and compiles; knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
+from rnn_engine.loading.states import StateSettings, make_registry, open_registry
+from rnn_engine.model import open_model
+from rnn_engine.requests import EngineInfo
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.types import Runner
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
+from states.cache.device import SlotPool
+from states.files.folder import OwnedFolder
+from states.named.registry import StateRegistry
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine runs on. Sequences run in the first `info.num_slots` of the runner's slots."""
+
+    info: EngineInfo
+    runner: Runner
+    tokenizer: Tokenizer
+    states: StateRegistry
+    cache: StateCache | None
+    folder: OwnedFolder | None  # the cache's
+
+    def close(self) -> None:
+        """Write what is to be kept, and free the device and the folder. For the thread that owns the runner."""
+        with ExitStack() as last_first:
+            last_first.callback(self.runner.close)
+            if self.folder is not None:
+                last_first.callback(self.folder.release)
+            if self.cache is not None:
+                last_first.callback(self.cache.close)
+
+
+def open_parts(
+    path: Path,
+    *,
+    name: str | None,
+    tokenizer: str,
+    device: str,
+    weights: WeightFormat,
+    num_slots: int,
+    cache: CacheConfig | None,
+    states: StateSettings,
+    progress: Progress,
+) -> EngineParts:
+    """See `Engine.load`. Nothing stays open where it fails."""
+    weights = "f32" if device == "cpu" else weights
+    config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
+    with ExitStack() as undo, open_model(path) as model:
+        folder = None if config.disk is None else OwnedFolder(config.disk.folder)
+        if folder is not None:
+            undo.callback(folder.release)
+        chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
+        registry = open_registry(model, states)
+        runner = load_runner(
+            model,
+            device,
+            weights=weights,
+            num_slots=num_slots,
+            spare_bytes=config.device_capacity,
+            warm_up=True,
+            progress=progress,
+        )
+        undo.callback(runner.close)
+        kept = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
+        undo.pop_all()
+    on_gpu = runner.device if isinstance(runner, GpuRunner) else None
+    return assemble(
+        runner,
+        chosen,
+        model=name or path.stem,
+        device=device if on_gpu is None else on_gpu.info.name,
+        weights=weights,
+        device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
+        num_slots=num_slots,
+        states=registry,
+        cache=kept,
+        folder=folder,
+    )
+
+
+def assemble(
+    runner: Runner,
+    tokenizer: Tokenizer,
+    *,
+    model: str,
+    device: str,
+    weights: str,
+    device_bytes: int | None = None,
+    num_slots: int | None = None,
+    states: StateRegistry | None = None,
+    cache: StateCache | None = None,
+    folder: OwnedFolder | None = None,
+) -> EngineParts:
+    """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
+    info = EngineInfo(
+        model=model,
+        shape=runner.shape,
+        device=device,
+        weights=weights,
+        num_slots=num_slots or runner.num_slots,
+        max_logprobs=min(MAX_LOGPROBS, runner.shape.vocab_size),
+        tokenizer=tokenizer.name,
+        created=int(time.time()),
+        device_bytes=device_bytes,
+    )
+    return EngineParts(info, runner, tokenizer, states or make_registry(runner.shape, model), cache, folder)
+
+
+def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:
+    """A cache whose device tier are the runner's slots after the first `num_slots`."""
+    if config.keeps_nothing:
+        return None
+    num_slabs = runner.num_slots - num_slots
+    pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
+    return StateCache(runner.shape, fingerprint, runner, config, pool)

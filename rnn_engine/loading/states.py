@@ -1,0 +1,86 @@
+"""The registry of a model's states as an engine begins with it: the operator's files, the model's own tensors, and
+the persistent states of earlier runs.
+
+Knows model files and state files; runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import StateError
+from rnn_engine.model import ModelFile
+from rnn_engine.model.formats import open_source
+from rnn_engine.types import ModelShape
+from states.files.exchange import StateFiles
+from states.files.reading import LoadedState
+from states.files.tuned import is_time_state, state_from_tuned
+from states.frozen import NO_INITIAL_STATE
+from states.named.registry import DEFAULT_CAPACITY, StateRegistry
+from states.named.saved import SavedStates
+
+OWN_STATE = "model"
+"""The name of the state that a model's own file brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file with a state, in any form that `states.files.reading` knows."""
+
+    path: Path
+    name: str | None = None  # None = the one that the file gives itself, else the file's name without its ending
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """Which states an engine begins with, and how many it may keep."""
+
+    files: Sequence[StateFile] = ()
+    default: str | None = None  # a name, or `none` for the fill values; None leaves it to the files
+    folder: Path | None = None  # for persistent states, and the only one that requests may read from
+    capacity: int = DEFAULT_CAPACITY  # bytes of all states together
+
+
+def open_registry(model: ModelFile, settings: StateSettings) -> StateRegistry:
+    """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
+    registry = make_registry(model.shape, model.fingerprint, settings.folder, settings.capacity)
+    own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
+    if own:
+        state = state_from_tuned(own, model.shape, "value_key", model.path.name)
+        registry.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
+        registry.set_default(OWN_STATE)
+    for file in settings.files:
+        registry.add_file(file.path, file.name)
+    registry.load_saved()
+    if settings.default is not None:
+        registry.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
+    return registry
+
+
+def make_registry(
+    shape: ModelShape, fingerprint: str, folder: Path | None = None, capacity: int = DEFAULT_CAPACITY
+) -> StateRegistry:
+    """An empty registry. Makes the folder where it is missing."""
+    files = state_files(shape, fingerprint, folder)
+    try:
+        saved = None if folder is None else SavedStates(files, folder)
+    except OSError as error:
+        raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
+    return StateRegistry(files, capacity=capacity, saved=saved)
+
+
+def state_files(shape: ModelShape, fingerprint: str, folder: Path | None = None) -> StateFiles:
+    """The reader and writer of files for states of a model."""
+    return StateFiles(shape, fingerprint, _read_pth, folder)
+
+
+def _read_pth(path: Path) -> Mapping[str, NDArray[Any]]:
+    with closing(open_source(path)) as source:
+        return {name: np.array(source.read(name)) for name in source.tensors if is_time_state(name)}

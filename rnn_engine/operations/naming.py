@@ -1,0 +1,147 @@
+"""States under names that running the model makes: from a prompt, from the end of a request, or by going on.
+
+Knows engines and the registry; knows neither HTTP nor files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from rnn_engine.chat_template import ChatTemplate
+from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.cost import Cost
+from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
+from rnn_engine.sampling import LogitRow, top_logprobs
+from rnn_engine.types import F32, ModelShape
+from states.frozen import FrozenState, freeze_state
+from states.named.entry import NamedState, Retention
+
+MAX_TOP_K = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """Where a run of tokens led to."""
+
+    initial: FrozenState
+    logits: F32  # [V] those after the last token
+    scored: tuple[TokenInfo, ...]  # the tokens with their log-probabilities, where these were asked for
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advanced:
+    """A named state that went on, and what was read out."""
+
+    named: NamedState
+    scored: tuple[TokenInfo, ...]
+    top: tuple[tuple[int, float], ...]  # the likeliest (token, log-probability) to come next, likeliest first
+    cost: Cost
+
+
+async def create_state(
+    engine: EngineLike,
+    name: str,
+    tokens: Sequence[int],
+    retention: Retention,
+    *,
+    initial_state: FrozenState | None = None,
+) -> tuple[NamedState, Cost]:
+    """Name the state after `tokens`. Raises what `StateRegistry.put` raises, mostly before anything runs."""
+    check_room(engine, name, retention)
+    ran = await run_tokens(engine, initial_state, tokens)
+    named = await asyncio.to_thread(engine.states.put, name, ran.initial, retention, source="prompt")
+    return named, ran.cost
+
+
+async def advance_state(
+    engine: EngineLike, name_or_id: str, tokens: Sequence[int], *, logprobs: int | None = None, top_k: int = 0
+) -> Advanced:
+    """Let a name stand for its state after `tokens`, in one step; who asks later goes on from there.
+
+    `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next. Without
+    tokens the state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile.
+    """
+    most = min(MAX_TOP_K, engine.info.shape.vocab_size)
+    if not 0 <= top_k <= most:
+        raise InvalidRequestError("top_k", top_k, f"a number from 0 to {most}")
+    states = engine.states
+    key = str(states.get(name_or_id).id)
+    async with states.locks.hold(key):
+        named = states.get(key)
+        ran = await run_tokens(engine, named.initial, tokens, logprobs=logprobs)
+        if tokens:
+            named = await asyncio.to_thread(states.replace, named, ran.initial, "advance")
+    top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
+    return Advanced(named, ran.scored, top, ran.cost)
+
+
+async def run_tokens(
+    engine: EngineLike, initial_state: FrozenState | None, tokens: Sequence[int], *, logprobs: int | None = None
+) -> Ran:
+    """Run `tokens` from a state, and score them where `logprobs` says with how many alternatives each."""
+    request = GenerateRequest(
+        prompt=tokens,
+        initial_state=None if initial_state is None else initial_state.for_request,
+        max_tokens=0,
+        logprobs=logprobs,
+        score_from=None if logprobs is None else 0,
+        keep_end=True,
+    )
+    scored: tuple[TokenInfo, ...] = ()
+    cost = Cost(0, 0)
+    async with aclosing(engine.generate(request)) as events:
+        async for event in events:
+            if isinstance(event, Started):
+                cost = Cost(event.prompt_tokens, event.cached_tokens)
+            elif isinstance(event, PromptScored):
+                scored = event.tokens
+            elif isinstance(event, Finished) and event.end is not None:
+                initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, event.end)
+                return Ran(initial, event.end.logits, scored, cost)
+    raise StepError("the run of the tokens ended early")
+
+
+def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:
+    """The state at the end of a request, ready to be named. Raises StateError where its numbers are not finite."""
+    taken_in, before = (0, ()) if initial_state is None else (initial_state.num_tokens, initial_state.last_tokens)
+    return freeze_state(
+        end.state,
+        shape,
+        "the state at the end",
+        logits=end.logits,
+        num_tokens=0 if taken_in is None else taken_in + len(end.tokens),
+        last_tokens=(*before, *end.tokens),
+    )
+
+
+async def settle_end(
+    engine: EngineLike, initial_state: FrozenState | None, request: GenerateRequest, end: EndState, text: bytes
+) -> FrozenState:
+    """The state at a request's end, which has taken in all of the generated `text`.
+
+    The token that ended the request was not run. Where it held more than the stop, the rest of the text is.
+    """
+    initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, end)
+    taken_in = engine.detokenize(end.tokens[len(request.prompt) :])
+    if len(text) <= len(taken_in):
+        return initial
+    rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
+    return (await run_tokens(engine, initial, rest)).initial
+
+
+def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
+    """The separator between a chat and the text that `initial_state` has taken in; empty where it has taken in none."""
+    if initial_state is None or initial_state.num_tokens == 0:
+        return ""
+    return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
+
+
+def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
+    """Raise what naming a state at the end of a run would raise now."""
+    shape = engine.info.shape
+    engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)

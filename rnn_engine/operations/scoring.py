@@ -1,0 +1,158 @@
+"""What a model thinks of given continuations of a context: runs them side by side and adds up their log-probabilities.
+
+Every choice is a request of its own, for the context and the choice, that is scored from the context's end. An engine
+that keeps states runs the context once and every choice from a copy of the state after it; one that keeps none gives
+the same scores, later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.cost import Cost
+from rnn_engine.operations.parallel import ParallelRequests
+from rnn_engine.requests import (
+    BEGINNING,
+    Event,
+    GenerateRequest,
+    PromptScored,
+    Started,
+    TokenInfo,
+    check_tokens,
+    empty_prompt,
+)
+from rnn_engine.types import InitialState
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Tokens after a context, each with its log-probability given that context and the tokens before it."""
+
+    tokens: tuple[TokenInfo, ...]
+    cost: Cost  # of context and tokens
+
+    @property
+    def total(self) -> float:
+        """The log-probability of all tokens together."""
+        return math.fsum(info.logprob for info in self.tokens if info.logprob is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """How likely one choice is after the context.
+
+    Where it is calibrated, what the choice has after token 0 alone is taken off: a choice then stands out by what the
+    context adds to it, not by being a likely text anyway.
+    """
+
+    given: Continuation  # the choice after the context
+    alone: Continuation | None = None  # the choice after token 0, where it is calibrated
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the choice."""
+        return self.given.total - (0.0 if self.alone is None else self.alone.total)
+
+    @property
+    def mean(self) -> float:
+        """Log-probability a token."""
+        return self.total / len(self.given.tokens)
+
+    @property
+    def per_byte(self) -> float | None:
+        """Log-probability a byte of UTF-8 text; None where the choice's tokens stand for no text."""
+        num_bytes = sum(len(info.data) for info in self.given.tokens)
+        return self.total / num_bytes if num_bytes > 0 else None
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity as ai00 means it: -ln p a token, without the exponential that others take of it."""
+        return -self.mean
+
+
+async def score_choices(
+    engine: EngineLike,
+    context: Sequence[int],
+    choices: Sequence[Sequence[int]],
+    *,
+    initial_state: InitialState | None = None,
+    calibrate: bool = False,
+    limit: int | None = None,
+) -> tuple[ChoiceScore, ...]:
+    """The scores of lists of token ids after `context`, in their order; none depends on what else is scored.
+
+    The context begins from `initial_state`, as does token 0 where choices are calibrated. An empty context is token 0,
+    unless `initial_state` has logits to go on from. At most `limit` choices are with the engine at a time, by default
+    as many as it has slots. A choice's tokens simply follow the context's: where a text would be cut into other tokens
+    across the boundary than on both sides of it, put the boundary elsewhere, best before a space.
+    Raises InvalidRequestError before anything runs.
+    """
+    _check(engine, context, choices)
+    context = context or empty_prompt(initial_state)
+    calls = [_call(context, choice, initial_state) for choice in choices]
+    if calibrate:
+        calls += [_call(BEGINNING, choice, initial_state) for choice in choices]
+    found = await _score(engine, calls, limit or engine.info.num_slots)
+    given, alone = found[: len(choices)], found[len(choices) :]
+    return tuple(ChoiceScore(*runs) for runs in (zip(given, alone, strict=True) if calibrate else zip(given)))
+
+
+def probabilities(figures: Sequence[float]) -> list[float]:
+    """How likely each choice is if it is one of them, from log-probabilities as totals: their softmax."""
+    greatest = max(figures)
+    weights = [math.exp(figure - greatest) for figure in figures]
+    whole = math.fsum(weights)
+    return [weight / whole for weight in weights]
+
+
+def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
+    """What `score_choices` took, where a context counts once, however many choices follow it."""
+    shared = [_shared_cost([score.given for score in scores])]
+    alone = [score.alone for score in scores if score.alone is not None]
+    shared += [_shared_cost(alone)] if alone else []
+    return Cost(sum(cost.prompt_tokens for cost in shared), sum(cost.cached_tokens for cost in shared))
+
+
+def _shared_cost(runs: Sequence[Continuation]) -> Cost:
+    """The one that ran first found least of the context; the others found what it ran."""
+    context = runs[0].cost.prompt_tokens - len(runs[0].tokens)
+    tokens = context + sum(len(run.tokens) for run in runs)
+    return Cost(tokens, min(run.cost.cached_tokens for run in runs))
+
+
+def _check(engine: EngineLike, context: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
+    vocab_size = engine.info.shape.vocab_size
+    check_tokens("context", context, vocab_size)
+    if len(choices) == 0:
+        raise InvalidRequestError("choices", [], "at least one choice")
+    for number, choice in enumerate(choices):
+        if len(choice) == 0:
+            raise InvalidRequestError(f"choices.{number}", list(choice), "at least one token")
+        check_tokens(f"choices.{number}", choice, vocab_size)
+
+
+def _call(context: Sequence[int], choice: Sequence[int], initial_state: InitialState | None) -> GenerateRequest:
+    return GenerateRequest(
+        prompt=(*context, *choice), initial_state=initial_state, max_tokens=0, logprobs=0, score_from=len(context)
+    )
+
+
+async def _score(engine: EngineLike, calls: Sequence[GenerateRequest], limit: int) -> list[Continuation]:
+    heard: list[list[Event]] = [[] for _ in calls]
+    async with ParallelRequests(engine, calls, limit) as fleet:
+        async for number, event in fleet:
+            heard[number].append(event)
+    return [_continuation(events) for events in heard]
+
+
+def _continuation(events: Sequence[Event]) -> Continuation:
+    [started] = [event for event in events if isinstance(event, Started)]
+    [scored] = [event for event in events if isinstance(event, PromptScored)]
+    for info in scored.tokens:
+        if info.logprob is None or not math.isfinite(info.logprob):
+            raise StepError(f"the log-probability of token {info.token} is {info.logprob}, which is no finite number")
+    return Continuation(scored.tokens, Cost(started.prompt_tokens, started.cached_tokens))

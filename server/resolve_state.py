@@ -1,0 +1,59 @@
+"""From what a request says in `state` to the state that it starts from.
+
+Knows the forms of the field and the registry; knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from rnn_engine.interface import EngineLike
+from rnn_engine.types import InitialState
+from server.schemas.state_ref import InlineState, StatePath, StateRef
+from states.files.exchange import StateFiles
+from states.frozen import NO_INITIAL_STATE, FrozenState
+from states.named.entry import NamedState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResolvedState:
+    """Where a request starts."""
+
+    frozen: FrozenState | None  # None = the fill values
+    named: NamedState | None = None  # where the request says its name or id
+
+    @property
+    def initial_state(self) -> InitialState | None:
+        return None if self.frozen is None else self.frozen.for_request
+
+
+async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
+    """What a `GenerateRequest` needs; see `resolve_state`."""
+    return (await resolve_state(engine, ref)).initial_state
+
+
+async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:
+    """The state that `ref` means; None means the default.
+
+    Raises NotFoundError for a name, an id or a file that is not there, InvalidRequestError for a path that leaves the
+    folder, StateError for what does not fit the model.
+    """
+    states = engine.states
+    match ref:
+        case None:
+            default = states.default
+            return ResolvedState(None if default is None else default.initial)
+        case str() if ref == NO_INITIAL_STATE:
+            return ResolvedState(None)
+        case str():
+            named = states.get(ref)
+            return ResolvedState(named.initial, named)
+        case InlineState() | StatePath():
+            return ResolvedState(await asyncio.to_thread(_load, states.files, ref))
+
+
+def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
+    if isinstance(ref, StatePath):
+        return files.make_initial(files.read_requested(ref.path), ref.path)
+    return files.make_initial(files.read_rows(ref.data, ref.shape), "state")

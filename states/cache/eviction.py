@@ -1,0 +1,75 @@
+"""The books of one tier: the exact bytes in use, and which checkpoint gives way first.
+
+A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it takes
+(GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
+later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
+
+Knows sizes and worth; moves no data.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from states.cache.checkpoint import Checkpoint, Tier
+
+
+class EvictionQueue:
+    """Bytes in use are at most `capacity` as long as callers add only what `free` allows."""
+
+    def __init__(self, tier: Tier, capacity: int) -> None:
+        self.tier = tier
+        self.capacity = capacity
+        self.used = 0
+        self._clock = 0.0
+        self._serial = 0
+        self._current: dict[Checkpoint, int] = {}  # checkpoint -> serial of its entry in the queue
+        self._queue: list[tuple[float, int, Checkpoint]] = []  # (priority, serial, checkpoint), stale ones included
+
+    @property
+    def free(self) -> int:
+        """Bytes that may still be added."""
+        return self.capacity - self.used
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self._current)
+
+    def add(self, checkpoint: Checkpoint, size: int) -> None:
+        """Enter a copy of `size` bytes."""
+        assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier.value}"
+        assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier.value}"
+        checkpoint.sizes[self.tier] = size
+        self.used += size
+        self.touch(checkpoint)
+
+    def remove(self, checkpoint: Checkpoint) -> None:
+        """Strike the copy out."""
+        self.used -= checkpoint.sizes.pop(self.tier)
+        del self._current[checkpoint]
+
+    def touch(self, checkpoint: Checkpoint) -> None:
+        """Value the copy anew: after a hit, and when it may give way again."""
+        worth = (1 + checkpoint.hits) * checkpoint.saves / max(checkpoint.sizes[self.tier], 1)
+        self._serial += 1
+        self._current[checkpoint] = self._serial
+        heapq.heappush(self._queue, (self._clock + worth, self._serial, checkpoint))
+        if len(self._queue) > 2 * len(self._current) + 64:
+            self._queue = [entry for entry in self._queue if self._is_current(entry)]
+            heapq.heapify(self._queue)
+
+    def weakest(self) -> Checkpoint | None:
+        """The checkpoint that gives way first, or None where all are held. Advances the clock to its worth."""
+        while self._queue:
+            priority, _, checkpoint = self._queue[0]
+            if self._is_current(self._queue[0]) and not checkpoint.held:
+                self._clock = max(self._clock, priority)
+                return checkpoint
+            heapq.heappop(self._queue)  # a held one comes back by the touch at its release
+        return None
+
+    def _is_current(self, entry: tuple[float, int, Checkpoint]) -> bool:
+        return self._current.get(entry[2]) == entry[1]

@@ -1,0 +1,70 @@
+"""States under names: what is known of one, for how long it is to be kept, and what may be a name.
+
+Knows no registry.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from rnn_engine.errors import InvalidRequestError
+from states.files.reading import StateForm
+from states.frozen import NO_INITIAL_STATE, FrozenState
+from states.named.leases import MAX_TTL
+
+MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedState:
+    """One name and what it stands for at a moment. It stays usable when the name is gone or stands for another."""
+
+    name: str
+    id: uuid.UUID  # stays the same when the name moves or the state advances
+    form: StateForm
+    source: str  # the file's name, or where else it came from
+    created: float  # Unix time, seconds
+    owner: str | None  # whose lease it belongs to; None = persistent
+    initial: FrozenState
+
+    @property
+    def persistent(self) -> bool:
+        """Whether it stays until it is removed."""
+        return self.owner is None
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """For how long a new name is to be kept: with an owner's lease, or until it is removed."""
+
+    owner: str | None = None  # None = the state's own name
+    ttl: float | None = None  # seconds without use; None = as the owner has it already, else an hour
+    persistent: bool = False
+
+    def check(self) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        if self.owner is not None:
+            check_name(self.owner, "owner")
+        if self.persistent and self.owner is not None:
+            raise InvalidRequestError("owner", self.owner, "null for a persistent state, which belongs to no lease")
+        if self.persistent and self.ttl is not None:
+            raise InvalidRequestError("ttl", self.ttl, "null for a persistent state, which belongs to no lease")
+        if self.ttl is not None and not 0 < self.ttl <= MAX_TTL:
+            raise InvalidRequestError("ttl", self.ttl, f"seconds, more than 0 and at most {MAX_TTL:.0f}")
+
+    def owner_of(self, name: str) -> str | None:
+        """Who owns a state of this name that is kept so."""
+        return None if self.persistent else self.owner or name
+
+
+def check_name(name: str, field: str) -> None:
+    """Raise InvalidRequestError, which names `field`, where this can't be the name of a state or an owner."""
+    sayable = name.isprintable() and not set(name) & set("/\\") and name.strip() == name and name.strip(".") != ""
+    if not sayable or len(name) > MAX_NAME or name == NO_INITIAL_STATE:
+        raise InvalidRequestError(
+            field,
+            name,
+            f"1 to {MAX_NAME} printable characters without slashes and without spaces at the ends, not only dots, "
+            f"and not {NO_INITIAL_STATE!r}",
+        )

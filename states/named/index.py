@@ -1,0 +1,54 @@
+"""Named states by name, by id and by owner. Knows entries; decides nothing."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+from states.named.entry import NamedState
+
+
+class NameIndex:
+    """Names and what they stand for, in the order in which the names were entered."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, NamedState] = {}
+        self._by_id: dict[uuid.UUID, NamedState] = {}
+        self._of_owner: dict[str, dict[str, NamedState]] = {}  # owner -> name -> state
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[NamedState]:
+        return iter(self._by_name.values())
+
+    def named(self, name: str) -> NamedState | None:
+        return self._by_name.get(name)
+
+    def of_id(self, key: uuid.UUID) -> NamedState | None:
+        return self._by_id.get(key)
+
+    def owned_by(self, owner: str) -> list[NamedState]:
+        return list(self._of_owner.get(owner, {}).values())
+
+    def put(self, entry: NamedState) -> None:
+        """Enter a state under its name, in the place of the one that had it, if any."""
+        if (before := self._by_name.get(entry.name)) is not None:
+            self._unlink(before)
+        self._by_name[entry.name] = entry
+        self._by_id[entry.id] = entry
+        if entry.owner is not None:
+            self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
+
+    def remove(self, entry: NamedState) -> None:
+        """Take out a state that is there."""
+        del self._by_name[entry.name]
+        self._unlink(entry)
+
+    def _unlink(self, entry: NamedState) -> None:
+        del self._by_id[entry.id]
+        if entry.owner is not None:
+            owned = self._of_owner[entry.owner]
+            del owned[entry.name]
+            if not owned:
+                del self._of_owner[entry.owner]

@@ -1,0 +1,86 @@
+"""Persistent states in a folder: one full-state file each, called after its id, and loaded again at the next start.
+
+Knows files; knows neither names' rules nor leases.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rnn_engine.errors import StateError
+from states.files.container import TEMPORARY_SUFFIX
+from states.files.exchange import StateFiles
+from states.frozen import FrozenState
+
+_SUFFIX = ".state"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundState:
+    """A persistent state of an earlier run."""
+
+    name: str
+    id: uuid.UUID
+    created: float  # Unix time of the file, seconds
+    file: str
+    initial: FrozenState
+
+
+class SavedStates:
+    """The files of persistent states. Other files in the folder are left alone."""
+
+    def __init__(self, files: StateFiles, folder: Path) -> None:
+        """Makes the folder where it is missing. Raises OSError where it can't be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = files
+        self._folder = folder
+
+    def load(self) -> Iterator[FoundState]:
+        """What is there, oldest first. A file that is damaged or of another model is told in the log and stays."""
+        for partial in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
+            partial.unlink(missing_ok=True)  # a write that a crash cut short
+        paths = [path for path in self._folder.glob(f"*{_SUFFIX}") if _id_of(path) is not None]
+        for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name)):
+            try:
+                yield self._read(path)
+            except StateError as error:
+                _log.warning("a persistent state is skipped: %s", error)
+
+    def save(self, key: uuid.UUID, name: str, initial: FrozenState) -> None:
+        """Write or replace one. Raises StateError where the folder can't be written to; the old file is then there."""
+        try:
+            self._files.save(self._path(key), name, initial)
+        except OSError as error:
+            raise StateError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
+
+    def delete(self, key: uuid.UUID) -> None:
+        """Delete the file of one, where there is one."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StateError(f"state {key} can't be deleted from the folder of states: {error.strerror}") from error
+
+    def _path(self, key: uuid.UUID) -> Path:
+        return self._folder / f"{key}{_SUFFIX}"
+
+    def _read(self, path: Path) -> FoundState:
+        key = _id_of(path)
+        assert key is not None  # the caller has looked
+        loaded = self._files.read(path)
+        if loaded.name is None:
+            raise StateError(f"{path.name}: has no name in it")
+        return FoundState(
+            loaded.name, key, path.stat().st_mtime, path.name, self._files.make_initial(loaded, path.name)
+        )
+
+
+def _id_of(path: Path) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(path.stem)
+    except ValueError:
+        return None

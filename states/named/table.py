@@ -1,0 +1,190 @@
+"""The names of states in memory: who owns them, how many bytes they take, and who gives way where room is short.
+
+A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
+fit, the newest leases end, each with all its states, but only leases that are newer than the one in whose name room is
+asked for. If even that would not do, nothing ends and the newcomer is refused.
+
+Knows names and leases; knows no files, no threads and no requests.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
+from states.frozen import FrozenState
+from states.named.entry import NamedState, Retention, check_name
+from states.named.index import NameIndex
+from states.named.leases import DEFAULT_TTL, Lease, Leases
+from states.named.reference_counts import ReferenceCounts
+from states.named.tombstones import Tombstones
+
+_NAMES_TOLD = 20
+
+
+class NamedStateTable:
+    """Names and what they stand for. Not thread-safe."""
+
+    def __init__(
+        self, capacity: int, max_names: int, clock: Callable[[], float], forget: Callable[[str], None]
+    ) -> None:
+        """`forget` is called with a digest when the last state of these values goes."""
+        self.capacity = capacity
+        self._max_names = max_names
+        self.leases = Leases(clock)
+        self.default: str | None = None  # a name that is there
+        self._forget = forget
+        self._holdings = ReferenceCounts()
+        self._index = NameIndex()
+        self._gone = Tombstones()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._holdings.num_bytes
+
+    def entries(self) -> tuple[NamedState, ...]:
+        """All of them, in the order in which their names were entered."""
+        return tuple(self._index)
+
+    def end_expired(self) -> None:
+        """Let go of what nobody used in time."""
+        for lease in self.leases.end_expired():
+            self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
+
+    def find(self, name_or_id: str) -> NamedState:
+        """Raises NotFoundError, which lists the names and says what became of this one."""
+        entry = self._index.named(name_or_id) or self._of_id(name_or_id)
+        if entry is None:
+            reason = self._gone.reason(name_or_id)
+            fate = "does not exist" if reason is None else f"is gone: {reason}"
+            raise NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names()}")
+        return entry
+
+    def holds(self, entry: NamedState) -> bool:
+        """Whether its name still stands for it."""
+        return self._index.named(entry.name) is entry
+
+    def of_id(self, key: uuid.UUID) -> NamedState | None:
+        """The state of this id, if it is here."""
+        return self._index.of_id(key)
+
+    def check_free(self, name: str, field: str) -> None:
+        """Raise InvalidRequestError for what can't be a name or is one already."""
+        check_name(name, field)
+        if (taken := self._index.named(name)) is not None:
+            raise InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+
+    def check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
+        """Raise OverloadedError where so many more names and bytes have no room."""
+        if len(self._index) + num_names > self._max_names:
+            raise self._too_many(num_names)
+        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._holdings.growth([], going))
+
+    def renew(self, keeping: Retention, name: str) -> str | None:
+        """The owner of a state of this name that is kept so, whose lease has its full time from now on."""
+        owner = keeping.owner_of(name)
+        if owner is not None:
+            self.leases.renew(owner, keeping.ttl)
+        return owner
+
+    def enter(self, entry: NamedState) -> None:
+        """Take in a state under a free name. Raises OverloadedError."""
+        if len(self._index) >= self._max_names:
+            raise self._too_many(1)
+        self._make_room(entry.owner, entry.initial)
+        self._index.put(entry)
+        self._holdings.add(entry.initial)
+        self._gone.revive(entry.name)
+
+    def swap(self, old: NamedState, new: NamedState) -> None:
+        """Put `new` in the place of `old`, which is held. Raises OverloadedError."""
+        self._make_room(new.owner, new.initial, old.initial)
+        if new.name != old.name:
+            self._index.remove(old)
+            self._gone.note(old.name, f"it is called {new.name!r} now")
+        self._index.put(new)
+        self._holdings.add(new.initial)
+        self._gone.revive(new.name)
+        if self.default == old.name:
+            self.default = new.name if new.persistent else None
+        self._release(old)
+
+    def drop(self, entry: NamedState, reason: str) -> None:
+        """Let go of a state that is held."""
+        self._index.remove(entry)
+        self._gone.note(entry.name, reason)
+        if self.default == entry.name:
+            self.default = None
+        self._release(entry)
+
+    def _known_names(self) -> str:
+        names = sorted(entry.name for entry in self._index)
+        more = len(names) - _NAMES_TOLD
+        return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
+
+    def _of_id(self, text: str) -> NamedState | None:
+        try:
+            return self._index.of_id(uuid.UUID(text))
+        except ValueError:
+            return None
+
+    def _release(self, entry: NamedState) -> None:
+        """Let go of what stands in no index any more."""
+        if entry.owner is not None and not self._index.owned_by(entry.owner):
+            self.leases.end(entry.owner)
+        if self._holdings.remove(entry.initial):
+            self._forget(entry.initial.digest)
+
+    def _drop_all_of(self, owner: str, reason: str) -> None:
+        for entry in self._index.owned_by(owner):
+            self.drop(entry, reason)
+
+    def _make_room(self, owner: str | None, added: FrozenState, *removed: FrozenState) -> None:
+        growth = self._holdings.growth([added], removed)
+        for lease in self._find_victims(
+            owner, growth, lambda going: self._holdings.growth([added], [*removed, *going])
+        ):
+            self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
+
+    def _find_victims(
+        self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
+    ) -> list[Lease]:
+        """The newest leases that have to end for `num_bytes` more in the name of `owner`.
+
+        `growth` tells by how much the sum changes in all where these states go for it.
+        """
+        room = self.capacity - self.num_bytes
+        victims: list[Lease] = []
+        going: list[FrozenState] = []
+        for lease in self._newer_than(owner):
+            if growth(going) <= room:
+                break
+            victims.append(lease)
+            going += [entry.initial for entry in self._index.owned_by(lease.owner)]
+        if growth(going) > room:
+            raise self._no_room(num_bytes)
+        return victims
+
+    def _newer_than(self, owner: str | None) -> list[Lease]:
+        """The newest first. One who has no lease, or needs none, is newer than all."""
+        own = None if owner is None else self.leases.find(owner)
+        return [] if own is None else [lease for lease in self.leases.newest_first() if lease.number > own.number]
+
+    def _too_many(self, num_names: int) -> OverloadedError:
+        return OverloadedError(
+            f"states: no room for {num_names} more: there are {len(self._index)} of the {self._max_names} allowed; "
+            "delete states, or wait until a lease ends",
+            retry_after=self._seconds_to_wait(),
+        )
+
+    def _no_room(self, num_bytes: int) -> OverloadedError:
+        return OverloadedError(
+            f"states: {num_bytes} more bytes have no room: {self.num_bytes} of the {self.capacity} allowed are taken, "
+            "and none of it by leases that are newer than the asker's; delete states, or wait until a lease ends",
+            retry_after=self._seconds_to_wait(),
+        )
+
+    def _seconds_to_wait(self) -> float:
+        seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
+        return min(seconds, default=DEFAULT_TTL)

@@ -1,0 +1,61 @@
+"""Places of a text among its tokens, and that the turns of a chat are such places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
+from rnn_engine.demo import model_path
+from rnn_engine.operations.positions import token_positions
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from tests.support.fake_engine import FakeEngine
+
+DEMO = load_tokenizer("auto", model_path(), 1244)
+WORLD = load_tokenizer("world", model_path(), 65536)
+
+words = st.text(st.sampled_from("aB.? \n\"'é1:"), max_size=12)
+messages = st.lists(st.builds(ChatMessage, st.sampled_from(list(Role)), words), min_size=1, max_size=4)
+
+
+class Words(FakeEngine):
+    """An engine with the tokens of a real vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(map(self._tokenizer.decode_bytes, tokens))
+
+
+def test_a_token_that_straddles_a_place_lies_behind_it() -> None:
+    lengths = {1: b"ab", 2: b"cde", 3: b""}
+    engine = Words(DEMO)
+    engine.detokenize = lambda tokens: b"".join(lengths[token] for token in tokens)  # type: ignore[method-assign]
+    assert token_positions(engine, [1, 2, 3, 1], [0, 1, 2, 4, 5, 7, 9]) == (0, 0, 1, 1, 3, 4, 4)
+
+
+@pytest.mark.parametrize("tokenizer", [DEMO, WORLD], ids=["demo", "world"])
+def test_longer_conversations_begin_with_the_tokens_of_their_turns(tokenizer: Tokenizer) -> None:
+    engine = Words(tokenizer)
+    check: Callable[[], None] = given(conversation=messages)(lambda conversation: _check_turns(engine, conversation))
+    check()
+
+
+def _check_turns(engine: Words, conversation: list[ChatMessage]) -> None:
+    template = ChatTemplate()
+    prompt = engine.tokenize(template.render(conversation))
+    turns = template.turns(conversation)
+    positions = token_positions(engine, prompt, list(accumulate(len(turn.encode()) for turn in turns)))
+    for count, position in enumerate(positions, start=1):
+        assert engine.detokenize(prompt[:position]).decode() == "".join(turns[:count])
+        shorter = engine.tokenize(template.render(conversation[:count]))
+        assert prompt[:position] == shorter[:position]
