@@ -1,4 +1,4 @@
-// A product is one or more matrices, each times inputs of its own, computed by one dispatch.
+// A matmul is one or more matrices, each times inputs of its own, computed by one dispatch.
 // Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, a panel
 // in blocks of 8 columns: [rows / 8][columns / 8][8 rows][8 columns], both padded with zeros to multiples of 8.
 // So the threads that own neighbouring rows read neighbouring memory, and any kernel below reads it in full lines.
@@ -18,29 +18,29 @@ struct Segment {
     activation: u32,
 }
 
-struct Product {
+struct MatMul {
     counts_rows: u32, // 1 where a step's rows are run through, 0 where its tokens are
     num_segments: u32,
     segments: array<Segment, MAX_SEGMENTS>,
 }
 
 @group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> product: Product;
+@group(0) @binding(1) var<storage, read> matmul: MatMul;
 @group(0) @binding(2) var<storage, read> weights: array<Packed>;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>;
 @group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> outputs: array<f32>;
 
 fn find_segment(row: u32) -> Segment {
-    var index = product.num_segments - 1u;
-    while product.segments[index].first_row > row {
+    var index = matmul.num_segments - 1u;
+    while matmul.segments[index].first_row > row {
         index -= 1u;
     }
-    return product.segments[index];
+    return matmul.segments[index];
 }
 
 fn count_tokens() -> u32 {
-    return select(batch.num_tokens, batch.num_rows, product.counts_rows == 1u);
+    return select(batch.num_tokens, batch.num_rows, matmul.counts_rows == 1u);
 }
 
 fn sigmoid(value: f32) -> f32 {

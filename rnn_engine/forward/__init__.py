@@ -6,12 +6,12 @@ import logging
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward.cpu import CpuRunner
+from rnn_engine.forward.forward_pass import Progress
 from rnn_engine.forward.gpu_runner import GpuRunner
 from rnn_engine.forward.packing import WeightFormat
-from rnn_engine.forward.scratch import StepLimits
 from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.v7 import Progress
 from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
 from rnn_engine.types import Model, Runner
 
@@ -75,7 +75,7 @@ def load_runner(
         )
         runner = GpuRunner(model, opened, kernels, tuning, weights=weights, limits=limits, progress=progress)
         if warm_up:
-            counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.products} | {limits.max_tokens}
+            counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.matmuls} | {limits.max_tokens}
             runner.warm_up(counts, progress)
         return runner
 

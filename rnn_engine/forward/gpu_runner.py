@@ -1,6 +1,6 @@
 """Runs a model on a GPU, a batch of token runs a step. The embedding stays with the host, the rest is on the device.
 
-Knows how a batch is written for the device and how its answer is read; what is dispatched is the forward plan's.
+Knows how a batch is written for the device and how its answer is read; what is dispatched is the forward pass's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.batch import check_batch, check_slot, sound_runs
 from rnn_engine.forward.embedding import Embedding
+from rnn_engine.forward.forward_pass import ForwardPass, Progress
+from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.packing import WeightFormat
-from rnn_engine.forward.products import ProductKernels
-from rnn_engine.forward.scratch import StepLimits
 from rnn_engine.forward.state import check_state
+from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.v7 import ForwardV7, Progress
+from rnn_engine.forward.v7 import load_layers_v7
 from rnn_engine.gpu import BufferCopy, Device, Dispatch, Kernels, Plan, Recorder
 from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun, run_step
 
@@ -52,12 +53,11 @@ class GpuRunner:
         self._closed = False
         self._recorder = Recorder(device)
         try:
-            products = ProductKernels(kernels, tuning, weights, limits.constants())
+            matmuls = MatMulKernels(kernels, tuning, weights, limits.constants())
             self._embedding = Embedding(model)
-            self._forward = ForwardV7(model, device, products, limits, progress)
+            self._forward = ForwardPass(model, device, matmuls, limits, load_layers_v7, progress)
             self._copies = self._prepare_copies(kernels)
-            scratch = self._forward.scratch
-            self._answer = device.create_buffer("answer", 4 * limits.max_rows * scratch.readout_words, mappable=True)
+            self._answer = device.create_buffer("answer", 4 * limits.max_rows * limits.readout_words, mappable=True)
             self._state_bytes = 4 * self._forward.state_layout.stride  # of a slot in one layer
             self._read_back = device.create_buffer(
                 "state to read back", self._shape.num_layers * self._state_bytes, mappable=True
@@ -107,7 +107,7 @@ class GpuRunner:
         num_rows = sum(run.rows for run in batch)
         try:
             self._write_batch(batch, len(tokens), num_rows)
-            self._device.upload(self._forward.scratch.x, 0, self._embedding.look_up(tokens))
+            self._device.upload(self._forward.buffers.x, 0, self._embedding.look_up(tokens))
             answer = self._run(self._plan(len(tokens), len(batch), num_rows), num_rows)
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
@@ -193,16 +193,15 @@ class GpuRunner:
                 rows[row : row + run.rows, 1] = run.targets
             start += length
             row += run.rows
-        self._device.upload(self._forward.scratch.batch, 0, words)
+        self._device.upload(self._forward.buffers.batch, 0, words)
 
     def _run(self, plan: Plan, num_rows: int) -> bytes:
         """Submit `plan` and wait for the read-out of its rows."""
         if num_rows == 0:
             self._recorder.submit(plan)
             return b""
-        scratch = self._forward.scratch
-        num_bytes = 4 * num_rows * scratch.readout_words
-        self._recorder.submit(plan, [BufferCopy(scratch.readout, 0, self._answer, 0, num_bytes)])
+        num_bytes = 4 * num_rows * self._limits.readout_words
+        self._recorder.submit(plan, [BufferCopy(self._forward.outputs.readout, 0, self._answer, 0, num_bytes)])
         return self._recorder.read(self._answer, num_bytes)
 
     def _parse(self, answer: bytes, batch: Batch) -> Readout:
@@ -224,5 +223,5 @@ class GpuRunner:
 
     def _read_row(self, row: int) -> F32:
         row_bytes = 4 * self._shape.vocab_size
-        data = self._device.read(self._forward.scratch.logits, row * row_bytes, row_bytes)
+        data = self._device.read(self._forward.outputs.logits, row * row_bytes, row_bytes)
         return np.frombuffer(data, np.float32)

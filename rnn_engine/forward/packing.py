@@ -1,4 +1,4 @@
-"""Matrices in the order that the product kernels read: panels of 8 rows, cut in blocks of 8 columns."""
+"""Matrices in the order that the matmul kernels read: panels of 8 rows, cut in blocks of 8 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PANEL = 8  # rows of a panel, columns of a block
 _DTYPES: dict[str, type[np.floating[Any]]] = {"f16": np.float16, "f32": np.float32}
 
 
-def padded(count: int, multiple: int = PANEL) -> int:
+def round_up(count: int, multiple: int) -> int:
     """The least multiple of `multiple` that is no less than `count`."""
     return -(-count // multiple) * multiple
 
@@ -30,7 +30,7 @@ def pack_panels(matrix: NDArray[Any], weights: WeightFormat) -> NDArray[Any]:
     """
     dtype = _DTYPES[weights]
     num_rows, num_columns = matrix.shape
-    panels = np.zeros((padded(num_rows) // PANEL, padded(num_columns) // PANEL, PANEL, PANEL), dtype)
+    panels = np.zeros((round_up(num_rows, PANEL) // PANEL, round_up(num_columns, PANEL) // PANEL, PANEL, PANEL), dtype)
     limit = np.finfo(dtype).max
     if np.dtype(matrix.dtype) != np.dtype(dtype):
         matrix = np.clip(matrix.astype(np.float32), -limit, limit)

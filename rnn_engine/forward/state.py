@@ -28,25 +28,23 @@ class StateLayout:
 
     def __init__(self, shape: ModelShape) -> None:
         self.shape = shape
-        self.att_shift = 0  # [2, D]
-        self.ffn_shift = 2 * shape.width  # [2, D]
-        self.wkv = 4 * shape.width
+        self.offsets = {"att_shift": 0, "ffn_shift": 2 * shape.width, "wkv": 4 * shape.width}  # floats
         self.stride = 4 * shape.width + shape.width * shape.head_size
 
     def pack(self, state: State) -> F32:
         """Every layer's fields -> [L, stride], with side 0 in use."""
         layers, width, size = self.shape.num_layers, self.shape.width, self.shape.head_size
         packed = np.zeros((layers, self.stride), np.float32)
-        packed[:, self.att_shift : self.att_shift + width] = state["att_shift"]
-        packed[:, self.ffn_shift : self.ffn_shift + width] = state["ffn_shift"]
+        for name in ("att_shift", "ffn_shift"):
+            packed[:, self.offsets[name] : self.offsets[name] + width] = state[name]
         turned = state["wkv"].reshape(layers, -1, size, size // 4, 4).transpose(0, 1, 3, 2, 4)
-        packed[:, self.wkv :] = turned.reshape(layers, -1)
+        packed[:, self.offsets["wkv"] :] = turned.reshape(layers, -1)
         return packed
 
     def unpack(self, packed: F32, side: int) -> dict[str, F32]:
         """[L, stride] -> every layer's fields, with the shifts of `side`."""
         layers, width, size = self.shape.num_layers, self.shape.width, self.shape.head_size
-        shifts = packed[:, : self.wkv].reshape(layers, 2, 2, width)
-        turned = packed[:, self.wkv :].reshape(layers, -1, size // 4, size, 4).transpose(0, 1, 3, 2, 4)
+        shifts = packed[:, : self.offsets["wkv"]].reshape(layers, 2, 2, width)
+        turned = packed[:, self.offsets["wkv"] :].reshape(layers, -1, size // 4, size, 4).transpose(0, 1, 3, 2, 4)
         wkv = np.ascontiguousarray(turned).reshape(layers, -1, size, size)  # [L, H, value, key]
         return {"att_shift": shifts[:, 0, side].copy(), "wkv": wkv, "ffn_shift": shifts[:, 1, side].copy()}

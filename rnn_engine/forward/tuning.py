@@ -13,8 +13,8 @@ from rnn_engine.types import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class ProductVariant:
-    """How product.wgsl shares out its work: see there."""
+class MatMulVariant:
+    """The constants of matmul.wgsl, where their meaning is explained."""
 
     tokens: int
     groups: int
@@ -31,20 +31,20 @@ class ProductVariant:
 class Tuning:
     """The variants for one kind of device."""
 
-    products: tuple[ProductVariant, ...]  # by ascending token count; the first that takes all tokens is run
+    matmuls: tuple[MatMulVariant, ...]  # by ascending token count; the first that takes all tokens is run
     broadcast: bool  # lanes share what they load; needs splits == 1
-    tiled: bool  # beyond that: product_tiled.wgsl, or the last variant again and again
+    tiled: bool  # beyond that: matmul_tiled.wgsl, or the last variant again and again
     norm_threads: int
     candidate_threads: int
     max_tokens: int  # of a step
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
 
-    def product(self, num_tokens: int) -> ProductVariant | None:
-        """The variant for so many tokens; None for the tiled kernel."""
-        for variant in self.products:
+    def matmul(self, num_tokens: int) -> MatMulVariant | None:
+        """Return the variant for `num_tokens` tokens; None for the tiled kernel."""
+        for variant in self.matmuls:
             if num_tokens <= variant.tokens:
                 return variant
-        return None if self.tiled else self.products[-1]
+        return None if self.tiled else self.matmuls[-1]
 
     def step_tokens(self, shape: ModelShape) -> int:
         """The most tokens of a step of such a model, where the user does not say."""
@@ -57,11 +57,11 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
     """The choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
     if device.is_software:
         return Tuning(
-            products=(
-                ProductVariant(tokens=1, groups=2, panels=4, splits=1),
-                ProductVariant(tokens=2, groups=1, panels=4, splits=1),
-                ProductVariant(tokens=4, groups=1, panels=4, splits=1),
-                ProductVariant(tokens=8, groups=1, panels=4, splits=1),
+            matmuls=(
+                MatMulVariant(tokens=1, groups=2, panels=4, splits=1),
+                MatMulVariant(tokens=2, groups=1, panels=4, splits=1),
+                MatMulVariant(tokens=4, groups=1, panels=4, splits=1),
+                MatMulVariant(tokens=8, groups=1, panels=4, splits=1),
             ),
             broadcast=can_broadcast,
             tiled=False,
@@ -71,12 +71,12 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             max_step_operations=2e10,
         )
     return Tuning(
-        products=(
-            ProductVariant(tokens=1, groups=1, panels=1, splits=16),
-            ProductVariant(tokens=2, groups=1, panels=1, splits=16),
-            ProductVariant(tokens=4, groups=1, panels=1, splits=16),
-            ProductVariant(tokens=8, groups=1, panels=1, splits=16),
-            ProductVariant(tokens=16, groups=1, panels=1, splits=16),
+        matmuls=(
+            MatMulVariant(tokens=1, groups=1, panels=1, splits=16),
+            MatMulVariant(tokens=2, groups=1, panels=1, splits=16),
+            MatMulVariant(tokens=4, groups=1, panels=1, splits=16),
+            MatMulVariant(tokens=8, groups=1, panels=1, splits=16),
+            MatMulVariant(tokens=16, groups=1, panels=1, splits=16),
         ),
         broadcast=False,
         tiled=True,

@@ -74,7 +74,7 @@ def run_layers(
 def project_to_logits(weights: Weights, hidden: Array) -> Array:
     """[R, D] outputs of the last layer -> [R, V]."""
     normed = layer_norm(hidden, weights, "ln_out")
-    return weights.product(normed, "head.weight")
+    return weights.matmul(normed, "head.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ def time_mix(
     delta = previous - x
     x_r, x_w, x_k, x_v, x_a, x_g = (x + delta * block(f"att.x_{kind}") for kind in "rwkvag")
 
-    r = block.product(x_r, "att.receptance.weight").reshape(heads)
-    k = block.product(x_k, "att.key.weight")
-    v = block.product(x_v, "att.value.weight")
+    r = block.matmul(x_r, "att.receptance.weight").reshape(heads)
+    k = block.matmul(x_k, "att.key.weight")
+    v = block.matmul(x_v, "att.value.weight")
     if v_first is None:
         v_first = v
     else:
@@ -131,7 +131,7 @@ def time_mix(
 
     y = group_norm(y, block)
     bonus = np.sum(r * k * block("att.r_k").reshape(heads[1:]), axis=-1, keepdims=True) * v_heads
-    out = block.product((y + bonus).reshape(x.shape) * g, "att.output.weight")
+    out = block.matmul((y + bonus).reshape(x.shape) * g, "att.output.weight")
     return out, wkv, v_first
 
 
@@ -163,8 +163,8 @@ def run_wkv(
 
 def channel_mix(block: Block, x: Array, previous: Array) -> Array:
     """x, previous: [T, D] -> [T, D]."""
-    k = block.product(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
-    return block.product(np.square(np.maximum(k, 0)), "ffn.value.weight")
+    k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
+    return block.matmul(np.square(np.maximum(k, 0)), "ffn.value.weight")
 
 
 def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:

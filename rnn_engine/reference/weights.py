@@ -36,7 +36,7 @@ class Weights:
             self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
         return self._cast[name]
 
-    def product(self, x: Array, name: str) -> Array:
+    def matmul(self, x: Array, name: str) -> Array:
         """x: [T, in] times the matrix `name` [out, in] -> [T, out]."""
         if name not in self._transposed:
             self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
@@ -61,5 +61,5 @@ class Block:
     def __call__(self, name: str) -> Array:
         return self._weights(self._prefix + name)
 
-    def product(self, x: Array, name: str) -> Array:
-        return self._weights.product(x, self._prefix + name)
+    def matmul(self, x: Array, name: str) -> Array:
+        return self._weights.matmul(x, self._prefix + name)

@@ -28,10 +28,10 @@ def test_a_large_model_takes_fewer_so_that_no_submit_is_long(kind: str, tokens: 
 def test_the_smallest_variant_that_takes_all_tokens_is_chosen(kind: str) -> None:
     tuning = tuning_of(kind)
     for count in range(1, 17):
-        variant = tuning.product(count)
+        variant = tuning.matmul(count)
         assert variant is not None
-        assert variant.tokens >= min(count, tuning.products[-1].tokens)
-        assert all(other.tokens < count for other in tuning.products if other.tokens < variant.tokens)
+        assert variant.tokens >= min(count, tuning.matmuls[-1].tokens)
+        assert all(other.tokens < count for other in tuning.matmuls if other.tokens < variant.tokens)
         assert 64 % variant.rows == 0  # a workgroup stays inside one segment
         assert variant.splits == 1 or not tuning.broadcast
-    assert (tuning.product(17) is None) == tuning.tiled
+    assert (tuning.matmul(17) is None) == tuning.tiled

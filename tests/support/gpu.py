@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rnn_engine.forward import GpuRunner, WeightFormat
-from rnn_engine.forward.scratch import StepLimits
+from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.gpu import Device, DeviceInfo, Kernels, measure_subgroup_size
 from rnn_engine.types import Model

@@ -1,7 +1,4 @@
-"""Products of matrices with the activations, as dispatches: several matrices at once, split where a binding ends.
-
-Knows the layout of segments.wgsl; does not know what a model computes with it.
-"""
+"""Matrices times activations, as dispatches: several matrices at once, split by rows where a binding ends."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.packing import PANEL, WeightFormat, element_bytes, pack_panels, padded
-from rnn_engine.forward.tuning import ProductVariant, Tuning
+from rnn_engine.forward.packing import PANEL, WeightFormat, element_bytes, pack_panels, round_up
+from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.tuning import MatMulVariant, Tuning
 from rnn_engine.gpu import BindGroup, Buffer, Device, Dispatch, Kernel, Kernels
 from shaders import Constant, ShaderSource
 
@@ -24,7 +22,7 @@ _CHUNK_BYTES = 16 << 20  # packed at once
 
 
 class Activation(IntEnum):
-    """What a product does with a finished sum; the numbers are the WGSL's."""
+    """What a matmul does with a finished sum; the numbers are the WGSL's."""
 
     NONE = 0
     TANH = 1
@@ -37,11 +35,11 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a product: where its weights come from, its inputs and its outputs. Offsets count floats."""
+    """One matrix of a matmul: where its weights come from, its inputs and its outputs. Offsets count floats."""
 
     weights: NDArray[Any]  # [R, C], any float type
     inputs_start: int
-    inputs_stride: int  # a multiple of 4, no less than C padded to 8
+    inputs_stride: int  # a multiple of 4, no less than C rounded up to 8
     outputs_start: int
     outputs_stride: int
     activation: Activation = Activation.NONE
@@ -49,8 +47,8 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class ProductBuffers:
-    """What a product reads and writes besides its weights."""
+class MatMulBuffers:
+    """What a matmul reads and writes besides its weights."""
 
     batch: Buffer
     vectors: Buffer
@@ -70,7 +68,7 @@ class _Segment:
 
     @property
     def num_blocks(self) -> int:
-        return padded(self.matrix.weights.shape[1]) // PANEL
+        return round_up(self.matrix.weights.shape[1], PANEL) // PANEL
 
     def pack(self) -> list[int]:
         """The fields of struct Segment."""
@@ -98,22 +96,25 @@ class _Part:
     @property
     def num_rows(self) -> int:
         last = self.segments[-1]
-        return last.first_row + padded(last.end - last.start, ROW_ALIGNMENT)
+        return last.first_row + round_up(last.end - last.start, ROW_ALIGNMENT)
 
     @property
     def num_blocks(self) -> int:
         last = self.segments[-1]
-        return last.weights_start + padded(last.end - last.start, ROW_ALIGNMENT) * last.num_blocks
+        return last.weights_start + round_up(last.end - last.start, ROW_ALIGNMENT) * last.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _LoadedPart:
+    """A part on the device."""
+
     num_rows: int
-    bind_group: BindGroup
+    weights: Buffer
+    segments: Buffer  # struct MatMul of segments.wgsl
 
 
-class ProductKernels:
-    """The compiled variants of the product kernels for one model on one device."""
+class MatMulKernels:
+    """The compiled variants of the matmul kernels for one model on one device."""
 
     def __init__(
         self, kernels: Kernels, tuning: Tuning, weights: WeightFormat, batch_constants: dict[str, Constant]
@@ -127,10 +128,10 @@ class ProductKernels:
             **{f"ACTIVATION_{name}": int(value) for name, value in Activation.__members__.items() if value},
         }
 
-    def small(self, variant: ProductVariant) -> Kernel:
-        """product.wgsl for up to `variant.tokens` tokens."""
+    def small(self, variant: MatMulVariant) -> Kernel:
+        """matmul.wgsl for up to `variant.tokens` tokens."""
         return self.kernels.get(
-            "product",
+            "matmul",
             {
                 **self._constants,
                 "TOKENS": variant.tokens,
@@ -147,22 +148,21 @@ class ProductKernels:
     @property
     def source(self) -> ShaderSource:
         """The WGSL whose bindings all variants have."""
-        return self.small(self.tuning.products[0]).source
+        return self.small(self.tuning.matmuls[0]).source
 
     def tiled(self) -> Kernel:
-        """product_tiled.wgsl."""
-        return self.kernels.get("product_tiled", self._constants, {"WEIGHTS": f"weights_{self.weights}"})
+        """matmul_tiled.wgsl."""
+        return self.kernels.get("matmul_tiled", self._constants, {"WEIGHTS": f"weights_{self.weights}"})
 
 
-class Product:
-    """Matrices on the device, ready to be multiplied with the tokens, or the rows, of a step."""
+class MatMul:
+    """Matrices on the device, to be multiplied with the tokens, or the rows, of a step."""
 
     def __init__(
         self,
         label: str,
         matrices: Sequence[Matrix],
-        buffers: ProductBuffers,
-        kernels: ProductKernels,
+        kernels: MatMulKernels,
         device: Device,
         *,
         counts_rows: bool = False,
@@ -170,22 +170,28 @@ class Product:
         """Upload `matrices`. `counts_rows`: runs over the step's logit rows instead of its tokens."""
         self._label = label
         self._kernels = kernels
+        self._counts_rows = counts_rows
         block_bytes = PANEL * element_bytes(kernels.weights)
-        parts = list(_cut(matrices, device.max_binding_bytes // block_bytes))
-        self._parts = [self._load(part, buffers, device, counts_rows) for part in parts]
-        self.weight_bytes = sum(part.num_blocks for part in parts) * block_bytes
+        parts = list(_split_rows(matrices, device.max_binding_bytes // block_bytes))
+        self._parts = [self._load(part, device) for part in parts]
+        self._weight_bytes = sum(part.num_blocks for part in parts) * block_bytes
 
-    def dispatches(self, count: int) -> Iterator[Dispatch]:
-        """The dispatches for `count` tokens or rows, at least one."""
-        variant = self._kernels.tuning.product(count)
-        if variant is None:
-            kernel, rows, tokens = self._kernels.tiled(), ROW_ALIGNMENT, 64
-        else:
-            kernel, rows, tokens = self._kernels.small(variant), variant.rows, variant.tokens
+    def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
+        """The stage that multiplies what these buffers hold. The weights are not copied."""
+        parts = []
         for part in self._parts:
-            yield Dispatch(self._label, kernel, part.bind_group, part.num_rows // rows, -(-count // tokens))
+            bindings = {
+                "batch": buffers.batch,
+                "matmul": part.segments,
+                "weights": part.weights,
+                "vectors": buffers.vectors,
+                "inputs": buffers.inputs,
+                "outputs": buffers.outputs,
+            }
+            parts.append((part.num_rows, self._kernels.kernels.bind(self._kernels.source, bindings)))
+        return BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, self._weight_bytes)
 
-    def _load(self, part: _Part, buffers: ProductBuffers, device: Device, counts_rows: bool) -> _LoadedPart:
+    def _load(self, part: _Part, device: Device) -> _LoadedPart:
         block_bytes = PANEL * element_bytes(self._kernels.weights)
         weights = device.create_buffer(f"{self._label} weights", part.num_blocks * block_bytes)
         for segment in part.segments:
@@ -194,32 +200,43 @@ class Product:
                 rows = segment.matrix.weights[start : min(start + chunk, segment.end)]
                 block = segment.weights_start + (start - segment.start) * segment.num_blocks
                 device.upload(weights, block * block_bytes, pack_panels(rows, self._kernels.weights))
-        table = [int(counts_rows), len(part.segments)]
+        table = [int(self._counts_rows), len(part.segments)]
         table += [field for segment in part.segments for field in segment.pack()]
         table += [0] * (2 + MAX_SEGMENTS * 10 - len(table))
-        table_buffer = device.create_buffer(f"{self._label} segments", 4 * len(table))
-        device.upload(table_buffer, 0, np.array(table, np.uint32))
-        bind_group = self._kernels.kernels.bind(
-            self._kernels.source,
-            {
-                "batch": buffers.batch,
-                "product": table_buffer,
-                "weights": weights,
-                "vectors": buffers.vectors,
-                "inputs": buffers.inputs,
-                "outputs": buffers.outputs,
-            },
-        )
-        return _LoadedPart(part.num_rows, bind_group)
+        segments = device.create_buffer(f"{self._label} segments", 4 * len(table))
+        device.upload(segments, 0, np.array(table, np.uint32))
+        return _LoadedPart(part.num_rows, weights, segments)
 
 
-def _cut(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[_Part]:
+@dataclass(frozen=True, slots=True)
+class BoundMatMul:
+    """A stage: a matmul with its inputs and outputs."""
+
+    label: str
+    kernels: MatMulKernels
+    parts: tuple[tuple[int, BindGroup], ...]  # rows and buffers of each dispatch
+    counts_rows: bool
+    weight_bytes: int
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        """One dispatch a part, for the tokens or rows of the step, of which there is at least one."""
+        count = step.num_rows if self.counts_rows else step.num_tokens
+        variant = self.kernels.tuning.matmul(count)
+        if variant is None:
+            kernel, rows, tokens = self.kernels.tiled(), ROW_ALIGNMENT, 64
+        else:
+            kernel, rows, tokens = self.kernels.small(variant), variant.rows, variant.tokens
+        for num_rows, bind_group in self.parts:
+            yield Dispatch(self.label, kernel, bind_group, num_rows // rows, -(-count // tokens))
+
+
+def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[_Part]:
     """Share out the rows of `matrices` to parts whose weights are at most `max_blocks` blocks."""
     part: list[_Segment] = []
     first_row = blocks = 0
     for matrix in matrices:
         num_rows, num_columns = matrix.weights.shape
-        row_blocks = padded(num_columns) // PANEL
+        row_blocks = round_up(num_columns, PANEL) // PANEL
         start = 0
         while start < num_rows:
             room = (max_blocks - blocks) // row_blocks // ROW_ALIGNMENT * ROW_ALIGNMENT
@@ -229,7 +246,7 @@ def _cut(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[_Part]:
                 continue
             end = min(num_rows, start + room)
             part.append(_Segment(matrix, start, end, first_row, blocks))
-            taken = padded(end - start, ROW_ALIGNMENT)
+            taken = round_up(end - start, ROW_ALIGNMENT)
             first_row += taken
             blocks += taken * row_blocks
             start = end

@@ -1,4 +1,4 @@
-"""Products alone, against numpy: every kind of device, awkward sizes, every activation, matrices split by rows."""
+"""Matmuls alone, against numpy: every kind of device, awkward sizes, every activation, matrices split by rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rnn_engine.forward.packing import WeightFormat, padded
-from rnn_engine.forward.products import Activation, Matrix, Product, ProductBuffers, ProductKernels
+from rnn_engine.forward.matmul import Activation, MatMul, MatMulBuffers, MatMulKernels, Matrix
+from rnn_engine.forward.packing import WeightFormat, round_up
+from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.gpu import Buffer, Device, Kernels, Plan, Recorder
 from rnn_engine.types import F32
@@ -23,7 +24,7 @@ TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
 
 @dataclass
 class Bench:
-    """A device with the product kernels, for one tuning."""
+    """A device with the matmul kernels, for one tuning."""
 
     device: Device
     kernels: Kernels
@@ -40,11 +41,11 @@ class Bench:
         before: F32 | None = None,
         max_binding_bytes: int | None = None,
     ) -> tuple[list[F32], int]:
-        """All `matrices` [R, C] times `inputs` [T, C] by one product, and how many dispatches it took."""
+        """All `matrices` [R, C] times `inputs` [T, C] by one matmul, and how many dispatches it took."""
         count, columns = inputs.shape
-        stride = padded(columns)
+        stride = round_up(columns, 8)
         total = sum(len(matrix) for matrix in matrices)
-        buffers = ProductBuffers(
+        buffers = MatMulBuffers(
             batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * (4 + 4 + 2 + MAX_TOKENS)),
             vectors=self._buffer(np.zeros(total, np.float32) if bias is None else bias),
             inputs=self._buffer(np.pad(inputs, ((0, 0), (0, stride - columns)))),
@@ -53,20 +54,17 @@ class Bench:
         starts = np.cumsum([0, *(len(matrix) for matrix in matrices)]).tolist()
         limit = self.device.max_binding_bytes
         self.device.max_binding_bytes = max_binding_bytes or limit
-        product = Product(
+        matmul = MatMul(
             "test",
             [
                 Matrix(matrix, 0, stride, start, total, activation, start)
                 for matrix, start in zip(matrices, starts, strict=False)
             ],
-            buffers,
-            ProductKernels(
-                self.kernels, self.tuning, weights, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}
-            ),
+            MatMulKernels(self.kernels, self.tuning, weights, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}),
             self.device,
         )
         self.device.max_binding_bytes = limit
-        plan = Plan(tuple(product.dispatches(count)))
+        plan = Plan(tuple(matmul.bind(buffers).dispatches(StepSize(count, 1, 0))))
         Recorder(self.device).submit(plan)
         found = np.frombuffer(self.device.read(buffers.outputs, 0, 4 * count * total), np.float32)
         return np.split(found.reshape(count, total), starts[1:-1], axis=1), len(plan.dispatches)

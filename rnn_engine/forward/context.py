@@ -1,0 +1,75 @@
+"""What the stages of a forward pass are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels, Matrix
+from rnn_engine.forward.stages import KernelStage
+from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
+from rnn_engine.forward.tuning import Tuning
+from rnn_engine.gpu import Buffer, Device, Kernels
+from rnn_engine.types import F32, Model
+from shaders import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """A model, the device that it goes to, and the buffers that its stages share."""
+
+    model: Model
+    device: Device
+    kernels: Kernels
+    matmuls: MatMulKernels
+    tuning: Tuning
+    limits: StepLimits
+    buffers: StepBuffers
+    state_layout: StateLayout
+    states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
+
+    def kernel_stage(
+        self,
+        label: str,
+        name: str,
+        constants: Mapping[str, Constant],
+        buffers: Mapping[str, Buffer],
+        workgroups: Callable[[StepSize], tuple[int, int]],
+        includes: Mapping[str, str] | None = None,
+    ) -> KernelStage:
+        """Compile `name`.wgsl and bind `buffers`, and the step's batch, to its variables."""
+        kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
+        bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
+        return KernelStage(label, kernel, bind_group, workgroups)
+
+    def matmul_stage(
+        self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer
+    ) -> BoundMatMul:
+        """Upload `matrices`, to be multiplied with the tokens of a step."""
+        matmul = MatMul(label, matrices, self.matmuls, self.device)
+        return matmul.bind(MatMulBuffers(self.buffers.batch, vectors, inputs, outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedVectors:
+    """Vectors of a model in one buffer, so that a kernel needs one binding for all of them."""
+
+    buffer: Buffer
+    starts: Mapping[str, int]  # name -> its first float
+
+    @classmethod
+    def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
+        """Upload those tensors called `prefix` + name that the model has, in the order of `names`."""
+        vectors: dict[str, F32] = {
+            name: context.model.tensor(prefix + name).astype(np.float32).reshape(-1)
+            for name in names
+            if context.model.has(prefix + name)
+        }
+        ends = np.cumsum([vector.size for vector in vectors.values()]).tolist()
+        packed = np.concatenate(list(vectors.values()))
+        buffer = context.device.create_buffer(label, packed.nbytes)
+        context.device.upload(buffer, 0, packed)
+        return cls(buffer, dict(zip(vectors, [0, *ends], strict=False)))

@@ -1,0 +1,80 @@
+"""A model on its device: its states, the buffers of its steps, and the plan of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.head import Head
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
+from rnn_engine.gpu import Device, Dispatch, Plan
+from rnn_engine.types import Model
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called while loading with what is being done, how many parts are done, and how many there are."""
+
+LoadLayers: TypeAlias = Callable[[BuildContext], Iterator[tuple[Stage, ...]]]
+"""Puts the layers of a model on the device, one a turn, and yields the stages of each."""
+
+
+class ForwardPass:
+    """The stages of a model, bound to their buffers. `plan` says what a step dispatches."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        matmuls: MatMulKernels,
+        limits: StepLimits,
+        load_layers: LoadLayers,
+        progress: Progress,
+    ) -> None:
+        """Upload `model`, whose file may be closed afterwards."""
+        shape = model.shape
+        num_parts = shape.num_layers + 1
+        self.state_layout = StateLayout(shape)
+        self.states = [
+            device.create_buffer(f"states of layer {layer}", 4 * limits.num_slots * self.state_layout.stride)
+            for layer in range(shape.num_layers)
+        ]
+        self.buffers = StepBuffers.create(shape, limits, device)
+        self.outputs = HeadOutputs.create(shape, limits, device)
+        context = BuildContext(
+            model=model,
+            device=device,
+            kernels=matmuls.kernels,
+            matmuls=matmuls,
+            tuning=matmuls.tuning,
+            limits=limits,
+            buffers=self.buffers,
+            state_layout=self.state_layout,
+            states=self.states,
+        )
+        self._layers: list[Stage] = []
+        progress("loading layers", 0, num_parts)
+        for done, stages in enumerate(load_layers(context), 1):
+            self._layers += stages
+            progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
+        self._head = Head(context).bind(self.outputs)
+        progress("loaded", num_parts, num_parts)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of matrices that a step reads, the head's included."""
+        return sum(stage.weight_bytes for stage in (*self._layers, *self._head))
+
+    def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
+        """The dispatches of a step; logits and read-outs where `num_rows` is not 0."""
+        step = StepSize(num_tokens, num_runs, num_rows)
+        return Plan(tuple(self._dispatches(step)))
+
+    def _dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        for stage in self._layers:
+            yield from stage.dispatches(step)
+        if step.num_rows:
+            for stage in self._head:
+                yield from stage.dispatches(step)

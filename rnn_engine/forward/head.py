@@ -1,0 +1,44 @@
+"""The end of a forward pass: the last norm, the head, and the candidates of the rows whose logits are wanted."""
+
+from __future__ import annotations
+
+from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.matmul import MatMul, MatMulBuffers, Matrix
+from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.step import HeadOutputs
+
+
+class Head:
+    """The weights of the head on the device. `bind` gives its stages for one set of outputs."""
+
+    def __init__(self, context: BuildContext) -> None:
+        shape = context.model.shape
+        self._context = context
+        self._norm = PackedVectors.load(context, "ln_out", "ln_out.", ("weight", "bias"))
+        matrix = Matrix(context.model.tensor("head.weight"), 0, shape.width, 0, shape.vocab_size)
+        self._matmul = MatMul("head", [matrix], context.matmuls, context.device, counts_rows=True)
+
+    def bind(self, outputs: HeadOutputs) -> tuple[Stage, ...]:
+        """The stages that write `outputs`, for steps with at least one row."""
+        context = self._context
+        shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
+        norm = context.kernel_stage(
+            "norm rows",
+            "norm_rows",
+            {"THREADS": tuning.norm_threads, "WIDTH": shape.width},
+            {"x": buffers.x, "vectors": self._norm.buffer, "normed": buffers.normed},
+            lambda step: (step.num_rows, 1),
+        )
+        matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
+        candidates = context.kernel_stage(
+            "candidates",
+            "candidates",
+            {
+                "THREADS": tuning.candidate_threads,
+                "VOCAB": shape.vocab_size,
+                "K": context.limits.num_candidates,
+            },
+            {"logits": outputs.logits, "readout": outputs.readout},
+            lambda step: (step.num_rows, 1),
+        )
+        return (norm, matmul, candidates)

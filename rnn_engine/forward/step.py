@@ -1,0 +1,70 @@
+"""How large a step is, how large it may be, and the buffers that the steps of every version have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rnn_engine.gpu import Buffer, Device
+from rnn_engine.types import ModelShape
+from shaders import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """What a step takes; the dispatches of its plan depend on nothing else."""
+
+    num_tokens: int
+    num_runs: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step takes, and how many slots there are."""
+
+    num_slots: int
+    max_tokens: int
+    max_rows: int
+    num_candidates: int
+
+    @property
+    def readout_words(self) -> int:
+        """Words of 4 bytes that a row has in the read-out of candidates.wgsl."""
+        return 2 + 2 * self.num_candidates
+
+    def constants(self) -> dict[str, Constant]:
+        """The constants of batch.wgsl; a step has at most one run a slot."""
+        return {"MAX_RUNS": self.num_slots, "MAX_ROWS": self.max_rows, "MAX_TOKENS": self.max_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Where a step is described, and the activations of every version."""
+
+    batch: Buffer  # struct Batch of batch.wgsl
+    x: Buffer  # [T, D] f32, the residual stream
+    normed: Buffer  # [R, D] f32, the rows after the last norm
+
+    @classmethod
+    def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> StepBuffers:
+        batch_words = 4 + 4 * limits.num_slots + 2 * limits.max_rows + limits.max_tokens
+        return cls(
+            batch=device.create_buffer("batch", 4 * batch_words),
+            x=device.create_buffer("x", 4 * limits.max_tokens * shape.width),
+            normed=device.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutputs:
+    """What a step leaves for the host."""
+
+    logits: Buffer  # [R, V] f32
+    readout: Buffer  # [R] struct Readout of candidates.wgsl
+
+    @classmethod
+    def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> HeadOutputs:
+        return cls(
+            logits=device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size),
+            readout=device.create_buffer("readout", 4 * limits.max_rows * limits.readout_words),
+        )
