@@ -1,0 +1,79 @@
+"""HTTP clients that stream completions, in a process of their own and with as little work a token as can be.
+
+Run as a script, which imports nothing of the project. Prints the tokens a second that came in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+
+MARK = b"~"
+"""The server's tokens have one each, so that tokens can be counted in the raw bytes of an answer."""
+
+END = b"\r\n0\r\n\r\n"  # of a body in chunks
+
+
+class Client(asyncio.Protocol):
+    """Sends the same request again whenever an answer has ended, over one connection."""
+
+    def __init__(self, request: bytes) -> None:
+        self.tokens = 0
+        self.error: str | None = None
+        self._request = request
+        self._tail = b""
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        self._send()
+
+    def data_received(self, data: bytes) -> None:
+        self.tokens += data.count(MARK)
+        self._tail = (self._tail + data)[-len(END) :]
+        if self._tail == END:
+            self._send()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.error = "a connection was closed"
+
+    def _send(self) -> None:
+        assert self._transport is not None
+        self._tail = b""
+        self._transport.write(self._request)
+
+
+async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: bytes) -> float:
+    """Return the tokens a second that all clients get together."""
+    fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
+    request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + body
+    loop = asyncio.get_running_loop()
+    clients = [Client(request) for _ in range(num_clients)]
+    for client in clients:
+        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
+    await asyncio.sleep(warm_up)
+    before, begun = sum(client.tokens for client in clients), time.perf_counter()
+    await asyncio.sleep(seconds)
+    counted, taken = sum(client.tokens for client in clients) - before, time.perf_counter() - begun
+    errors = [client.error for client in clients if client.error]
+    if errors:
+        raise SystemExit(errors[0])
+    return counted / taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--clients", type=int, required=True)
+    parser.add_argument("--warm-up", type=float, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--body", required=True)
+    options = parser.parse_args()
+    body = options.body.encode()
+    print(asyncio.run(measure(options.port, options.clients, options.warm_up, options.seconds, body)))
+
+
+if __name__ == "__main__":
+    main()
