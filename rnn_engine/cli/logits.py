@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from rnn_engine.cli.atomic import atomic_file
+from rnn_engine.atomic_file import atomic_file
 from rnn_engine.cli.options import device_option, model_argument, parse_tokens, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option

@@ -1,13 +1,8 @@
-"""Writing safetensors files so that their size is known beforehand and a crash leaves the old file or the new one.
-
-The reading side is the safetensors package. Knows the container; knows nothing of states.
-"""
+"""Write safetensors files whose size is known beforehand. The safetensors package reads them."""
 
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TEMPORARY_SUFFIX = ".partial"
+from rnn_engine.atomic_file import atomic_file
 
 _DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint32): "U32"}
 
@@ -49,26 +44,7 @@ def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str])
 
 
 def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file under another name, bring it to the disk, and give it its name in one step."""
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        with partial.open("xb") as file:
-            for part in file_parts(tensors, metadata):
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Write a safetensors file in one step: a crash leaves the old file or the new one, on the disk."""
+    with atomic_file(path) as file:
+        for part in file_parts(tensors, metadata):
+            file.write(part)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rnn_engine.atomic_file import TEMPORARY_SUFFIX
 from rnn_engine.errors import StateError
-from states.files.container import TEMPORARY_SUFFIX
 from states.files.exchange import StateFiles
 from states.frozen import FrozenState
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.cli.atomic import atomic_file
 from rnn_engine.reference.v7 import forward
 from tests.support.cli import Command
 from tests.support.models import TensorModel
@@ -73,15 +72,3 @@ def test_missing_folder_is_told_before_the_model_is_read(rnn_engine: Command, tm
     output = tmp_path / "missing" / "out.npz"
     said = rnn_engine("logits", "missing.safetensors", "--tokens", "1", "-o", output, code=1)
     assert "missing/" in said
-
-
-def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_text("old")
-    with pytest.raises(ValueError, match="Object arrays"), atomic_file(path) as file:
-        np.savez(file, allow_pickle=False, array=np.array([object()]))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
-    assert path.read_text() == "old"
-    with atomic_file(path) as file:
-        file.write(b"new")
-    assert path.read_text() == "new"

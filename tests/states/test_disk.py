@@ -279,7 +279,7 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
 
 def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    monkeypatch.setattr("states.files.container.os.fsync", lambda descriptor: gate())
+    monkeypatch.setattr("rnn_engine.atomic_file.os.fsync", lambda descriptor: gate())
     cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
     keep(cache, device, PROMPT)
     gate.entered.wait()

@@ -17,7 +17,13 @@ PRODUCT = ("rnn_engine", "server", "states", "shaders")
 DEVELOPMENT = ("tests", "tools")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("rnn_engine.errors", "rnn_engine.types", "rnn_engine.requests", "rnn_engine.chat_template"),
+    (
+        "rnn_engine.errors",
+        "rnn_engine.atomic_file",
+        "rnn_engine.types",
+        "rnn_engine.requests",
+        "rnn_engine.chat_template",
+    ),
     (
         "shaders",
         "rnn_engine.model",

@@ -12,12 +12,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from rnn_engine.atomic_file import TEMPORARY_SUFFIX
 from rnn_engine.errors import StateError
 from rnn_engine.types import ModelShape
 from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
 from states.cache.eviction import EvictionQueue
 from states.cache.tiers.writer import Writer
-from states.files.container import TEMPORARY_SUFFIX
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.payload import Payload, Precision
 
