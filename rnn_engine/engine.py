@@ -58,7 +58,9 @@ class Engine:
         self._cache = parts.cache
         self._states = parts.states
         self._states.on_forgotten(self._forget_root)
-        self._scheduler = Scheduler(parts.runner, self._tokenizer.decode_bytes, self._cache, self._info.num_slots)
+        self._scheduler = Scheduler(
+            parts.runner, self._tokenizer.decode_bytes, self._cache, self._info.num_slots, self._wake_worker
+        )
         self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), policy)
         self._worker.start()
 
@@ -217,6 +219,10 @@ class Engine:
                 cache.drop_root(root)
 
             self._worker.call(drop)
+
+    def _wake_worker(self) -> None:
+        """Called on any thread."""
+        self._worker.call(lambda: None)
 
     def _post(self, deliveries: list[Delivery]) -> None:
         """Called on the worker's thread."""

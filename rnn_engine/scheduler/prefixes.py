@@ -16,6 +16,7 @@ from rnn_engine.scheduler.cuts import PromptCuts
 from rnn_engine.types import F32, Runner
 from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
+from states.cache.fetch import Fetch
 from states.cache.inflight import InFlight, Wait
 from states.cache.policy import CheckpointPoint, plan_checkpoints
 from states.frozen import NO_INITIAL_STATE
@@ -49,8 +50,10 @@ class Path:
 class Prefixes:
     """The states of known prefixes of prompts, for one runner. `cache` is None where nothing is kept."""
 
-    def __init__(self, runner: Runner, cache: StateCache | None) -> None:
+    def __init__(self, runner: Runner, cache: StateCache | None, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` is called on another thread when a fetch is done."""
         self._runner = runner
+        self._wake = wake
         self._cache = cache
         self._in_flight = InFlight()
 
@@ -79,11 +82,21 @@ class Prefixes:
             wait.claim()
         return wait
 
-    def begin(self, request: GenerateRequest, path: Path, slot: int) -> Start:
-        """Put the state that `request` goes on from into `slot`."""
+    def fetch(self, request: GenerateRequest, path: Path) -> Fetch | None:
+        """Begin to read the state that `request` goes on from, where it has to be read first; else None."""
+        if self._cache is None or len(request.prompt) == 0:
+            return None
+        try:
+            return self._cache.prefetch(path.root, request.prompt, _limit(request), on_done=self._wake)
+        except Exception:
+            logger.exception("the cache of states failed; a state is not read ahead")
+            return None
+
+    def begin(self, request: GenerateRequest, path: Path, slot: int, fetch: Fetch | None = None) -> Start:
+        """Put the state that `request` goes on from into `slot`; `fetch` is what was read for it."""
         if self._cache is not None and len(request.prompt) > 0:
             try:
-                return self._look_up(self._cache, request, path, slot)
+                return self._look_up(self._cache, request, path, slot, fetch)
             except Exception:
                 logger.exception("the cache of states failed; a prompt is run from its beginning")
         self._write_start(request, slot)
@@ -116,8 +129,10 @@ class Prefixes:
         except Exception:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
-    def _look_up(self, cache: StateCache, request: GenerateRequest, path: Path, slot: int) -> Start:
-        match = cache.look_up(path.root, request.prompt, _limit(request))
+    def _look_up(
+        self, cache: StateCache, request: GenerateRequest, path: Path, slot: int, fetch: Fetch | None
+    ) -> Start:
+        match = cache.look_up(path.root, request.prompt, _limit(request), fetch=fetch)
         try:
             if match.saved > 0:
                 cache.restore(match, slot)

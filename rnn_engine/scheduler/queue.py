@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.prefixes import Path
+from states.cache.fetch import Fetch
 from states.cache.inflight import Wait
 
 OLDEST_EVERY = 8
@@ -23,11 +24,18 @@ class Waiting:
     request: GenerateRequest
     path: Path
     wait: Wait | None = None  # for what a running request shares with it
+    fetch: Fetch | None = None  # of the state that it goes on from
 
     @property
     def ready(self) -> bool:
         """Whether it would start if it had a slot."""
-        return self.wait is None or self.wait.ready
+        return (self.wait is None or self.wait.ready) and (self.fetch is None or self.fetch.done)
+
+    def set_fetch(self, fetch: Fetch | None) -> None:
+        """Wait for `fetch` from now on, and release the one before."""
+        before, self.fetch = self.fetch, fetch
+        if before is not None:
+            before.release()
 
 
 class Queue:
@@ -59,7 +67,9 @@ class Queue:
 
     def discard(self, key: int) -> None:
         """Forget a request, if it is here."""
-        self._waiting.pop(key, None)
+        waiting = self._waiting.pop(key, None)
+        if waiting is not None:
+            waiting.set_fetch(None)
 
     def take(self, waiting: Waiting) -> None:
         """It has got a slot."""

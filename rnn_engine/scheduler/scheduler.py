@@ -43,13 +43,15 @@ class Scheduler:
         token_bytes: Callable[[int], bytes],
         cache: StateCache | None = None,
         num_slots: int | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`cache` keeps the states of prompts and answers, for the prompts that go on from them.
 
-        Sequences run in the first `num_slots` of the runner's slots; None is all of them.
+        Sequences run in the first `num_slots` of the runner's slots; None is all of them. `wake` is called on another
+        thread when a request that waited for its state to be read may start.
         """
         self._runner = runner
-        self._prefixes = Prefixes(runner, cache)
+        self._prefixes = Prefixes(runner, cache, wake)
         self._token_bytes = token_bytes
         self._queue = Queue()
         self._live: dict[int, LiveSequence] = {}  # oldest first
@@ -80,7 +82,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._queue or self._live)
+        """Whether a step would do anything: not while all that wait for a slot have their states read first."""
+        return bool(self._live) or self._queue.num_ready > 0
 
     def submit(self, key: int, request: GenerateRequest) -> None:
         """Queue `request`."""
@@ -134,17 +137,26 @@ class Scheduler:
         return deliveries
 
     def _keep_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one where that saves something; whether it does."""
+        """Let a request wait for a running one, or for its state to be read, where that saves something; whether."""
         wait = self._prefixes.find_wait(waiting.request, waiting.path, waiting.wait)
         if wait is not None:
             waiting.wait = wait
-        return wait is not None
+            waiting.set_fetch(None)
+            return True
+        while (fetch := self._prefixes.fetch(waiting.request, waiting.path)) is not None:
+            waiting.set_fetch(fetch)
+            if not fetch.done:
+                return True
+            if not fetch.failed:
+                return False
+        waiting.set_fetch(None)
+        return False
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
         slot = heapq.heappop(self._free)
         start = None
         try:
-            start = self._prefixes.begin(waiting.request, waiting.path, slot)
+            start = self._prefixes.begin(waiting.request, waiting.path, slot, waiting.fetch)
             live = LiveSequence(waiting.request, slot, start, self._token_bytes, self._runner.read_state)
         except Exception as error:
             logger.exception("a request could not start")
@@ -152,6 +164,8 @@ class Scheduler:
                 start.cuts.close()
             heapq.heappush(self._free, slot)
             return [Delivery(waiting.key, _failure(error))]
+        finally:
+            waiting.set_fetch(None)
         self._live[waiting.key] = live
         for other in self._queue.ready():
             if self._prefixes.concerns(start, other.path):

@@ -8,7 +8,9 @@ from typing_extensions import TypedDict
 
 TierName = Literal["device", "host", "disk"]
 KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end"]
-MissName = Literal["no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "damaged"]
+MissName = Literal[
+    "no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "not_fetched", "damaged"
+]
 
 
 class CacheTotals(TypedDict):

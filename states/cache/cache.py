@@ -2,7 +2,8 @@
 
 How a scheduler uses it, all on the thread that owns the runner:
 
-    match = cache.look_up(root, prompt)                 # locks what it found
+    fetch = cache.prefetch(root, prompt, on_done=wake)  # where not None, wait until fetch.done
+    match = cache.look_up(root, prompt, fetch=fetch)    # locks what it found; then release the fetch
     cache.restore(match, slot)                          # or, where match.saved is 0, write the initial state
     for cut in plan_checkpoints(len(prompt), match.saved, match.known, turns, marks):
         run the prompt up to cut.position in chunks; read the last logits back if cut.logits
@@ -19,17 +20,17 @@ Knows tokens and arrays; knows no device, no text and no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rnn_engine.errors import StateError
 from rnn_engine.types import F32, ModelShape
-from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, Tier
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.counters import CacheStats, Counters, MissReason, collect_stats
+from states.cache.counters import CacheStats, Counters, collect_stats
 from states.cache.device import DevicePool, LiveStates
+from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
 from states.cache.tiers.device import DeviceTier
 from states.cache.tiers.disk import DiskTier
@@ -52,7 +53,7 @@ class Match:
     tier: Tier | None  # the quickest tier that had the state
     logits: F32 | None  # [V] read-only: those after the last token, where the whole prompt was found
     checkpoint: Checkpoint | None = field(repr=False)
-    fetched: Payload | None = field(repr=False)  # read from disk at the look-up
+    fetched: Payload | None = field(repr=False)  # where the state is in no quick tier
     locked: bool = field(repr=False)
 
 
@@ -85,15 +86,35 @@ class StateCache:
             disk,
             self._counters,
             self._become_mark,
+            config.fetch_capacity,
         )
         if disk is not None:
             self._adopt_files(disk)
 
-    def look_up(self, root: str, tokens: Sequence[int], limit: int | None = None) -> Match:
+    def prefetch(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
+    ) -> Fetch | None:
+        """Begin to read the checkpoint that `look_up` would find best, where it lies in a slow tier alone; else None.
+
+        Look up when the fetch is done; where it has failed, call this again, for the next best may have to be read.
+        Release the fetch then, or whenever the request leaves; it locks the checkpoint meanwhile. `on_done` is called
+        when the read has ended, mostly on the thread that reads, but not where the returned fetch was done already.
+        """
+        if not self._tiers.any_slow:
+            return None
+        self._tiers.settle()
+        checkpoint = self._best(root, tokens, limit)
+        if checkpoint is None or not self._tiers.is_slow(checkpoint):
+            return None
+        return self._tiers.start_fetch(checkpoint, on_done)
+
+    def look_up(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, fetch: Fetch | None = None
+    ) -> Match:
         """The longest prefix of `tokens`, of at most `limit` tokens where given, from which a sequence can go on.
 
         A checkpoint at the very end serves only where its logits were kept, for otherwise a token must be run to have
-        any. Reads the file where the state is on disk alone.
+        any. One that lies in a slow tier alone serves only where `fetch` has brought it: this never waits for a file.
         """
         self._tiers.settle()
         self._counters.look_ups += 1
@@ -109,23 +130,19 @@ class StateCache:
             if (obstacle := _obstacle(checkpoint, len(tokens), limit)) is not None:
                 reason = _weightier(reason, obstacle)
                 continue
+            fetched = self._tiers.payload(checkpoint, fetch)
+            if fetched is None and self._tiers.is_slow(checkpoint):
+                reason = _weightier(reason, MissReason.NOT_FETCHED)
+                continue
             tier = min(checkpoint.sizes, key=_QUICKEST_FIRST.index)
-            try:
-                fetched = self._tiers.fetch(checkpoint)
-            except StateError:
-                reason = MissReason.DAMAGED
-            else:
-                return self._hit(checkpoint, tier, fetched, len(tokens), place.length)
+            return self._hit(checkpoint, tier, fetched, len(tokens), place.length)
         return self._missed(len(tokens), place.length, reason)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
-        """How many tokens `look_up` would save if no file is damaged. Counts nothing, locks nothing, reads no file."""
+        """How many tokens `look_up` would save after `prefetch`. Counts nothing, locks nothing, reads no file."""
         self._tiers.settle()
-        tree = self._trees.get(root)
-        if tree is None:
-            return 0
-        checkpoints = tree.follow(pack(tokens)).values_back()
-        return next((one.length for one in checkpoints if _obstacle(one, len(tokens), limit) is None), 0)
+        checkpoint = self._best(root, tokens, limit)
+        return 0 if checkpoint is None else checkpoint.length
 
     def restore(self, match: Match, slot: int) -> None:
         """Make the state that was found live in `slot`, promote it to the quickest tier, and release the match."""
@@ -177,7 +194,8 @@ class StateCache:
         finally:
             if not checkpoint.resumable:
                 self._become_mark(checkpoint)
-        checkpoint.was_stored |= stored
+        if stored:
+            checkpoint.absence = MissReason.EVICTED
         checkpoint.pinned |= pinned and stored
         return stored
 
@@ -227,6 +245,14 @@ class StateCache:
         """Bring the most valuable checkpoints to the disk, where there is a disk tier, and free the device's slabs."""
         self._tiers.flush()
         self._tiers.close()
+
+    def _best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
+        """The longest checkpoint from which a prompt can go on, whatever tier it lies in."""
+        tree = self._trees.get(root)
+        if tree is None:
+            return None
+        checkpoints = tree.follow(pack(tokens)).values_back()
+        return next((one for one in checkpoints if _obstacle(one, len(tokens), limit) is None), None)
 
     def _hit(self, checkpoint: Checkpoint, tier: Tier, fetched: Payload | None, length: int, known: int) -> Match:
         exact = checkpoint.length == length
@@ -287,7 +313,7 @@ class StateCache:
                 continue
             origin = found.origin
             checkpoint = self._record(origin.initial_state, found.tokens, CheckpointKind(origin.kind), origin.label)
-            checkpoint.was_stored = True
+            checkpoint.absence = MissReason.EVICTED
             checkpoint.has_logits = found.has_logits
             checkpoint.saves = self._tokens_to_shorter(checkpoint)
             disk.adopt(checkpoint, found)
@@ -300,7 +326,7 @@ _LIGHTEST_FIRST = list(MissReason)
 def _obstacle(checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
     """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
     if not checkpoint.resumable:
-        return MissReason.EVICTED if checkpoint.was_stored else MissReason.NO_CHECKPOINT
+        return checkpoint.absence
     if limit is not None and checkpoint.length > limit:
         return MissReason.BEYOND_LIMIT
     if checkpoint.length == length and not checkpoint.has_logits:

@@ -29,6 +29,19 @@ class CheckpointKind(Enum):
     GENERATION_END = "generation_end"
 
 
+class MissReason(Enum):
+    """Why a look-up saved nothing. Where several hold, the last of them is told."""
+
+    NO_PATHS = "no_paths"  # nothing is known for this initial state
+    UNKNOWN_PROMPT = "unknown_prompt"  # the prompt's first token begins no known path
+    NO_CHECKPOINT = "no_checkpoint"  # the prompt follows a known path, on which no state was kept before it leaves
+    NO_LOGITS = "no_logits"  # a state is kept at the prompt's very end, but not the logits to go on from
+    BEYOND_LIMIT = "beyond_limit"  # states are kept, all of them longer than the caller could use
+    EVICTED = "evicted"  # a state was kept there and has been evicted
+    NOT_FETCHED = "not_fetched"  # a state is kept in a slow tier alone, and was not read before the look-up
+    DAMAGED = "damaged"  # a state was kept on disk, and its file can't be used any more
+
+
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     """One position. Identity is equality: a position has one record, whatever happens to its copies."""
@@ -43,7 +56,7 @@ class Checkpoint:
     hits: int = 0
     locks: int = 0
     pinned: bool = False
-    was_stored: bool = False
+    absence: MissReason = MissReason.NO_CHECKPOINT  # why no tier holds its state, while none does
 
     @property
     def resumable(self) -> bool:

@@ -27,6 +27,7 @@ class CacheConfig:
     disk: DiskConfig | None = None
     max_mark_tokens: int = 1 << 22  # lengths of the known paths that have lost their states, in all
     device_capacity: int = 128 << 20  # for whoever makes the pool: it bounds the device tier
+    fetch_capacity: int = 256 << 20  # what may be read from slow tiers for requests that still wait
 
     @property
     def keeps_nothing(self) -> bool:

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
-from states.cache.checkpoint import Tier
+from states.cache.checkpoint import MissReason, Tier
 from states.cache.eviction import EvictionQueue
-
-
-class MissReason(Enum):
-    """Why a look-up saved nothing. Where several hold, the last of them is told."""
-
-    NO_PATHS = "no_paths"  # nothing is known for this initial state
-    UNKNOWN_PROMPT = "unknown_prompt"  # the prompt's first token begins no known path
-    NO_CHECKPOINT = "no_checkpoint"  # the prompt follows a known path, on which no state was kept before it leaves
-    NO_LOGITS = "no_logits"  # a state is kept at the prompt's very end, but not the logits to go on from
-    BEYOND_LIMIT = "beyond_limit"  # states are kept, all of them longer than the caller could use
-    EVICTED = "evicted"  # a state was kept there and has been evicted
-    DAMAGED = "damaged"  # a state was kept on disk, and its file can't be used any more
 
 
 class Counters:

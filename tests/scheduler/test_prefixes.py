@@ -149,7 +149,7 @@ def test_bytes_stay_in_their_bound() -> None:
     assert 0 < tier.used <= 5 * state_bytes
 
 
-@pytest.mark.parametrize("method", ["look_up", "restore", "insert"])
+@pytest.mark.parametrize("method", ["prefetch", "look_up", "restore", "insert"])
 def test_a_cache_that_fails_costs_no_answer(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     (expected,) = desk.run(ask(TEXT[:40]))

@@ -11,10 +11,9 @@ import pytest
 
 from rnn_engine.types import F32
 from states.cache.cache import Match, StateCache
-from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.checkpoint import CheckpointKind, MissReason, Tier
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.counters import MissReason
-from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_logits, toy_shape, toy_state
+from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_logits, toy_shape, toy_state
 
 SHAPE = toy_shape()
 STATE = 384  # bytes
@@ -37,7 +36,7 @@ def used(cache: StateCache) -> dict[Tier, int]:
 
 
 def copies(cache: StateCache, tokens: Sequence[int]) -> set[Tier]:
-    match = cache.look_up(ROOT, tokens)
+    match = look_up(cache, tokens)
     cache.release(match)
     assert match.checkpoint is not None
     return set(match.checkpoint.sizes)
@@ -54,7 +53,7 @@ def restored(cache: StateCache, device: ToyDevice, match: Match) -> bool:
 def test_an_exact_repeat_gives_state_and_logits_back() -> None:
     cache, device = make()
     keep(cache, device, PROMPT)
-    match = cache.look_up(ROOT, PROMPT)
+    match = look_up(cache, PROMPT)
     assert (match.saved, match.known, match.miss, match.tier) == (20, 20, None, Tier.HOST)
     assert match.logits is not None
     assert np.array_equal(match.logits, toy_logits(SHAPE, PROMPT))
@@ -65,7 +64,7 @@ def test_a_longer_prompt_goes_on_from_the_longest_prefix() -> None:
     cache, device = make()
     keep(cache, device, PROMPT[:5])
     keep(cache, device, PROMPT[:12])
-    match = cache.look_up(ROOT, PROMPT)
+    match = look_up(cache, PROMPT)
     assert (match.saved, match.known, match.logits) == (12, 12, None)
     cache.restore(match, 1)
     device.run(PROMPT[12:], slot=1)
@@ -76,7 +75,7 @@ def test_a_prompt_that_leaves_a_path_is_told_where_and_goes_on_from_before() -> 
     cache, device = make()
     keep(cache, device, PROMPT[:5])
     keep(cache, device, PROMPT)
-    match = cache.look_up(ROOT, [*PROMPT[:15], 99, 98])
+    match = look_up(cache, [*PROMPT[:15], 99, 98])
     assert (match.saved, match.known) == (5, 15)
     cache.release(match)
 
@@ -87,7 +86,7 @@ def test_logits_kept_are_safe_from_both_sides() -> None:
     row: F32 = toy_logits(SHAPE, PROMPT)
     cache.insert(ROOT, PROMPT, 0, kind=CheckpointKind.PROMPT_END, logits=row)
     row[:] = -1
-    match = cache.look_up(ROOT, PROMPT)
+    match = look_up(cache, PROMPT)
     assert match.logits is not None
     assert np.array_equal(match.logits, toy_logits(SHAPE, PROMPT))
     with pytest.raises(ValueError, match="read-only"):
@@ -98,14 +97,14 @@ def test_a_checkpoint_without_logits_serves_longer_prompts_only() -> None:
     cache, device = make()
     keep(cache, device, PROMPT[:5])
     keep(cache, device, PROMPT, logits=False)
-    exact = cache.look_up(ROOT, PROMPT)
+    exact = look_up(cache, PROMPT)
     assert exact.saved == 5
-    longer = cache.look_up(ROOT, [*PROMPT, 50])
+    longer = look_up(cache, [*PROMPT, 50])
     assert longer.saved == 20
     cache.release(exact)
     cache.release(longer)
     keep(cache, device, PROMPT, logits=True)
-    assert cache.look_up(ROOT, PROMPT).logits is not None
+    assert look_up(cache, PROMPT).logits is not None
 
 
 @pytest.mark.parametrize(("limit", "saved"), [(None, 20), (20, 20), (19, 12), (12, 12), (11, 5), (4, 0), (0, 0)])
@@ -114,7 +113,7 @@ def test_nothing_longer_than_the_limit_is_found(limit: int | None, saved: int) -
     for length in (5, 12, 20):
         keep(cache, device, PROMPT[:length])
     assert cache.peek(ROOT, PROMPT, limit) == saved
-    match = cache.look_up(ROOT, PROMPT, limit)
+    match = look_up(cache, PROMPT, limit)
     assert (match.saved, match.known) == (saved, 20)
     assert match.miss is (None if saved else MissReason.BEYOND_LIMIT)
     assert (match.logits is not None) == (saved == 20)
@@ -134,8 +133,8 @@ def test_a_peek_counts_and_locks_nothing() -> None:
 def test_roots_share_nothing() -> None:
     cache, device = make()
     keep(cache, device, PROMPT, root="tuned")
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_PATHS
-    assert cache.look_up("tuned", PROMPT).saved == 20
+    assert look_up(cache, PROMPT).miss is MissReason.NO_PATHS
+    assert look_up(cache, PROMPT, root="tuned").saved == 20
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_a_miss_says_why(prompt: list[int], reason: MissReason) -> None:
     keep(cache, device, [30, 31, 32])
     keep(cache, device, [40, 41], logits=False, pinned=True)
     keep(cache, device, PROMPT)  # the first has to go
-    match = cache.look_up(ROOT, prompt)
+    match = look_up(cache, prompt)
     assert (match.saved, match.miss) == (0, reason)
     stats = cache.stats()
     assert stats.misses[reason] == 1
@@ -162,7 +161,7 @@ def test_a_miss_says_why(prompt: list[int], reason: MissReason) -> None:
 
 def test_an_empty_cache_says_so_and_an_empty_path_is_refused() -> None:
     cache, _ = make()
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_PATHS
+    assert look_up(cache, PROMPT).miss is MissReason.NO_PATHS
     with pytest.raises(ValueError, match="at least one token"):
         cache.insert(ROOT, [], 0, kind=CheckpointKind.PROMPT_END)
 
@@ -170,9 +169,9 @@ def test_an_empty_cache_says_so_and_an_empty_path_is_refused() -> None:
 def test_a_miss_can_not_be_restored_nor_a_match_twice() -> None:
     cache, device = make()
     with pytest.raises(ValueError, match="nothing to restore"):
-        cache.restore(cache.look_up(ROOT, PROMPT), 0)
+        cache.restore(look_up(cache, PROMPT), 0)
     keep(cache, device, PROMPT)
-    match = cache.look_up(ROOT, PROMPT)
+    match = look_up(cache, PROMPT)
     cache.restore(match, 1)
     with pytest.raises(ValueError, match="nothing to restore"):
         cache.restore(match, 1)
@@ -186,7 +185,7 @@ def test_a_full_tier_hands_its_weakest_down_and_a_hit_brings_it_up(tmp_path: Pat
     assert [copies(cache, prompt) for prompt in prompts] == [{Tier.DISK}, {Tier.HOST}, {Tier.DEVICE}]
     assert used(cache) == {Tier.DEVICE: STATE, Tier.HOST: STATE + LOGITS, Tier.DISK: folder_bytes(tmp_path)}
 
-    match = cache.look_up(ROOT, prompts[0])
+    match = look_up(cache, prompts[0])
     assert match.tier is Tier.DISK
     assert match.logits is not None
     assert np.array_equal(match.logits, toy_logits(SHAPE, prompts[0]))
@@ -195,14 +194,14 @@ def test_a_full_tier_hands_its_weakest_down_and_a_hit_brings_it_up(tmp_path: Pat
     assert copies(cache, prompts[2]) == {Tier.HOST}
     assert copies(cache, prompts[1]) == {Tier.DISK}
     for prompt in prompts:
-        assert restored(cache, device, cache.look_up(ROOT, prompt))
+        assert restored(cache, device, look_up(cache, prompt))
 
 
 def test_a_copy_below_lets_the_one_above_go_without_a_transfer() -> None:
     cache, device = make(slabs=1)
     keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])  # moves the first to the host
-    cache.restore(cache.look_up(ROOT, [1, 2]), 1)  # and back: now in both
+    cache.restore(look_up(cache, [1, 2]), 1)  # and back: now in both
     assert copies(cache, [1, 2]) == {Tier.DEVICE, Tier.HOST}
     before = cache.stats()
     keep(cache, device, [5, 6])
@@ -217,10 +216,10 @@ def test_what_gives_way_everywhere_stays_as_a_path_mark() -> None:
     keep(cache, device, [50, 51])
     stats = cache.stats()
     assert (stats.checkpoints, stats.path_marks) == (1, 1)
-    match = cache.look_up(ROOT, [*PROMPT[:7], 99])
+    match = look_up(cache, [*PROMPT[:7], 99])
     assert (match.saved, match.known) == (0, 7)
     assert keep(cache, device, PROMPT)
-    assert cache.look_up(ROOT, PROMPT).saved == 20
+    assert look_up(cache, PROMPT).saved == 20
 
 
 def test_path_marks_are_bounded_in_tokens() -> None:
@@ -229,64 +228,64 @@ def test_path_marks_are_bounded_in_tokens() -> None:
         keep(cache, device, range(start, start + 10))
     stats = cache.stats()
     assert (stats.checkpoints, stats.path_marks) == (1, 2)
-    assert cache.look_up(ROOT, [100, 101]).known == 0
-    assert cache.look_up(ROOT, [200, 201]).known == 2
+    assert look_up(cache, [100, 101]).known == 0
+    assert look_up(cache, [200, 201]).known == 2
 
 
 def test_a_mark_that_prompts_pass_outlives_others() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=25))
     for start in (100, 200, 300):
         keep(cache, device, range(start, start + 10))
-    assert cache.look_up(ROOT, list(range(100, 115))).known == 10
+    assert look_up(cache, list(range(100, 115))).known == 10
     keep(cache, device, range(400, 410))
-    assert cache.look_up(ROOT, [200, 201]).known == 0
-    assert cache.look_up(ROOT, [100, 101]).known == 2
+    assert look_up(cache, [200, 201]).known == 0
+    assert look_up(cache, [100, 101]).known == 2
 
 
 def test_a_prompt_longer_than_all_marks_may_be_is_stored_or_forgotten() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=5))
     assert keep(cache, device, PROMPT, pinned=True)
     assert not keep(cache, device, [50, 51, 52, 53, 54, 55])
-    assert cache.look_up(ROOT, PROMPT).saved == 20
-    assert cache.look_up(ROOT, [50]).known == 0
+    assert look_up(cache, PROMPT).saved == 20
+    assert look_up(cache, [50]).known == 0
 
 
 def test_pinned_and_locked_checkpoints_stay_and_an_insert_may_find_no_room() -> None:
     cache, device = make(CacheConfig(host_capacity=2 * (STATE + LOGITS)))
     keep(cache, device, [1, 2], pinned=True)
     keep(cache, device, [3, 4])
-    match = cache.look_up(ROOT, [3, 4])
+    match = look_up(cache, [3, 4])
     assert not keep(cache, device, [5, 6])
     assert cache.stats().not_stored == 1
     cache.release(match)
     assert keep(cache, device, [5, 6])
-    assert cache.look_up(ROOT, [3, 4]).miss is MissReason.EVICTED
+    assert look_up(cache, [3, 4]).miss is MissReason.EVICTED
     assert cache.unpin(ROOT, [1, 2])
     assert not cache.unpin(ROOT, [1, 2])
     assert keep(cache, device, list(range(60, 70)))
     assert keep(cache, device, list(range(70, 80)))
-    assert cache.look_up(ROOT, [1, 2]).miss is MissReason.EVICTED
+    assert look_up(cache, [1, 2]).miss is MissReason.EVICTED
 
 
 def test_a_state_larger_than_a_tier_goes_to_the_next(tmp_path: Path) -> None:
     cache, device = make(CacheConfig(host_capacity=100, disk=disk(tmp_path)))
     assert keep(cache, device, PROMPT)
     assert copies(cache, PROMPT) == {Tier.DISK}
-    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+    assert restored(cache, device, look_up(cache, PROMPT))
 
 
 def test_a_state_that_can_not_fit_evicts_nothing() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE))
     assert keep(cache, device, [1, 2], logits=False)
     assert not keep(cache, device, [3, 4])
-    assert cache.look_up(ROOT, [1, 2, 3]).saved == 2
+    assert look_up(cache, [1, 2, 3]).saved == 2
 
 
 def test_without_a_device_tier_a_hit_on_disk_comes_up_to_the_host(tmp_path: Path) -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, disk=disk(tmp_path)))
     keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])
-    assert restored(cache, device, cache.look_up(ROOT, [1, 2]))
+    assert restored(cache, device, look_up(cache, [1, 2]))
     assert copies(cache, [1, 2]) == {Tier.HOST, Tier.DISK}
     assert copies(cache, [3, 4]) == {Tier.DISK}
 
@@ -295,7 +294,7 @@ def test_what_a_checkpoint_saves_is_counted_from_the_next_shorter_one() -> None:
     cache, device = make()
     keep(cache, device, PROMPT)
     keep(cache, device, PROMPT[:12])
-    match = cache.look_up(ROOT, PROMPT)
+    match = look_up(cache, PROMPT)
     cache.release(match)
     assert match.checkpoint is not None
     assert match.checkpoint.saves == 8
@@ -306,7 +305,7 @@ def test_eviction_keeps_the_shared_beginning_that_everybody_uses() -> None:
     system = list(range(500, 600))
     keep(cache, device, system)
     for user in range(50):
-        match = cache.look_up(ROOT, [*system, user])
+        match = look_up(cache, [*system, user])
         assert match.saved == 100
         cache.restore(match, 0)
         device.run([user])
@@ -318,10 +317,10 @@ def test_states_in_f16_take_half_the_bytes(tmp_path: Path) -> None:
     cache, device = make(config)
     keep(cache, device, PROMPT)
     assert used(cache)[Tier.HOST] == STATE // 2 + LOGITS
-    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+    assert restored(cache, device, look_up(cache, PROMPT))
     cache.close()
     again, device = make(config)
-    assert restored(again, device, again.look_up(ROOT, PROMPT))
+    assert restored(again, device, look_up(again, PROMPT))
 
 
 def test_a_value_beyond_f16_keeps_its_tensor_in_f32() -> None:
@@ -330,7 +329,7 @@ def test_a_value_beyond_f16_keeps_its_tensor_in_f32() -> None:
     state["wkv"][0, 0, 0, 0] = 1e6
     device.write_state(0, state)
     cache.insert(ROOT, PROMPT, 0, kind=CheckpointKind.MARK)
-    cache.restore(cache.look_up(ROOT, [*PROMPT, 1]), 1)
+    cache.restore(look_up(cache, [*PROMPT, 1]), 1)
     assert same(device.read_state(1), state)
     assert used(cache)[Tier.HOST] == state["wkv"].nbytes + (STATE - state["wkv"].nbytes) // 2
 
@@ -340,11 +339,11 @@ def test_drop_forgets_a_path_but_not_a_locked_one() -> None:
     keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])
     keep(cache, device, [3, 4, 5], root="tuned")
-    match = cache.look_up(ROOT, [3, 4])
+    match = look_up(cache, [3, 4])
     assert not cache.drop(ROOT, [3, 4])
     assert cache.drop(ROOT, [1, 2])
     assert not cache.drop(ROOT, [1, 2])
-    assert cache.look_up(ROOT, [1, 2]).known == 0
+    assert look_up(cache, [1, 2]).known == 0
     assert cache.drop_root("tuned") == 1
     assert cache.drop_root("tuned") == 0
     assert cache.drop_root(ROOT) == 0
@@ -371,16 +370,16 @@ def test_a_device_that_fails_leaves_the_cache_whole() -> None:
         keep(cache, device, PROMPT)
     assert used(cache) == {Tier.HOST: 0}
     device.fails = False
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.NO_CHECKPOINT
+    assert look_up(cache, PROMPT).miss is MissReason.NO_CHECKPOINT
     assert keep(cache, device, PROMPT)
-    assert restored(cache, device, cache.look_up(ROOT, PROMPT))
+    assert restored(cache, device, look_up(cache, PROMPT))
 
 
 def test_tokens_saved_add_up() -> None:
     cache, device = make()
     keep(cache, device, PROMPT[:12])
     for prompt in (PROMPT, PROMPT[:12], [99]):
-        cache.release(cache.look_up(ROOT, prompt))
+        cache.release(look_up(cache, prompt))
     stats = cache.stats()
     assert (stats.look_ups, stats.hits, stats.exact_hits) == (3, 2, 1)
     assert (stats.tokens_looked_up, stats.tokens_saved) == (20 + 12 + 1, 24)

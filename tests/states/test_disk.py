@@ -14,14 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.checkpoint import CheckpointKind, MissReason, Tier
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.counters import MissReason
 from states.cache.snapshot import snapshot
 from states.cache.tiers.writer import BackgroundWriter, Writer
 from states.files.full import SavedState, read_full_state, save_full_state
 from states.payload import Payload
-from tests.support.toy_states import ROOT, ToyDevice, keep, same, toy_shape, toy_state
+from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 SHAPE = toy_shape()
 PROMPT = list(range(1, 21))
@@ -38,7 +37,7 @@ def make(
 
 def found(cache: StateCache, device: ToyDevice, tokens: list[int]) -> bool:
     """Whether the cache has exactly these tokens; what it has must be right."""
-    match = cache.look_up(ROOT, tokens)
+    match = look_up(cache, tokens)
     if match.saved < len(tokens):
         cache.release(match)
         return False
@@ -70,8 +69,8 @@ def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     again, device = make(tmp_path)
     assert disk_used(again) == folder_bytes(tmp_path)
     assert found(again, device, PROMPT)
-    assert again.look_up(ROOT, OTHER).miss is MissReason.NO_LOGITS
-    assert again.look_up(ROOT, [*OTHER, 5]).saved == 3
+    assert look_up(again, OTHER).miss is MissReason.NO_LOGITS
+    assert look_up(again, [*OTHER, 5]).saved == 3
     nodes = {node.length: (node.label, node.kind, node.saves) for node in snapshot(again.checkpoints())}
     assert nodes == {20: ("a chat", CheckpointKind.PROMPT_END, 20), 3: ("", CheckpointKind.PROMPT_END, 3)}
 
@@ -180,12 +179,12 @@ def test_a_truncated_file_is_a_miss_that_says_so(tmp_path: Path, caplog: pytest.
     (path,) = set(tmp_path.iterdir()) - {shorter}
     path.write_bytes(path.read_bytes()[:length])
     with caplog.at_level(logging.WARNING):
-        match = cache.look_up(ROOT, PROMPT)
+        match = look_up(cache, PROMPT)
     assert "a checkpoint is lost" in caplog.text
     assert match.saved == 5  # the next shorter one serves
     cache.release(match)
     assert cache.drop(ROOT, PROMPT[:5])
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.EVICTED
+    assert look_up(cache, PROMPT).miss is MissReason.DAMAGED
     assert cache.stats().lost_files == 1
     assert disk_used(cache) == folder_bytes(tmp_path) == 0
 
@@ -194,7 +193,7 @@ def test_a_lost_file_is_the_reason_of_the_miss(tmp_path: Path) -> None:
     cache, device = make(tmp_path)
     keep(cache, device, PROMPT)
     only_file(tmp_path).unlink()
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.DAMAGED
+    assert look_up(cache, PROMPT).miss is MissReason.DAMAGED
 
 
 def test_a_file_that_was_exchanged_is_not_believed(tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_a_file_that_was_exchanged_is_not_believed(tmp_path: Path) -> None:
     saved = read_full_state(only_file(tmp_path), SHAPE, "model")
     without_logits = SavedState(saved.origin, saved.tokens, Payload(saved.payload.state, None))
     save_full_state(only_file(tmp_path), without_logits, "v7")
-    assert cache.look_up(ROOT, PROMPT).miss is MissReason.DAMAGED
+    assert look_up(cache, PROMPT).miss is MissReason.DAMAGED
 
 
 def test_a_disk_that_takes_no_files_loses_the_copy_and_nothing_else(

@@ -16,6 +16,7 @@ from states.cache.config import CacheConfig, DiskConfig
 from states.cache.device import SlotPool
 from states.payload import Precision
 from tests.support.models import random_model, tiny_shape
+from tests.support.toy_states import look_up
 
 SHAPE = tiny_shape(layers=3, width=32, head_size=16)
 STATE_BYTES = 4 * 3 * (2 * 32 + 2 * 16 * 16)
@@ -53,7 +54,7 @@ class Session:
 
     def cached(self, tokens: Sequence[int], tier: Tier) -> F32:
         """The logits after `tokens`, going on from what the cache has in `tier`."""
-        match = self.cache.look_up(ROOT, tokens)
+        match = look_up(self.cache, tokens)
         assert match.tier is tier
         if match.logits is not None:
             self.cache.release(match)

@@ -21,7 +21,7 @@ from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
 from states.cache.config import CacheConfig, DiskConfig
 from states.tokens import pack
 from tests.support.cache_books import check_books
-from tests.support.toy_states import ToyDevice, same, toy_shape
+from tests.support.toy_states import ToyDevice, look_up, same, toy_shape
 
 LETTER_TOKENS = 300
 SHAPE = toy_shape()
@@ -190,7 +190,7 @@ class CacheModel:
         words = [prompt[:length] for length in range(len(prompt), 0, -1)]
         serving = (word for word in words if _serves(self._record_of.get((root, word)), word == prompt))
         expected = next(serving, "")
-        match = self.cache.look_up(root, tokens_of(prompt))
+        match = look_up(self.cache, tokens_of(prompt), root=root)
         assert match.saved == LETTER_TOKENS * len(expected)
         assert match.known == LETTER_TOKENS * max(
             (_shared(word, prompt) for known, word in self.words if known == root), default=0

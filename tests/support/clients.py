@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,7 +67,8 @@ class Clients:
     num_sent: int = 0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache)
+        self._fetched = threading.Event()
+        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache, wake=self._fetched.set)
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
         """A state to start from, which has taken in `tokens`."""
@@ -99,12 +101,19 @@ class Clients:
                 self._check_end(self.requests[delivery.key], delivery.outcome.end)
 
     def run(self, max_steps: int = 1000) -> int:
-        """Step until there is no work; how many steps it took."""
+        """Step until there is no request; how many steps it took."""
         for steps in range(max_steps):
             if not self.scheduler.has_work:
-                return steps
+                if self.scheduler.num_waiting == 0:
+                    return steps
+                self.wait_for_fetch()
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
+
+    def wait_for_fetch(self) -> None:
+        """Return when a state has been read since the last call."""
+        assert self._fetched.wait(timeout=60)
+        self._fetched.clear()
 
     def ask(self, request: GenerateRequest) -> Heard:
         """Send one request and run until all are done."""

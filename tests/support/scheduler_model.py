@@ -31,7 +31,7 @@ PARTS = tuple(
 )
 """What prompts are made of, so that many begin alike."""
 
-CACHE_METHODS = ("peek", "look_up", "restore", "insert")
+CACHE_METHODS = ("peek", "prefetch", "look_up", "restore", "insert")
 
 
 @dataclass(frozen=True, slots=True)

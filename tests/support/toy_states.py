@@ -5,13 +5,15 @@ Every value is a whole number below 2039, which f32 and f16 both hold, so copies
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from rnn_engine.types import F32, ModelShape, State
-from states.cache.cache import StateCache
+from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind
+from states.cache.fetch import Fetch
 from tests.support.models import tiny_shape
 
 ROOT = "none"
@@ -104,6 +106,23 @@ def keep(
     row = toy_logits(device.shape, tokens) if logits else None
     kind = CheckpointKind.PROMPT_END
     return cache.insert(root, tokens, 0, kind=kind, logits=row, pinned=pinned, label=label)
+
+
+def look_up(cache: StateCache, tokens: Sequence[int], limit: int | None = None, *, root: str = ROOT) -> Match:
+    """Look up as a request does that waits until its state has been read."""
+    fetch: Fetch | None = None
+    while True:
+        ended = threading.Event()
+        before, fetch = fetch, cache.prefetch(root, tokens, limit, on_done=ended.set)
+        if before is not None:
+            before.release()
+        if fetch is not None and not fetch.done:
+            assert ended.wait(timeout=60)
+        elif fetch is None or not fetch.failed:
+            match = cache.look_up(root, tokens, limit, fetch=fetch)
+            if fetch is not None:
+                fetch.release()
+            return match
 
 
 def same(first: State, second: State) -> bool:

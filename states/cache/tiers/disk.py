@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class FoundFile:
 
 
 class DiskTier:
-    """Copies in files. All methods are called on one thread; the writer's thread only runs `_write`."""
+    """Copies in files. All methods are called on one thread; the writer's runs `_write`, the reader's `_read`."""
 
     def __init__(
         self, folder: Path, capacity: int, precision: Precision, model: str, shape: ModelShape, writer: Writer
@@ -50,6 +51,7 @@ class DiskTier:
         self._model = model
         self._shape = shape
         self._writer = writer
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         self._paths: dict[Checkpoint, Path] = {}
         self._lock = threading.Lock()  # guards the two below, which both threads use
         self._waiting: dict[Path, SavedState] = {}
@@ -90,20 +92,18 @@ class DiskTier:
         self._paths[checkpoint] = path
         return True
 
-    def get(self, checkpoint: Checkpoint) -> Payload:
-        """What is kept of a checkpoint. Raises StateError where the file can't be used: drop it then."""
-        path = self._paths[checkpoint]
+    def get_waiting(self, checkpoint: Checkpoint) -> Payload | None:
+        """What is kept of a checkpoint whose file is not written yet; None where it is."""
         with self._lock:
-            waiting = self._waiting.get(path)
-        if waiting is not None:
-            return waiting.payload
-        saved = read_full_state(path, self._shape, self._model)
-        if _file_name(saved.origin, saved.tokens) != path.name:
-            raise StateError(f"{path.name}: is not named after its tokens")
-        if (saved.payload.logits is not None) != checkpoint.has_logits:
-            raise StateError(f"{path.name}: is another file than the one that was written or found")
-        path.touch()
-        return saved.payload
+            waiting = self._waiting.get(self._paths[checkpoint])
+        return None if waiting is None else waiting.payload
+
+    def start_read(self, checkpoint: Checkpoint) -> Future[Payload]:
+        """Have the file of a checkpoint read on the reader's thread.
+
+        The result raises StateError where the file can't be used: drop the copy then.
+        """
+        return self._reader.submit(self._read, self._paths[checkpoint], checkpoint.has_logits)
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Delete the file."""
@@ -121,8 +121,18 @@ class DiskTier:
         return [checkpoint for checkpoint, path in self._paths.items() if path in lost] if lost else []
 
     def close(self) -> None:
-        """Return when every file is written."""
+        """Return when every file is written and no file is being read."""
+        self._reader.shutdown(cancel_futures=True)
         self._writer.close()
+
+    def _read(self, path: Path, has_logits: bool) -> Payload:
+        saved = read_full_state(path, self._shape, self._model)
+        if _file_name(saved.origin, saved.tokens) != path.name:
+            raise StateError(f"{path.name}: is not named after its tokens")
+        if (saved.payload.logits is not None) != has_logits:
+            raise StateError(f"{path.name}: is another file than the one that was written or found")
+        path.touch()
+        return saved.payload
 
     def _write(self, path: Path, saved: SavedState) -> None:
         try:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rnn_engine.errors import StateError
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, Tier
+from states.cache.checkpoint import Checkpoint, MissReason, Tier
 from states.cache.counters import Counters
 from states.cache.device import LiveStates
 from states.cache.eviction import EvictionQueue
+from states.cache.fetch import Fetch, Fetches
 from states.cache.tiers.device import DeviceTier
 from states.cache.tiers.disk import DiskTier
 from states.cache.tiers.host import HostTier
@@ -37,6 +37,7 @@ class TieredStore:
         disk: DiskTier | None,
         counters: Counters,
         on_lost: Callable[[Checkpoint], None],
+        fetch_capacity: int,
     ) -> None:
         self._live = live
         self._device = device
@@ -44,6 +45,7 @@ class TieredStore:
         self._disk = disk
         self._counters = counters
         self._on_lost = on_lost
+        self._fetches = Fetches(fetch_capacity, self.touch)
 
     @property
     def ledgers(self) -> tuple[EvictionQueue, ...]:
@@ -67,22 +69,33 @@ class TieredStore:
         self._counters.stored[tier] += 1
         return True
 
-    def fetch(self, checkpoint: Checkpoint) -> Payload | None:
-        """Read a copy that is on disk alone; None for one that lies in a quicker tier.
+    @property
+    def any_slow(self) -> bool:
+        """Whether there is a tier that has to be read from ahead."""
+        return self._disk is not None
 
-        Raises StateError where the file can't be used: the checkpoint is lost then.
-        """
+    def is_slow(self, checkpoint: Checkpoint) -> bool:
+        """Whether the only copy is in a file that has to be read."""
+        disk = self._disk
+        return disk is not None and set(checkpoint.sizes) == {Tier.DISK} and disk.get_waiting(checkpoint) is None
+
+    def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
+        """Begin to read a checkpoint that `is_slow`. Where the file can't be used, `settle` drops the copy."""
+        disk = self._disk
+        assert disk is not None
+        return self._fetches.begin(
+            checkpoint, checkpoint.sizes[Tier.DISK], lambda: disk.start_read(checkpoint), on_done
+        )
+
+    def payload(self, checkpoint: Checkpoint, fetch: Fetch | None) -> Payload | None:
+        """The copy of a checkpoint that is not in a quick tier, where it is in memory: fetched, or not written yet."""
         if self._disk is None or set(checkpoint.sizes) != {Tier.DISK}:
             return None
-        try:
-            return self._disk.get(checkpoint)
-        except StateError as error:
-            _log.warning("a checkpoint is lost: %s", error)
-            self._lose(self._disk, checkpoint)
-            raise
+        fetched = None if fetch is None else fetch.payload_of(checkpoint)
+        return fetched or self._disk.get_waiting(checkpoint)
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
-        """The last logits of a checkpoint; `fetched` is what `fetch` gave for it."""
+        """The last logits of a checkpoint; `fetched` is what `payload` gave for it."""
         if fetched is not None:
             return fetched.logits
         if self._device is not None and Tier.DEVICE in checkpoint.sizes:
@@ -90,7 +103,7 @@ class TieredStore:
         return self._host.get(checkpoint).logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
-        """Make the state of `checkpoint` live in `slot`, and promote it. `fetched` is what `fetch` gave for it."""
+        """Make the state of `checkpoint` live in `slot`, and promote it. `fetched` is what `payload` gave for it."""
         if self._device is not None and Tier.DEVICE in checkpoint.sizes:
             self._device.load(checkpoint, slot)
             return
@@ -117,10 +130,16 @@ class TieredStore:
                 tier.drop(checkpoint)
 
     def settle(self) -> None:
-        """Drop the copies whose files could not be written."""
-        if self._disk is not None:
-            for checkpoint in self._disk.take_failed():
+        """Drop the copies whose files could not be written or read."""
+        if self._disk is None:
+            return
+        for checkpoint, error in self._fetches.take_failed():
+            _log.warning("a checkpoint is lost: %s", error)
+            checkpoint.absence = MissReason.DAMAGED
+            if Tier.DISK in checkpoint.sizes:
                 self._lose(self._disk, checkpoint)
+        for checkpoint in self._disk.take_failed():
+            self._lose(self._disk, checkpoint)
 
     def flush(self) -> None:
         """Write the most valuable checkpoints that are not on disk yet, as many as fit there. Waits for the writer."""
