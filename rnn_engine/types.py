@@ -121,8 +121,8 @@ Batch: TypeAlias = Sequence[TokenRun]
 class Readout:
     """What a step says of its logit rows, ordered as the batch's runs and, inside a run, by position.
 
-    B runs, R rows, K candidates. `full_row` reads a whole row back; it may be called until the next but one step is
-    submitted. The rows of a run that is not sound hold no probabilities.
+    B runs, R rows, K candidates. `full_row` reads a whole row back, after all steps that were submitted; it may be
+    called until the next but one step is submitted. The rows of a run that is not sound hold no probabilities.
     """
 
     ids: I32  # [R, K] token ids of the K greatest logits, greatest first, equal logits by ascending id
@@ -165,16 +165,19 @@ class Runner(Protocol):
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
 
-        At most two steps are in flight: a third call waits until the device has done the first. Steps run in the order
-        of their submission, as do the reads, writes and copies of states between them.
-        Raises InvalidRequestError for a batch that breaks the contract, StepError where the device refuses the step.
+        At most two steps are in flight: a third call waits until the device has done the first, whether or not that
+        was collected. Steps run in the order of their submission, as do the reads, writes and copies of states
+        between them.
+        Raises InvalidRequestError for a batch that breaks the contract, StepError where the device refuses the step;
+        nothing has changed then.
         """
         ...
 
     def collect(self, ticket: Ticket) -> Readout:
-        """Wait for a step and return its read-out. Each ticket is collected once, in the order of submission.
+        """Wait for a step and return its read-out. Waits for no later step, nor for one that has no rows.
 
-        Raises StepError where the device failed; the states of the batch's slots are then undefined.
+        Each ticket is collected once, in the order of submission; InvalidRequestError otherwise. Raises StepError
+        where the device failed; the states of the batch's slots are then undefined.
         """
         ...
 

@@ -1,17 +1,17 @@
-"""What a runner demands of a batch, whatever device it runs on.
-
-Knows the limits of a runner; does not know how a step is computed.
-"""
+"""What every runner shares, whatever device it runs on: what it demands of a batch, a slot and a ticket."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import Batch, ModelShape, TokenRun
+from rnn_engine.types import Batch, ModelShape, Ticket, TokenRun
+
+T = TypeVar("T")
 
 
 def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
@@ -35,6 +35,18 @@ def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
     ends = np.cumsum([run.rows for run in batch])
     return np.array([finite[end - run.rows : end].all() for run, end in zip(batch, ends, strict=True)], np.bool_)
+
+
+def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
+    """Remove the step of `ticket`, which must be the oldest, from the steps that were not collected.
+
+    Raises InvalidRequestError where it was collected before, or where an older one was not.
+    """
+    oldest = next(iter(in_flight), None)
+    if ticket != oldest:
+        allowed = "no ticket: no step is in flight" if oldest is None else f"{oldest}, the oldest not yet collected"
+        raise InvalidRequestError("ticket", ticket, allowed)
+    return in_flight.pop(ticket)
 
 
 def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> None:

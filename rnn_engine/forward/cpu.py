@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import check_batch, check_slot, sound_runs
+from rnn_engine.forward.batch import check_batch, check_slot, sound_runs, take_oldest
 from rnn_engine.forward.state import check_state
 from rnn_engine.reference.v7 import project_to_logits, run_layers
 from rnn_engine.reference.weights import Weights
@@ -81,7 +81,7 @@ class CpuRunner:
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        return self._in_flight.pop(ticket)
+        return take_oldest(self._in_flight, ticket)
 
     def write_state(self, slot: int, state: State | None) -> None:
         check_slot(slot, self._num_slots)

@@ -42,7 +42,7 @@ class ForwardPass:
             for layer in range(shape.num_layers)
         ]
         self.buffers = StepBuffers.create(shape, limits, device)
-        self.outputs = HeadOutputs.create(shape, limits, device)
+        self.outputs = HeadOutputs.create_pair(shape, limits, device)
         context = BuildContext(
             model=model,
             device=device,
@@ -59,22 +59,23 @@ class ForwardPass:
         for done, stages in enumerate(load_layers(context), 1):
             self._layers += stages
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
-        self._head = Head(context).bind(self.outputs)
+        head = Head(context)
+        self._heads = tuple(head.bind(outputs) for outputs in self.outputs)
         progress("loaded", num_parts, num_parts)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of matrices that a step reads, the head's included."""
-        return sum(stage.weight_bytes for stage in (*self._layers, *self._head))
+        return sum(stage.weight_bytes for stage in (*self._layers, *self._heads[0]))
 
-    def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
-        """The dispatches of a step; logits and read-outs where `num_rows` is not 0."""
+    def plan(self, num_tokens: int, num_runs: int, num_rows: int, side: int) -> Plan:
+        """The dispatches of a step; where `num_rows` is not 0, also those that write `outputs[side]`."""
         step = StepSize(num_tokens, num_runs, num_rows)
-        return Plan(tuple(self._dispatches(step)))
+        return Plan(tuple(self._dispatches(step, side)))
 
-    def _dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+    def _dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:
         for stage in self._layers:
             yield from stage.dispatches(step)
         if step.num_rows:
-            for stage in self._head:
+            for stage in self._heads[side]:
                 yield from stage.dispatches(step)

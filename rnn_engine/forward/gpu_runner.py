@@ -1,35 +1,55 @@
-"""Runs a model on a GPU, a batch of token runs a step. The embedding stays with the host, the rest is on the device.
-
-Knows how a batch is written for the device and how its answer is read; what is dispatched is the forward pass's.
-"""
+"""Runs a model on a GPU, a batch of token runs a step. The embedding stays with the host, the rest is on the device."""
 
 from __future__ import annotations
 
-import itertools
+from collections import deque
 from collections.abc import Collection
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.forward.batch import check_batch, check_slot, sound_runs
+from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
 from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.forward_pass import ForwardPass, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.v7 import load_layers_v7
-from rnn_engine.gpu import BufferCopy, Device, Dispatch, Kernels, Plan, Recorder
-from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun, run_step
+from rnn_engine.gpu import BufferCopy, Device, Dispatch, Download, Kernels, Plan, Recorder
+from rnn_engine.types import F32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun, run_step
 
-_PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs
+_PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs, and for each side
 _COPY_THREADS = 64
+_MAX_IN_FLIGHT = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step that was submitted. Even steps use side 0 of what exists twice, odd ones side 1."""
+
+    ticket: Ticket
+    batch: Batch
+    submission: int
+    download: Download | None  # of the read-outs; None where the step has no rows
+    answer: bytes = field(default=b"", init=False)  # what was downloaded
+    error: DeviceError | None = field(default=None, init=False)
+
+    @property
+    def side(self) -> int:
+        return self.ticket.number % 2
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It owns the device, and closes it."""
+    """A `Runner` on a GPU. It owns the device, and closes it.
+
+    What the device writes in a step and the host reads, logits and answer, exists twice. What the host writes exists
+    once: uploads and submissions run in the order of the calls, so a step's batch can't overtake the step before.
+    """
 
     def __init__(
         self,
@@ -57,7 +77,8 @@ class GpuRunner:
             self._embedding = Embedding(model)
             self._forward = ForwardPass(model, device, matmuls, limits, load_layers_v7, progress)
             self._copies = self._prepare_copies(kernels)
-            self._answer = device.create_buffer("answer", 4 * limits.max_rows * limits.readout_words, mappable=True)
+            answer_bytes = 4 * limits.max_rows * limits.readout_words
+            self._answers = [device.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
             self._state_bytes = 4 * self._forward.state_layout.stride  # of a slot in one layer
             self._read_back = device.create_buffer(
                 "state to read back", self._shape.num_layers * self._state_bytes, mappable=True
@@ -66,8 +87,9 @@ class GpuRunner:
             device.close()
             raise
         self._shift_sides = [0] * limits.num_slots
-        self._numbers = itertools.count()
-        self._in_flight: dict[Ticket, Readout] = {}
+        self._num_submitted = 0
+        self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
+        self._uncollected: dict[Ticket, _Step] = {}
         self._plan = lru_cache(_PLANS)(self._forward.plan)
 
     @property
@@ -97,28 +119,35 @@ class GpuRunner:
 
     def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
         """What a step of so many tokens, runs and rows dispatches."""
-        return self._plan(num_tokens, num_runs, num_rows)
+        return self._plan(num_tokens, num_runs, num_rows, side=0)
 
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
         if self._closed:
             raise StepError("the runner is closed")
-        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
-        num_rows = sum(run.rows for run in batch)
+        while len(self._unfinished) >= _MAX_IN_FLIGHT:
+            self._finish(self._unfinished.popleft())
+        ticket = Ticket(self._num_submitted)
         try:
-            self._write_batch(batch, len(tokens), num_rows)
-            self._device.upload(self._forward.buffers.x, 0, self._embedding.look_up(tokens))
-            answer = self._run(self._plan(len(tokens), len(batch), num_rows), num_rows)
+            step = self._submit(ticket, list(batch))
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
+        self._num_submitted += 1
         for run in batch:
             self._shift_sides[run.slot] ^= 1
-        ticket = Ticket(next(self._numbers))
-        self._in_flight[ticket] = self._parse(answer, batch)
+        self._unfinished.append(step)
+        self._uncollected[ticket] = step
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        return self._in_flight.pop(ticket)
+        """See `Runner`. A step without rows has nothing to be read, so this does not wait for it."""
+        step = take_oldest(self._uncollected, ticket)
+        if step.download is not None:
+            while step in self._unfinished:
+                self._finish(self._unfinished.popleft())
+        if step.error is not None:
+            raise StepError(f"the device failed in a step: {step.error}") from step.error
+        return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step))
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
         """Run a step of each of these token counts, with as many rows as may be, and leave no trace in slot 0."""
@@ -144,8 +173,8 @@ class GpuRunner:
             BufferCopy(buffer, slot * num_bytes, self._read_back, layer * num_bytes, num_bytes)
             for layer, buffer in enumerate(self._forward.states)
         ]
-        self._recorder.submit(copies=copies)
-        answer = self._recorder.read(self._read_back, len(copies) * num_bytes)
+        submission = self._recorder.submit(copies=copies)
+        answer = self._recorder.download(self._read_back, len(copies) * num_bytes, submission).take()
         packed = np.frombuffer(answer, np.float32).reshape(len(copies), -1)  # [L, stride]
         return self._forward.state_layout.unpack(packed, self._shift_sides[slot])
 
@@ -175,53 +204,38 @@ class GpuRunner:
             )
         )
 
-    def _write_batch(self, batch: Batch, num_tokens: int, num_rows: int) -> None:
-        """Fill the buffer that batch.wgsl describes."""
-        limits = self._limits
-        words = np.zeros(4 + 4 * limits.num_slots + 2 * limits.max_rows + num_tokens, np.uint32)
-        words[:3] = num_tokens, len(batch), num_rows
-        runs = words[4 : 4 + 4 * limits.num_slots].reshape(-1, 4)
-        rows = words[4 + 4 * limits.num_slots :][: 2 * limits.max_rows].reshape(-1, 2)
-        token_run = words[len(words) - num_tokens :]
-        start = row = 0
-        for index, run in enumerate(batch):
-            length = len(run.tokens)
-            runs[index] = run.slot, start, length, self._shift_sides[run.slot]
-            token_run[start : start + length] = index
-            rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
-            if run.targets is not None:
-                rows[row : row + run.rows, 1] = run.targets
-            start += length
-            row += run.rows
-        self._device.upload(self._forward.buffers.batch, 0, words)
-
-    def _run(self, plan: Plan, num_rows: int) -> bytes:
-        """Submit `plan` and wait for the read-out of its rows."""
+    def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
+        """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way."""
+        side = ticket.number % 2
+        buffers = self._forward.buffers
+        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
+        num_rows = sum(run.rows for run in batch)
+        self._device.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._shift_sides))
+        self._device.upload(buffers.x, 0, self._embedding.look_up(tokens))
+        plan = self._plan(len(tokens), len(batch), num_rows, side=side if num_rows else 0)
         if num_rows == 0:
-            self._recorder.submit(plan)
-            return b""
-        num_bytes = 4 * num_rows * self._limits.readout_words
-        self._recorder.submit(plan, [BufferCopy(self._forward.outputs.readout, 0, self._answer, 0, num_bytes)])
-        return self._recorder.read(self._answer, num_bytes)
-
-    def _parse(self, answer: bytes, batch: Batch) -> Readout:
-        count = self._limits.num_candidates
-        words = np.frombuffer(answer, np.float32).reshape(-1, 2 + 2 * count)  # [R, words]
-        logsumexp = words[:, 0].copy()
-        has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
-        ids: I32 = words[:, 2 : 2 + count].view(np.int32)
-        logits = words[:, 2 + count :]
-        order = np.lexsort((ids, -logits), axis=-1)  # greatest first, equal ones by ascending id
-        return Readout(
-            ids=np.take_along_axis(ids, order, axis=-1),
-            logits=np.take_along_axis(logits, order, axis=-1),
-            logsumexp=logsumexp,
-            target_logits=np.where(has_target, words[:, 1], np.float32(np.nan)),
-            sound=sound_runs(batch, np.isfinite(logsumexp)),
-            full_row=self._read_row,
+            return _Step(ticket, batch, self._recorder.submit(plan), None)
+        answer, num_bytes = self._answers[side], 4 * num_rows * self._limits.readout_words
+        submission = self._recorder.submit(
+            plan, [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, num_bytes)]
         )
+        return _Step(ticket, batch, submission, self._recorder.download(answer, num_bytes, submission))
 
-    def _read_row(self, row: int) -> F32:
+    def _finish(self, step: _Step) -> None:
+        """Wait until the device has done `step`, and keep its answer, or its error, until it is collected."""
+        if step.download is None:
+            self._recorder.wait(step.submission)
+            return
+        try:
+            step.answer = step.download.take()
+        except DeviceError as error:
+            step.error = error
+
+    def _read_row(self, step: _Step, row: int) -> F32:
+        if step.ticket.number < self._num_submitted - 2:
+            raise StepError(
+                f"row {row} of step {step.ticket.number} is overwritten; {self._num_submitted} were submitted"
+            )
         row_bytes = 4 * self._shape.vocab_size
-        data = self._device.read(self._forward.outputs.logits, row * row_bytes, row_bytes)
+        data = self._device.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
         return np.frombuffer(data, np.float32)

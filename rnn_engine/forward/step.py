@@ -63,8 +63,8 @@ class HeadOutputs:
     readout: Buffer  # [R] struct Readout of candidates.wgsl
 
     @classmethod
-    def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> HeadOutputs:
-        return cls(
-            logits=device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size),
-            readout=device.create_buffer("readout", 4 * limits.max_rows * limits.readout_words),
-        )
+    def create_pair(cls, shape: ModelShape, limits: StepLimits, device: Device) -> tuple[HeadOutputs, HeadOutputs]:
+        """One for each of two steps in flight. They share the read-out, which a step copies away at its end."""
+        readout = device.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
+        logits = [device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
+        return cls(logits[0], readout), cls(logits[1], readout)

@@ -2,7 +2,7 @@
 
 from rnn_engine.gpu.device import Buffer, Device, DeviceInfo, list_devices
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
-from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Plan, Recorder
+from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
 from rnn_engine.gpu.subgroups import measure_subgroup_size
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Device",
     "DeviceInfo",
     "Dispatch",
+    "Download",
     "Kernel",
     "Kernels",
     "Plan",

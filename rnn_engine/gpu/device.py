@@ -29,6 +29,8 @@ _LIMITS = (
     "max-compute-workgroup-storage-size",
 )
 _UPLOAD_BYTES = 16 << 20
+_READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
+_STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.STORAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,7 @@ class Device:
                 f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}."
                 " Use fewer slots, or a smaller model"
             )
-        usage = wgpu.BufferUsage.COPY_DST
-        if mappable:
-            usage |= wgpu.BufferUsage.MAP_READ
-        else:
-            usage |= wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+        usage = _READ_BACK if mappable else _STORAGE
         size = max(16, -(-num_bytes // 16) * 16)
         try:
             buffer = self.wgpu_device.create_buffer(label=label, size=size, usage=usage)
@@ -151,7 +149,16 @@ class Device:
     def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
         """A copy of `num_bytes` of `buffer` from byte `offset` on, after all submitted work."""
         with refusals(f"{buffer.label}: {num_bytes} bytes can't be read"):
-            return bytes(self.wgpu_device.queue.read_buffer(buffer, offset, num_bytes))
+            target = self.wgpu_device.create_buffer(size=num_bytes, usage=_READ_BACK)
+            encoder = self.wgpu_device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
+            submission = native.submit(self.wgpu_device, encoder.finish())
+            mapping = native.Mapping(target, num_bytes)
+            native.wait(self.wgpu_device, submission)
+            try:
+                return mapping.take()
+            finally:
+                target.destroy()
 
     def close(self) -> None:
         """Free all memory. Idempotent."""

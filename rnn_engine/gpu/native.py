@@ -1,11 +1,13 @@
 """The few calls that go past wgpu's public Python API, straight to wgpu-native.
 
-Two reasons: a shader module without run-time checks can't be had otherwise, and a dispatch through the public API
-costs several times the native call. The package's version is pinned, since these names are not promised.
+The public API has no shader module without run-time checks, no way to wait for one submission, and costs several times
+the native call for a dispatch. Its own mapping wakes a thread that waits for all submitted work, while which no other
+thread can submit; the one here starts no thread. The package's version is pinned, since these names are not promised.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -58,6 +60,86 @@ def record(compute_pass: wgpu.GPUComputePassEncoder, dispatches: Iterable[RawDis
         dispatch(encoder, x, y, 1)
 
 
+def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
+    """Submit `commands`, after all pending writes, and return the submission's index for `wait`."""
+    commands_array = ffi.new("WGPUCommandBuffer[]", [handle(commands)])
+    return int(_api.libf.wgpuQueueSubmitForIndex(handle(device.queue), 1, commands_array))
+
+
+def wait(device: wgpu.GPUDevice, submission: int) -> None:
+    """Block until the device has done `submission` and all before it, but none of those after it."""
+    lib.wgpuDevicePoll(handle(device), True, ffi.new("WGPUSubmissionIndex *", submission))
+
+
 def wait_until_idle(device: wgpu.GPUDevice) -> None:
     """Block until the device has done all that was submitted."""
     lib.wgpuDevicePoll(handle(device), True, ffi.NULL)
+
+
+def poll(device: wgpu.GPUDevice) -> None:
+    """Let the mappings whose work is done become ready. Does not block."""
+    lib.wgpuDevicePoll(handle(device), False, ffi.NULL)
+
+
+class Mapping:
+    """The first `num_bytes` of a mappable buffer on their way to the host.
+
+    Ready once the device has done what was submitted before this was made, and some thread has polled the device or
+    waited for it. No submission may use the buffer until the bytes were taken.
+    """
+
+    def __init__(self, buffer: wgpu.GPUBuffer, num_bytes: int) -> None:
+        self._buffer = buffer
+        self._num_bytes = num_bytes
+        self._settled = threading.Event()
+        self._error: str | None = None
+        self._key = ffi.new_handle(self)
+        _mappings[self._key] = self
+        info = ffi.new("WGPUBufferMapCallbackInfo *")
+        info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+        info.callback = _on_mapped
+        info.userdata1 = self._key
+        try:
+            _api.libf.wgpuBufferMapAsync(handle(buffer), lib.WGPUMapMode_Read, 0, num_bytes, info[0])
+        except BaseException:
+            _mappings.pop(self._key, None)
+            raise
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` would return, or raise, at once."""
+        return self._settled.is_set()
+
+    def take(self) -> bytes:
+        """A copy of the bytes; the buffer may be used again. Call it once, after the device was waited for.
+
+        Raises RuntimeError where the buffer could not be mapped.
+        """
+        self._settled.wait()  # another thread's poll may be about to report it
+        if self._error is not None:
+            raise RuntimeError(f"the buffer can't be mapped: {self._error}")
+        try:
+            return copy_mapped(self._buffer, self._num_bytes)
+        finally:
+            _api.libf.wgpuBufferUnmap(handle(self._buffer))
+
+    def _settle(self, status: int, message: str) -> None:
+        if status != lib.WGPUMapAsyncStatus_Success:
+            self._error = f"status {status}, {message}"
+        self._settled.set()
+
+
+def copy_mapped(buffer: wgpu.GPUBuffer, num_bytes: int) -> bytes:
+    """The first `num_bytes` of a buffer that is mapped."""
+    address = _api.libf.wgpuBufferGetConstMappedRange(handle(buffer), 0, num_bytes)
+    return bytes(ffi.buffer(address, num_bytes))
+
+
+_mappings: dict[Handle, Mapping] = {}  # those not settled yet: wgpu-native holds a bare pointer to each
+
+
+@ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)")  # type: ignore[untyped-decorator]
+def _on_mapped(status: int, message: Handle, key: Handle, _unused: Handle) -> None:
+    mapping = ffi.from_handle(key)
+    _mappings.pop(mapping._key, None)
+    mapping._settle(status, _api.from_c_string_view(message))

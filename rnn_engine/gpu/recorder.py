@@ -52,14 +52,45 @@ class BufferCopy:
     num_bytes: int
 
 
+class Download:
+    """Bytes of a mappable buffer on their way to the host. Threads may share it only one after the other."""
+
+    def __init__(self, device: wgpu.GPUDevice, buffer: Buffer, num_bytes: int, submission: int) -> None:
+        self._device = device
+        self.submission = submission
+        self._label = buffer.label
+        with refusals(f"{self._label} can't be read"):
+            self._mapping = native.Mapping(buffer, num_bytes)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` would not block."""
+        if not self._mapping.is_ready:
+            native.poll(self._device)
+        return self._mapping.is_ready
+
+    def take(self) -> bytes:
+        """Wait for the bytes and copy them, once; the buffer may then be used again.
+
+        Raises DeviceError where they can't be read.
+        """
+        if not self._mapping.is_ready:
+            native.wait(self._device, self.submission)
+        with refusals(f"{self._label} can't be read"):
+            return self._mapping.take()
+
+
 class Recorder:
     """Encodes and submits plans on one device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device.wgpu_device
 
-    def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> None:
-        """Run `plan`, then `copies`; returns once they are submitted. Raises DeviceError where the device refuses."""
+    def submit(self, plan: Plan | None = None, copies: Sequence[BufferCopy] = ()) -> int:
+        """Submit `plan`, then `copies`, without waiting; return the submission's index for `wait` and `download`.
+
+        Submissions run in order, each after the uploads before it. Raises DeviceError where the device refuses.
+        """
         with refusals("a step can't be submitted"):
             encoder = self._device.create_command_encoder()
             if plan is not None:
@@ -70,17 +101,15 @@ class Recorder:
                 encoder.copy_buffer_to_buffer(
                     copy.source, copy.source_offset, copy.target, copy.target_offset, copy.num_bytes
                 )
-            self._device.queue.submit([encoder.finish()])
+            return native.submit(self._device, encoder.finish())
 
-    def wait(self) -> None:
-        """Block until the device has done all that was submitted."""
-        native.wait_until_idle(self._device)
+    def wait(self, submission: int) -> None:
+        """Block until the device has done `submission` and all before it."""
+        native.wait(self._device, submission)
 
-    def read(self, buffer: Buffer, num_bytes: int) -> bytes:
-        """The first `num_bytes` of a mappable buffer, once all submitted work is done."""
-        with refusals(f"{buffer.label} can't be read"):
-            buffer.map_sync(wgpu.MapMode.READ, 0, num_bytes)
-            try:
-                return bytes(buffer.read_mapped(0, num_bytes))
-            finally:
-                buffer.unmap()
+    def download(self, buffer: Buffer, num_bytes: int, submission: int) -> Download:
+        """Start to read the first `num_bytes` of a mappable buffer that `submission` fills. Does not block.
+
+        Nothing that uses the buffer may be submitted until the bytes were taken.
+        """
+        return Download(self._device, buffer, num_bytes, submission)

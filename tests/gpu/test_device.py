@@ -96,8 +96,9 @@ def test_a_plan_runs_in_order_and_then_its_copies(device: Device) -> None:
     assert str(plan) == "0 to 1: copy_state 2 x 1\n1 to 2: copy_state 2 x 1"
     answer = device.create_buffer("answer", 64, mappable=True)
     for _ in range(2):  # a plan and a mapped buffer may be used again
-        recorder.submit(plan, [BufferCopy(state, 4 * 32, answer, 0, 64)])
-        assert np.frombuffer(recorder.read(answer, 64), np.float32).tolist() == list(range(16))
+        submission = recorder.submit(plan, [BufferCopy(state, 4 * 32, answer, 0, 64)])
+        data = recorder.download(answer, 64, submission).take()
+        assert np.frombuffer(data, np.float32).tolist() == list(range(16))
 
 
 def test_subgroups_are_measured(device: Device) -> None:

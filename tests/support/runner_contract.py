@@ -7,6 +7,7 @@ numpy reference in f64.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.v7 import forward
 from rnn_engine.reference.weights import Array
-from rnn_engine.types import F32, Model, Runner, TokenRun, run_step
+from rnn_engine.types import F32, Model, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
@@ -146,6 +147,67 @@ class RunnerContract:
         assert np.isnan(found).tolist() == [True, True, False, False, False]
         assert found[2:].tolist() == [readout.full_row(row)[token] for row, token in ((2, 7), (3, 95), (4, 0))]
 
+    # Steps in flight
+
+    def test_two_steps_in_flight_give_what_they_give_one_after_the_other(self, runner: Runner) -> None:
+        first = [TokenRun(0, TOKENS[0][:9], rows=3), TokenRun(1, TOKENS[1][:4], rows=1)]
+        second = [
+            TokenRun(1, TOKENS[1][4:20], rows=2),
+            TokenRun(2, TOKENS[2][:5]),
+            TokenRun(0, TOKENS[0][9:10], rows=1),
+        ]
+        write_states(runner)
+        expected = [values_of(run_step(runner, batch)) for batch in (first, second)]
+        states = [runner.read_state(slot) for slot in range(NUM_SLOTS)]
+        write_states(runner)
+        tickets = [runner.submit(batch) for batch in (first, second)]
+        found = [runner.collect(ticket) for ticket in tickets]
+        for readout, values in zip(found, expected, strict=True):
+            assert_same_values(values_of(readout), values)
+        for slot, state in enumerate(states):
+            assert_equal_states(runner.read_state(slot), state)
+
+    def test_a_third_step_may_be_submitted_before_the_first_is_collected(self, runner: Runner) -> None:
+        batches = [[TokenRun(0, TOKENS[0][step : step + 1], rows=step % 2)] for step in range(5)]
+        write_states(runner)
+        expected = [run_step(runner, batch).logits for batch in batches]
+        write_states(runner)
+        tickets = [runner.submit(batch) for batch in batches]
+        for ticket, logits in zip(tickets, expected, strict=True):
+            assert np.array_equal(runner.collect(ticket).logits, logits)
+
+    def test_states_are_written_read_and_copied_in_order_with_steps(self, runner: Runner) -> None:
+        first, second = [TokenRun(0, [3, 4]), TokenRun(1, [5])], [TokenRun(0, [6], rows=1), TokenRun(2, [7], rows=1)]
+
+        def run(*, in_flight: bool) -> list[dict[str, F32]]:
+            write_states(runner)
+            tickets = [runner.submit(first)]
+            if not in_flight:
+                runner.collect(tickets.pop())
+            runner.copy_state(0, 2)
+            read = runner.read_state(1)
+            runner.write_state(1, None)
+            tickets.append(runner.submit(second))
+            runner.copy_state(2, 3)
+            runner.write_state(0, None)
+            for ticket in tickets:
+                runner.collect(ticket)
+            return [read, *(runner.read_state(slot) for slot in range(NUM_SLOTS))]
+
+        for found, expected in zip(run(in_flight=True), run(in_flight=False), strict=True):
+            assert_equal_states(found, expected)
+
+    def test_a_ticket_is_collected_once_and_in_order(self, runner: Runner) -> None:
+        first, second = runner.submit([TokenRun(0, [1], rows=1)]), runner.submit([TokenRun(0, [2], rows=1)])
+        with pytest.raises(InvalidRequestError, match=rf"ticket: {re.escape(repr(second))}.*expected .*, the oldest"):
+            runner.collect(second)
+        runner.collect(first)
+        with pytest.raises(InvalidRequestError, match="ticket: "):
+            runner.collect(first)
+        runner.collect(second)
+        with pytest.raises(InvalidRequestError, match="no step is in flight"):
+            runner.collect(second)
+
     # States
 
     def test_limits_are_those_asked_for(self, runner: Runner) -> None:
@@ -266,6 +328,24 @@ def random_state() -> dict[str, F32]:
         name: generator.uniform(0.1, 1.0, values.shape).astype(np.float32)
         for name, values in SHAPE.initial_state().items()
     }
+
+
+def write_states(runner: Runner) -> None:
+    """Give every slot the same state."""
+    for slot in range(NUM_SLOTS):
+        runner.write_state(slot, random_state())
+
+
+def values_of(readout: Readout) -> list[Array]:
+    """All that a read-out says, its whole rows included."""
+    rows = [readout.full_row(row) for row in range(len(readout.ids))]
+    return [readout.ids, readout.logits, readout.logsumexp, readout.target_logits, readout.sound, *rows]
+
+
+def assert_same_values(found: list[Array], expected: list[Array]) -> None:
+    assert len(found) == len(expected)
+    for values, others in zip(found, expected, strict=True):
+        assert np.array_equal(values, others, equal_nan=values.dtype.kind == "f")
 
 
 def assert_equal_states(found: dict[str, F32], expected: dict[str, F32]) -> None:

@@ -24,8 +24,7 @@ def copy_bandwidth(device: Device, repeats: int) -> float:
     recorder = Recorder(device)
 
     def copy() -> None:
-        recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)])
-        recorder.wait()
+        recorder.wait(recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)]))
 
     bandwidth = 2 * _COPY_BYTES / median_seconds(copy, repeats, time.perf_counter)
     source.destroy()
@@ -40,9 +39,9 @@ def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int
     seconds = []
     for _ in range(_WARM_UP + repeats):
         begun = time.perf_counter()
-        recorder.submit(plan)
+        submission = recorder.submit(plan)
         seconds.append(time.perf_counter() - begun)
-        recorder.wait()
+        recorder.wait(submission)
     return statistics.median(seconds[_WARM_UP:])
 
 
@@ -60,8 +59,7 @@ def seconds_by_part(runner: GpuRunner, batch: list[TokenRun], repeats: int) -> d
         part_plan = Plan(tuple(dispatches))
 
         def run(part_plan: Plan = part_plan) -> None:
-            recorder.submit(part_plan)
-            recorder.wait()
+            recorder.wait(recorder.submit(part_plan))
 
         results[part] = len(dispatches), median_seconds(run, repeats, time.perf_counter)
     return results

@@ -1,0 +1,57 @@
+"""A batch as the words of batch.wgsl, and a read-out from the words of candidates.wgsl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.forward.batch import sound_runs
+from rnn_engine.forward.step import StepLimits
+from rnn_engine.types import F32, I32, Batch, Readout
+
+HEADER_WORDS, RUN_WORDS, ROW_WORDS = 4, 4, 2
+
+
+def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -> NDArray[np.uint32]:
+    """The words of `struct Batch` up to its last token."""
+    num_tokens = sum(len(run.tokens) for run in batch)
+    rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
+    tokens_start = rows_start + ROW_WORDS * limits.max_rows
+    words = np.zeros(tokens_start + num_tokens, np.uint32)
+    words[:3] = num_tokens, len(batch), sum(run.rows for run in batch)
+    runs = words[HEADER_WORDS:rows_start].reshape(-1, RUN_WORDS)
+    rows = words[rows_start:tokens_start].reshape(-1, ROW_WORDS)
+    token_run = words[tokens_start:]
+    start = row = 0
+    for index, run in enumerate(batch):
+        length = len(run.tokens)
+        runs[index] = run.slot, start, length, shift_sides[run.slot]
+        token_run[start : start + length] = index
+        rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
+        if run.targets is not None:
+            rows[row : row + run.rows, 1] = run.targets
+        start += length
+        row += run.rows
+    return words
+
+
+def decode_readout(answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32]) -> Readout:
+    """The read-out of `batch` from its rows' `struct Readout`."""
+    num_candidates = limits.num_candidates
+    words: NDArray[Any] = np.frombuffer(answer, np.float32).reshape(-1, limits.readout_words)  # [R, words]
+    logsumexp = words[:, 0].copy()
+    has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
+    ids: I32 = words[:, 2 : 2 + num_candidates].view(np.int32)
+    logits = words[:, 2 + num_candidates :]
+    order = np.lexsort((ids, -logits), axis=-1)  # greatest first, equal ones by ascending id
+    return Readout(
+        ids=np.take_along_axis(ids, order, axis=-1),
+        logits=np.take_along_axis(logits, order, axis=-1),
+        logsumexp=logsumexp,
+        target_logits=np.where(has_target, words[:, 1], np.float32(np.nan)),
+        sound=sound_runs(batch, np.isfinite(logsumexp)),
+        full_row=full_row,
+    )
