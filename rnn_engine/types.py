@@ -140,6 +140,22 @@ class Ticket:
     number: int
 
 
+class PendingState(Protocol):
+    """A state on its way from a slot to the host, as it was when the read was started."""
+
+    def done(self) -> bool:
+        """Whether the state has arrived. Does not block. For the thread that owns the runner."""
+        ...
+
+    def result(self) -> dict[str, F32]:
+        """The state, in arrays that are the caller's own; waits until it has arrived.
+
+        For the thread that owns the runner until `done` has returned True, then for any thread.
+        Raises DeviceError where it could not be read, or was not before the runner was closed.
+        """
+        ...
+
+
 class Runner(Protocol):
     """A model on a device, with a live state for each slot. Not thread-safe: one worker thread owns it.
 
@@ -185,8 +201,16 @@ class Runner(Protocol):
         """Put `state` into `slot`; None is the state before the first token."""
         ...
 
+    def start_read(self, slot: int) -> PendingState:
+        """Start to read the state that `slot` holds. `slot` may be written, or run, right after the call.
+
+        Does not wait for the device, unless the reads under way are as many as it has room for; the oldest is then
+        waited for, and stays to be had by its result.
+        """
+        ...
+
     def read_state(self, slot: int) -> dict[str, F32]:
-        """A copy of the state that `slot` holds."""
+        """A copy of the state that `slot` holds; waits for it."""
         ...
 
     def copy_state(self, source: int, target: int) -> None:
@@ -196,6 +220,19 @@ class Runner(Protocol):
     def close(self) -> None:
         """Free the device's memory. Idempotent."""
         ...
+
+
+class ReadyState:
+    """A `PendingState` that is on the host from the start. Takes over `state`."""
+
+    def __init__(self, state: dict[str, F32]) -> None:
+        self._state = state
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> dict[str, F32]:
+        return {name: values.copy() for name, values in self._state.items()}
 
 
 def run_step(runner: Runner, batch: Batch) -> Readout:

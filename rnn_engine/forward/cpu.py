@@ -16,7 +16,19 @@ from rnn_engine.forward.batch import check_batch, check_slot, sound_runs, take_o
 from rnn_engine.forward.state import check_state
 from rnn_engine.reference.v7 import project_to_logits, run_layers
 from rnn_engine.reference.weights import Weights
-from rnn_engine.types import F32, I32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun
+from rnn_engine.types import (
+    F32,
+    I32,
+    Batch,
+    Model,
+    ModelShape,
+    PendingState,
+    Readout,
+    ReadyState,
+    State,
+    Ticket,
+    TokenRun,
+)
 
 
 class CpuRunner:
@@ -89,6 +101,9 @@ class CpuRunner:
             check_state(state, self._shape)
         for name, values in (self._initial if state is None else state).items():
             self._live[name][slot] = values
+
+    def start_read(self, slot: int) -> PendingState:
+        return ReadyState(self.read_state(slot))
 
     def read_state(self, slot: int) -> dict[str, F32]:
         check_slot(slot, self._num_slots)

@@ -15,16 +15,16 @@ from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.forward_pass import ForwardPass, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.packing import WeightFormat
+from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.v7 import load_layers_v7
-from rnn_engine.gpu import BufferCopy, Device, Dispatch, Download, Kernels, Plan, Recorder
-from rnn_engine.types import F32, Batch, Model, ModelShape, Readout, State, Ticket, TokenRun, run_step
+from rnn_engine.gpu import BufferCopy, Device, Download, Kernels, Plan, Recorder
+from rnn_engine.types import F32, Batch, Model, ModelShape, PendingState, Readout, State, Ticket, TokenRun, run_step
 
 _PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs, and for each side
-_COPY_THREADS = 64
 _MAX_IN_FLIGHT = 2
 
 
@@ -76,17 +76,14 @@ class GpuRunner:
             matmuls = MatMulKernels(kernels, tuning, weights, limits.constants())
             self._embedding = Embedding(model)
             self._forward = ForwardPass(model, device, matmuls, limits, load_layers_v7, progress)
-            self._copies = self._prepare_copies(kernels)
             answer_bytes = 4 * limits.max_rows * limits.readout_words
             self._answers = [device.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
-            self._state_bytes = 4 * self._forward.state_layout.stride  # of a slot in one layer
-            self._read_back = device.create_buffer(
-                "state to read back", self._shape.num_layers * self._state_bytes, mappable=True
+            self._states = SlotStates(
+                self._forward.states, self._forward.state_layout, limits.num_slots, device, kernels
             )
         except BaseException:
             device.close()
             raise
-        self._shift_sides = [0] * limits.num_slots
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -134,7 +131,7 @@ class GpuRunner:
             raise StepError(f"the device failed in a step: {error}") from error
         self._num_submitted += 1
         for run in batch:
-            self._shift_sides[run.slot] ^= 1
+            self._states.advance(run.slot)
         self._unfinished.append(step)
         self._uncollected[ticket] = step
         return ticket
@@ -161,48 +158,26 @@ class GpuRunner:
         check_slot(slot, self.num_slots)
         if state is not None:
             check_state(state, self._shape)
-        packed = self._forward.state_layout.pack(self._shape.initial_state() if state is None else state)  # [L, stride]
-        for buffer, layer in zip(self._forward.states, packed, strict=True):
-            self._device.upload(buffer, slot * self._state_bytes, layer)
-        self._shift_sides[slot] = 0
+        self._states.write(slot, self._shape.initial_state() if state is None else state)
+
+    def start_read(self, slot: int) -> PendingState:
+        check_slot(slot, self.num_slots)
+        return self._states.start_read(slot)
 
     def read_state(self, slot: int) -> dict[str, F32]:
-        check_slot(slot, self.num_slots)
-        num_bytes = self._state_bytes
-        copies = [
-            BufferCopy(buffer, slot * num_bytes, self._read_back, layer * num_bytes, num_bytes)
-            for layer, buffer in enumerate(self._forward.states)
-        ]
-        submission = self._recorder.submit(copies=copies)
-        answer = self._recorder.download(self._read_back, len(copies) * num_bytes, submission).take()
-        packed = np.frombuffer(answer, np.float32).reshape(len(copies), -1)  # [L, stride]
-        return self._forward.state_layout.unpack(packed, self._shift_sides[slot])
+        return self.start_read(slot).result()
 
     def copy_state(self, source: int, target: int) -> None:
         check_slot(source, self.num_slots, "source slot")
         check_slot(target, self.num_slots, "target slot")
         if source != target:
-            self._device.upload(self._pair, 0, np.array([source, target], np.uint32))
-            self._recorder.submit(self._copies)
-            self._shift_sides[target] = self._shift_sides[source]
+            self._states.copy(source, target)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._states.close()
             self._device.close()
-
-    def _prepare_copies(self, kernels: Kernels) -> Plan:
-        """The dispatches that fork a state: one a layer."""
-        self._pair = self._device.create_buffer("slots to copy", 8)
-        stride = self._forward.state_layout.stride
-        kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": stride})
-        num_groups = -(-stride // (4 * _COPY_THREADS))
-        return Plan(
-            tuple(
-                Dispatch("fork", kernel, kernels.bind(kernel.source, {"pair": self._pair, "state": state}), num_groups)
-                for state in self._forward.states
-            )
-        )
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
         """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way."""
@@ -210,7 +185,7 @@ class GpuRunner:
         buffers = self._forward.buffers
         tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
         num_rows = sum(run.rows for run in batch)
-        self._device.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._shift_sides))
+        self._device.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
         self._device.upload(buffers.x, 0, self._embedding.look_up(tokens))
         plan = self._plan(len(tokens), len(batch), num_rows, side=side if num_rows else 0)
         if num_rows == 0:

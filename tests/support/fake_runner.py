@@ -16,7 +16,7 @@ import numpy as np
 
 from rnn_engine.errors import StepError
 from rnn_engine.forward.batch import sound_runs
-from rnn_engine.types import F32, Batch, ModelShape, Readout, State, Ticket, TokenRun
+from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
 from tests.support.models import tiny_shape
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -119,6 +119,9 @@ class FakeRunner:
 
     def write_state(self, slot: int, state: State | None) -> None:
         self.slots[slot] = self._states[NEVER_STEPPED] if state is None else self.tokens_of(state)
+
+    def start_read(self, slot: int) -> PendingState:
+        return ReadyState(self.read_state(slot))
 
     def read_state(self, slot: int) -> dict[str, F32]:
         return self.make_state(self._tokens(slot))

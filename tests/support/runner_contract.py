@@ -229,6 +229,27 @@ class RunnerContract:
         for name, values in runner.read_state(3).items():
             self.assert_close(values, after[name])
 
+    def test_a_read_is_of_the_moment_when_it_was_started(self, runner: Runner) -> None:
+        reads, expected = [], []
+        for round_ in range(7):  # more than are under way at the same time
+            state = {name: values + round_ for name, values in random_state().items()}
+            runner.write_state(1, state)
+            reads.append(runner.start_read(1))
+            expected.append(state)
+            runner.write_state(1, None)
+            run_step(runner, [TokenRun(1, [3])])
+        for round_ in (5, 6, *range(5), 0):
+            assert_equal_states(reads[round_].result(), expected[round_])
+        assert all(read.done() for read in reads)
+
+    def test_a_read_is_done_once_later_work_is(self, runner: Runner) -> None:
+        write_states(runner)
+        read = runner.start_read(2)
+        run_step(runner, [TokenRun(2, [1], rows=1)])
+        assert read.done()
+        read.result()["wkv"][:] = 0
+        assert_equal_states(read.result(), random_state())
+
     def test_states_are_copied_in_and_out(self, runner: Runner) -> None:
         state = random_state()
         runner.write_state(0, state)
@@ -286,6 +307,8 @@ class RunnerContract:
             runner.write_state(slot, None)
         with pytest.raises(InvalidRequestError, match="slot"):
             runner.read_state(slot)
+        with pytest.raises(InvalidRequestError, match="slot"):
+            runner.start_read(slot)
         with pytest.raises(InvalidRequestError, match="source slot"):
             runner.copy_state(slot, 0)
         with pytest.raises(InvalidRequestError, match="target slot"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State
+from rnn_engine.types import F32, I32, Batch, ModelShape, PendingState, Readout, ReadyState, State
 from tools.bench.commits import find
 
 _NUM_CANDIDATES = 128
@@ -68,6 +68,9 @@ class InstantRunner:
 
     def write_state(self, slot: int, state: State | None) -> None:
         pass
+
+    def start_read(self, slot: int) -> PendingState:  # noqa: ARG002
+        return ReadyState(self._state)
 
     def read_state(self, slot: int) -> dict[str, F32]:  # noqa: ARG002
         return self._state

@@ -1,0 +1,151 @@
+"""The live states of a runner's slots on a device: writing, reading and copying them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rnn_engine.errors import DeviceError, DeviceMemoryError
+from rnn_engine.forward.state import StateLayout
+from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Download, Kernels, Plan, Recorder
+from rnn_engine.types import F32, State
+
+_COPY_THREADS = 64
+_MAX_READS = 4  # on their way to the host at the same time
+
+
+class SlotStates:
+    """States in their layers' buffers, each with the side that its shifts are on. All calls keep the device's order."""
+
+    def __init__(
+        self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, kernels: Kernels
+    ) -> None:
+        """`buffers`: for each layer [slots, layout.stride] f32."""
+        self._buffers = buffers
+        self._layout = layout
+        self._device = device
+        self._recorder = Recorder(device)
+        self._slot_bytes = 4 * layout.stride  # in each layer's buffer
+        self._sides = [0] * num_slots
+        self._pair = device.create_buffer("slots to copy", 8)
+        self._copy = self._plan_copy(kernels)
+        self._unused = [self._create_staging()]
+        self._num_staging = 1
+        self._reads: deque[SlotRead] = deque()  # those that hold a staging buffer, oldest first
+
+    @property
+    def sides(self) -> Sequence[int]:
+        """For each slot the side that the next step reads its shifts from; that step writes the other one."""
+        return self._sides
+
+    def advance(self, slot: int) -> None:
+        """Note that a step was submitted that runs `slot`."""
+        self._sides[slot] ^= 1
+
+    def write(self, slot: int, state: State) -> None:
+        packed = self._layout.pack(state)  # [L, stride]
+        for buffer, layer in zip(self._buffers, packed, strict=True):
+            self._device.upload(buffer, slot * self._slot_bytes, layer)
+        self._sides[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        self._device.upload(self._pair, 0, np.array([source, target], np.uint32))
+        self._recorder.submit(self._copy)
+        self._sides[target] = self._sides[source]
+
+    def start_read(self, slot: int) -> SlotRead:
+        """Submit a copy of the state of `slot` to the host. Waits only where four reads are under way.
+
+        Raises DeviceError where the device refuses.
+        """
+        staging = self._take_staging()
+        copies = [
+            BufferCopy(buffer, slot * self._slot_bytes, staging, layer * self._slot_bytes, self._slot_bytes)
+            for layer, buffer in enumerate(self._buffers)
+        ]
+        try:
+            submission = self._recorder.submit(copies=copies)
+            download = self._recorder.download(staging, len(copies) * self._slot_bytes, submission)
+        except DeviceError:
+            self._unused.append(staging)
+            raise
+        read = SlotRead(self._layout, self._sides[slot], download, lambda read: self._give_back(read, staging))
+        self._reads.append(read)
+        return read
+
+    def close(self) -> None:
+        """End the reads that are under way: their results can't be had any more."""
+        while self._reads:
+            self._reads.popleft().abandon()
+
+    def _take_staging(self) -> Buffer:
+        if not self._unused and self._num_staging < _MAX_READS:
+            try:
+                self._unused.append(self._create_staging())
+                self._num_staging += 1
+            except DeviceMemoryError:
+                pass  # those that there are have to do
+        while not self._unused:
+            self._reads[0].finish()
+        return self._unused.pop()
+
+    def _give_back(self, read: SlotRead, staging: Buffer) -> None:
+        self._reads.remove(read)
+        self._unused.append(staging)
+
+    def _create_staging(self) -> Buffer:
+        return self._device.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
+
+    def _plan_copy(self, kernels: Kernels) -> Plan:
+        """The dispatches that fork a state: one a layer."""
+        kernel = kernels.get("copy_state", {"THREADS": _COPY_THREADS, "STATE_STRIDE": self._layout.stride})
+        num_groups = -(-self._layout.stride // (4 * _COPY_THREADS))
+        return Plan(
+            tuple(
+                Dispatch("fork", kernel, kernels.bind(kernel.source, {"pair": self._pair, "state": state}), num_groups)
+                for state in self._buffers
+            )
+        )
+
+
+class SlotRead:
+    """A `PendingState` on a device."""
+
+    def __init__(
+        self, layout: StateLayout, side: int, download: Download, on_finished: Callable[[SlotRead], None]
+    ) -> None:
+        self._layout = layout
+        self._side = side
+        self._download: Download | None = download
+        self._on_finished = on_finished
+        self._packed: F32 | DeviceError | None = None  # [L, stride]
+
+    def done(self) -> bool:
+        if self._download is not None and self._download.is_ready:
+            self.finish()
+        return self._download is None
+
+    def result(self) -> dict[str, F32]:
+        self.finish()
+        if isinstance(self._packed, DeviceError):
+            raise self._packed
+        assert self._packed is not None
+        return self._layout.unpack(self._packed, self._side)
+
+    def finish(self) -> None:
+        """Wait for the state and take it out of its staging buffer."""
+        if self._download is None:
+            return
+        download, self._download = self._download, None
+        try:
+            self._packed = np.frombuffer(download.take(), np.float32).reshape(-1, self._layout.stride)
+        except DeviceError as error:
+            self._packed = error
+        self._on_finished(self)
+
+    def abandon(self) -> None:
+        """Let `result` raise from now on."""
+        self._download = None
+        self._packed = DeviceError("a state was not read before the runner was closed")

@@ -1,0 +1,82 @@
+"""Reads of states that are under way on a GPU: their memory is bounded, and closing the runner ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rnn_engine.errors import DeviceError, DeviceMemoryError
+from rnn_engine.forward import GpuRunner
+from rnn_engine.gpu import Buffer, Device, native
+from tests.support.gpu import make_gpu_runner
+from tests.support.models import random_model, tiny_shape
+
+MODEL = random_model(tiny_shape(layers=2), seed=3)
+
+
+@pytest.fixture
+def runner() -> Iterator[GpuRunner]:
+    runner = make_gpu_runner(MODEL, num_slots=3, max_tokens=8, max_rows=4, num_candidates=8)
+    yield runner
+    runner.close()
+
+
+def test_at_most_four_reads_hold_memory(runner: GpuRunner) -> None:
+    before = runner.device.allocated_bytes
+    reads = [runner.start_read(0) for _ in range(4)]
+    grown = runner.device.allocated_bytes
+    assert grown > before
+    reads += [runner.start_read(0) for _ in range(10)]
+    assert runner.device.allocated_bytes == grown
+    assert all(not read.result()["wkv"].any() for read in reads)
+
+
+def test_a_device_without_room_reads_one_after_the_other(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: Device, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+        raise DeviceMemoryError("told to refuse")
+
+    monkeypatch.setattr(Device, "create_buffer", refuse)
+    reads = [runner.start_read(slot) for slot in range(3)]
+    assert [read.done() for read in reads[:2]] == [True, True]
+    assert all(not read.result()["wkv"].any() for read in reads)
+
+
+def test_reads_do_not_wait(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the device is waited for")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "wait", refuse)
+        reads = [runner.start_read(slot) for slot in range(3)]
+        while not all(read.done() for read in reads):
+            pass
+        assert all(not read.result()["wkv"].any() for read in reads)
+
+
+def test_a_read_that_fails_says_so_and_hurts_no_other(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("told to fail")
+
+    failing = runner.start_read(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "copy_mapped", fail)
+        with pytest.raises(DeviceError, match="told to fail"):
+            failing.result()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "Mapping", fail)
+        with pytest.raises(DeviceError, match="told to fail"):
+            runner.start_read(0)
+    assert failing.done()
+    reads = [runner.start_read(0) for _ in range(6)]
+    assert all(not read.result()["wkv"].any() for read in reads)
+
+
+def test_closing_ends_the_reads_under_way(runner: GpuRunner) -> None:
+    early, late = runner.start_read(0), runner.start_read(1)
+    early.result()
+    runner.close()
+    assert not early.result()["wkv"].any()
+    assert late.done()
+    with pytest.raises(DeviceError, match="not read before the runner was closed"):
+        late.result()
