@@ -1,4 +1,7 @@
-"""`python -m tools.bench`: decode by slots, prefill by length, and where the time goes, as a table and as JSON."""
+"""`python -m tools.bench`: decode by slots, prefill by length, and where the time goes, as a table and as JSON.
+
+With --against, the `tools.bench` of another commit measures that commit, and this one this one, in turns.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from rnn_engine.forward import GpuRunner, WeightFormat, load_runner
 from rnn_engine.types import TokenRun
 from tools.bench.measure import copy_bandwidth, host_seconds, seconds_by_part
 from tools.bench.random_model import SHAPES, RandomModel
+from tools.bench.turns import against, against_option, measure_forward, rounds_option
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) -> list[int]:
@@ -32,6 +36,8 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @click.option("--repeats", default=10, show_default=True, help="Timed runs of each figure.")
 @click.option("--parts", is_flag=True, help="Also time each part of a step alone.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+@against_option
+@rounds_option
 def main(
     shapes: str,
     device: str,
@@ -41,8 +47,18 @@ def main(
     repeats: int,
     parts: bool,
     out: Path | None,
+    other: Path | None,
+    rounds: int,
 ) -> None:
     """Measure the forward pass of random RWKV-7 models of real shapes on a device."""
+    if other is not None:
+        if parts or out is not None:
+            raise click.UsageError("--against prints tokens per second alone; expected neither --parts nor --out")
+        counts = {"--slots": slots, "--lengths": lengths}
+        arguments = ["--shapes", shapes, "--device", device, "--weights", weights, "--repeats", str(repeats)]
+        arguments += [part for name, values in counts.items() for part in (name, ",".join(map(str, values)))]
+        against(other, lambda tree: measure_forward(arguments, tree), rounds)
+        return
     results = [measure(name, device, weights, slots, lengths, repeats, parts) for name in shapes.split(",")]
     if out is not None:
         out.write_text(json.dumps(results, indent=2) + "\n", "utf-8")

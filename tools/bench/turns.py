@@ -1,22 +1,35 @@
-"""Measure two sides in turns, so that a machine that gets slower or faster meanwhile does so for both."""
+"""Measure two sides in turns, so that a machine that gets slower or faster meanwhile does so for both.
+
+A side may be another commit of this project: `compared` makes a command of a function that measures the tree that it
+runs in, and the command measures another tree, or that one and this one in turns.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
-from tools.bench.commits import HERE
+from tools.bench.commits import HERE, use_root
 
 Figures: TypeAlias = Mapping[str, float]
 """What one run gives: the name of a figure, with its unit, -> its value."""
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+against_option = click.option(
+    "--against", "other", type=_FOLDER, help="Measure the code of this working tree and this one in turns."
+)
+rounds_option = click.option("--rounds", default=3, show_default=True, help="Turns of each side that is compared.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +62,57 @@ def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None
     compare(Side(f"{root}", lambda: measure(root)), Side("this tree", lambda: measure(HERE)), rounds)
 
 
+def compared(module: str) -> Callable[[Callable[..., Figures]], Callable[..., None]]:
+    """Decorate the body of `python -m MODULE`, which returns figures and imports the project only when it is called.
+
+    The command gets options for the tree that is measured, prints the figures, and compares trees.
+    """
+
+    def decorate(measure: Callable[..., Figures]) -> Callable[..., None]:
+        @click.option("--root", type=_FOLDER, default=HERE, help="Measure the code of this working tree instead.")
+        @against_option
+        @rounds_option
+        @click.option("--json", "as_json", is_flag=True, help="Print the figures as one line of JSON.")
+        @functools.wraps(measure)
+        def command(*, root: Path, other: Path | None, rounds: int, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+            if other is not None:
+                arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+                against(other, lambda tree: _measure_tree(module, tree, arguments), rounds)
+                return
+            use_root(root)
+            figures = measure(**options)
+            if as_json:
+                click.echo(json.dumps(figures))
+                return
+            for name, value in figures.items():
+                click.echo(f"{name}: {show(value)}")
+
+        return command
+
+    return decorate
+
+
 def run_module(module: str, arguments: Sequence[str], folder: Path = HERE) -> str:
     """Run `python -m MODULE` in `folder` and return what it prints. What it says of errors goes to this terminal."""
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def last_line(output: str) -> Figures:
-    """Parse the figures that a run printed as its last line, in JSON."""
+def measure_forward(arguments: Sequence[str], tree: Path = HERE) -> Figures:
+    """Run `python -m tools.bench` of a working tree and return tokens per second."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        run_module("tools.bench", [*arguments, "--out", str(out)], tree)
+        results = json.loads(out.read_text("utf-8"))
+    return {
+        f"{result['shape']} {line['phase']}, {line['slots']} slots, {line['tokens']} tokens": line["tokens_per_second"]
+        for result in results
+        for line in result["results"]
+    }
+
+
+def _measure_tree(module: str, tree: Path, arguments: Sequence[str]) -> Figures:
+    output = run_module(module, ["--root", str(tree), "--json", *arguments])
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
 

@@ -1,18 +1,28 @@
 """HTTP clients that stream completions, in a process of their own and with as little work a token as can be.
 
-Run as a script, which imports nothing of the project. Prints the tokens a second that came in.
+Run as a script, which imports nothing of the project. Prints what `measure` returns as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import time
+from dataclasses import asdict, dataclass
 
 MARK = b"~"
 """The server's tokens have one each, so that tokens can be counted in the raw bytes of an answer."""
 
 END = b"\r\n0\r\n\r\n"  # of a body in chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What all clients got together."""
+
+    tokens: int  # the warm-up's too
+    per_second: float  # after the warm-up
 
 
 class Client(asyncio.Protocol):
@@ -45,8 +55,8 @@ class Client(asyncio.Protocol):
         self._transport.write(self._request)
 
 
-async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: bytes) -> float:
-    """Return the tokens a second that all clients get together."""
+async def measure(port: int, num_clients: int, warm_up: float, seconds: float, body: bytes) -> Counted:
+    """Have clients ask again and again for the time of the warm-up and `seconds`."""
     fields = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}")
     request = "\r\n".join(("POST /v1/completions HTTP/1.1", *fields, "", "")).encode() + body
     loop = asyncio.get_running_loop()
@@ -56,11 +66,11 @@ async def measure(port: int, num_clients: int, warm_up: float, seconds: float, b
     await asyncio.sleep(warm_up)
     before, begun = sum(client.tokens for client in clients), time.perf_counter()
     await asyncio.sleep(seconds)
-    counted, taken = sum(client.tokens for client in clients) - before, time.perf_counter() - begun
+    tokens, taken = sum(client.tokens for client in clients), time.perf_counter() - begun
     errors = [client.error for client in clients if client.error]
     if errors:
         raise SystemExit(errors[0])
-    return counted / taken
+    return Counted(tokens, (tokens - before) / taken)
 
 
 def main() -> None:
@@ -72,7 +82,8 @@ def main() -> None:
     parser.add_argument("--body", required=True)
     options = parser.parse_args()
     body = options.body.encode()
-    print(asyncio.run(measure(options.port, options.clients, options.warm_up, options.seconds, body)))
+    counted = asyncio.run(measure(options.port, options.clients, options.warm_up, options.seconds, body))
+    print(json.dumps(asdict(counted)))
 
 
 if __name__ == "__main__":

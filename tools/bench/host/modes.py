@@ -1,4 +1,8 @@
-"""Tokens a second through the scheduler, through the engine and through HTTP, each with an `InstantRunner`."""
+"""Tokens a second through the scheduler, through the engine and through HTTP, each with an `InstantRunner`.
+
+A second of the processor is that of all threads of this process. On a machine that does other work too it tells more
+than a second of the clock.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +48,14 @@ class Load:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens a second of the clock, and of the processor."""
+
+    per_second: float
+    per_cpu_second: float
+
+
 class WordTokenizer:
     """Stands for any tokenizer: each token is one short word, with the one `clients.MARK` in it."""
 
@@ -60,38 +72,51 @@ class WordTokenizer:
         return self._words[token]
 
 
-def run_scheduler(load: Load) -> float:
+def run_scheduler(load: Load) -> Rate:
     """Steps in a loop on this thread; every free slot is filled before the next step."""
     runner, tokenizer = _make_runner(load), WordTokenizer(65536)
     scheduler = Scheduler(runner, tokenizer.decode_bytes)
     request = _make_request(load)
-    submitted, tokens, begun = 0, 0, 0.0
-    while begun == 0.0 or time.perf_counter() < begun + load.seconds:
-        if begun == 0.0 and tokens >= load.slots * load.tokens:
-            tokens, begun = 0, time.perf_counter()  # warm
+    submitted, tokens, timer = 0, 0, _Timer()
+    warm_up = True
+    while warm_up or timer.seconds < load.seconds:
+        if warm_up and timer.seconds > WARM_UP:
+            warm_up, tokens, timer = False, 0, _Timer()
         while scheduler.num_live + scheduler.num_waiting < load.slots:
             scheduler.submit(submitted, request)
             submitted += 1
         for delivery in scheduler.step():
             if isinstance(delivery.outcome, TextDelta):
                 tokens += len(delivery.outcome.tokens)
-    return tokens / (time.perf_counter() - begun)
+    return timer.rate(tokens)
 
 
-def run_engine(load: Load) -> float:
+def run_engine(load: Load) -> Rate:
     """One event loop consumes all requests."""
     return asyncio.run(_run_engine(load))
 
 
-def run_http(load: Load) -> float:
+def run_http(load: Load) -> Rate:
     """Streamed completions, served by this process and consumed by another one."""
     return asyncio.run(_run_http(load))
 
 
-MODES: Mapping[str, Callable[[Load], float]] = {"scheduler": run_scheduler, "engine": run_engine, "http": run_http}
+MODES: Mapping[str, Callable[[Load], Rate]] = {"scheduler": run_scheduler, "engine": run_engine, "http": run_http}
 
 
-async def _run_engine(load: Load) -> float:
+class _Timer:
+    def __init__(self) -> None:
+        self._begun = time.perf_counter(), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._begun[0]
+
+    def rate(self, tokens: int) -> Rate:
+        return Rate(tokens / self.seconds, tokens / (time.process_time() - self._begun[1]))
+
+
+async def _run_engine(load: Load) -> Rate:
     counted = 0
     request = _make_request(load)
 
@@ -105,9 +130,9 @@ async def _run_engine(load: Load) -> float:
     async with _make_engine(load) as engine:
         tasks = [asyncio.create_task(consume(engine)) for _ in range(load.slots)]
         await asyncio.sleep(WARM_UP)
-        before, begun = counted, time.perf_counter()
+        before, timer = counted, _Timer()
         await asyncio.sleep(load.seconds)
-        rate = (counted - before) / (time.perf_counter() - begun)
+        rate = timer.rate(counted - before)
         for task in tasks:
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
@@ -116,7 +141,7 @@ async def _run_engine(load: Load) -> float:
     return rate
 
 
-async def _run_http(load: Load) -> float:
+async def _run_http(load: Load) -> Rate:
     body = {"prompt": [1], "max_tokens": load.tokens, "stream": True, **SAMPLERS[load.sampler]}
     runner = web.AppRunner(
         make_app(_make_engine(load), ServerSettings(port=0)), access_log=None, handler_cancellation=True
@@ -131,7 +156,8 @@ async def _run_http(load: Load) -> float:
         await runner.cleanup()
 
 
-async def _run_clients(arguments: Sequence[str], seconds: float, body: Mapping[str, object]) -> float:
+async def _run_clients(arguments: Sequence[str], seconds: float, body: Mapping[str, object]) -> Rate:
+    timer = _Timer()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         clients.__file__,
@@ -142,7 +168,8 @@ async def _run_clients(arguments: Sequence[str], seconds: float, body: Mapping[s
     output, _ = await process.communicate()
     if process.returncode != 0:
         raise RuntimeError("the clients failed")
-    return float(output)
+    counted = clients.Counted(**json.loads(output))
+    return Rate(counted.per_second, timer.rate(counted.tokens).per_cpu_second)
 
 
 def _make_runner(load: Load) -> InstantRunner:
