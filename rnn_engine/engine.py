@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
-from rnn_engine.errors import EngineClosedError, InvalidRequestError, OverloadedError, RnnEngineError
+from rnn_engine.checks import check_token_ids
+from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError
 from rnn_engine.forward import Progress, WeightFormat
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
@@ -131,9 +132,7 @@ class Engine:
         return self._tokenizer.encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
-        for token in tokens:
-            if not 0 <= token < self._info.shape.vocab_size:
-                raise InvalidRequestError("token", token, f"a token id from 0 to {self._info.shape.vocab_size - 1}")
+        check_token_ids("token", tokens, self._info.shape.vocab_size)
         return b"".join(map(self._tokenizer.decode_bytes, tokens))
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
@@ -41,17 +42,17 @@ class SamplingParams:
 
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0)
-        _check_range("top_k", self.top_k, 0, 2**31 - 1)
-        _check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        _check_range("penalty_decay", self.penalty_decay, 0.0, 1.0)
+        check_range("temperature", self.temperature, 0.0, 100.0)
+        check_range("top_p", self.top_p, 0.0, 1.0)
+        check_range("top_k", self.top_k, 0, 2**31 - 1)
+        check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        check_range("penalty_decay", self.penalty_decay, 0.0, 1.0)
         for token, bias in self.bias.items():
-            _check_range("logit_bias token id", token, 0, shape.vocab_size - 1)
-            _check_range("logit_bias value", bias, -1000.0, 1000.0)
+            check_range("logit_bias token id", token, 0, shape.vocab_size - 1)
+            check_range("logit_bias value", bias, -1000.0, 1000.0)
         if self.seed is not None:
-            _check_range("seed", self.seed, 0, 2**64 - 1)
+            check_range("seed", self.seed, 0, 2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +78,18 @@ class GenerateRequest:
         if len(self.prompt) == 0 and (self.initial_state is None or self.initial_state.logits is None):
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
-            _check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
+            check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
         for field_name in ("turns", "marks"):
             for position in getattr(self, field_name):
-                _check_range(f"{field_name} position", position, 0, len(self.prompt))
-        _check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+                check_range(f"{field_name} position", position, 0, len(self.prompt))
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
-            check_tokens(field_name, getattr(self, field_name), shape.vocab_size)
-        _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+            check_token_ids(f"{field_name} token", getattr(self, field_name), shape.vocab_size)
+        check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         if any(len(stop) == 0 for stop in self.stop):
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
         if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, max_logprobs)
+            check_range("logprobs", self.logprobs, 0, max_logprobs)
         self.sampling.check(shape)
 
 
@@ -182,15 +183,3 @@ class EngineStats:
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
     """What stands for a text without tokens: nothing where it is known what follows `initial_state`, else token 0."""
     return () if initial_state is not None and initial_state.logits is not None else BEGINNING
-
-
-def check_tokens(field_name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise InvalidRequestError for the first that is no token id."""
-    for position, token in enumerate(tokens):
-        if not 0 <= token < vocab_size:
-            raise InvalidRequestError(f"{field_name} token {position}", token, f"a token id from 0 to {vocab_size - 1}")
-
-
-def _check_range(field_name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also refuses NaN
-        raise InvalidRequestError(field_name, value, f"a number from {low} to {high}")

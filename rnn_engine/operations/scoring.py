@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.cost import Cost
@@ -22,7 +23,6 @@ from rnn_engine.requests import (
     PromptScored,
     Started,
     TokenInfo,
-    check_tokens,
     empty_prompt,
 )
 from rnn_engine.types import InitialState
@@ -126,13 +126,13 @@ def _shared_cost(runs: Sequence[Continuation]) -> Cost:
 
 def _check(engine: EngineLike, context: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
     vocab_size = engine.info.shape.vocab_size
-    check_tokens("context", context, vocab_size)
+    check_token_ids("context token", context, vocab_size)
     if len(choices) == 0:
         raise InvalidRequestError("choices", [], "at least one choice")
     for number, choice in enumerate(choices):
         if len(choice) == 0:
             raise InvalidRequestError(f"choices.{number}", list(choice), "at least one token")
-        check_tokens(f"choices.{number}", choice, vocab_size)
+        check_token_ids(f"choices.{number} token", choice, vocab_size)
 
 
 def _call(context: Sequence[int], choice: Sequence[int], initial_state: InitialState | None) -> GenerateRequest:

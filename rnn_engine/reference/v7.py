@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.reference.weights import Array, Block, Lookup, Weights
 from rnn_engine.types import Model
@@ -198,7 +199,5 @@ def sigmoid(x: Array) -> Array:
 def _check_tokens(tokens: Sequence[int], vocab_size: int) -> NDArray[np.integer[Any]]:
     if len(tokens) == 0:
         raise InvalidRequestError("tokens", list(tokens), "at least one token")
-    for position, token in enumerate(tokens):
-        if not 0 <= token < vocab_size:
-            raise InvalidRequestError(f"token {position}", token, f"a token id from 0 to {vocab_size - 1}")
+    check_token_ids("token", tokens, vocab_size)
     return np.asarray(tokens, np.intp)

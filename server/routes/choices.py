@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
-from rnn_engine.requests import check_tokens
 from server.body import read_body
 from server.keys import ENGINE
 from server.logprobs import token_text
@@ -63,7 +63,7 @@ async def _score(engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore,
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
     if isinstance(prompt, str):
         return engine.tokenize(prompt) if prompt else ()
-    check_tokens(field, prompt, engine.info.shape.vocab_size)
+    check_token_ids(f"{field} token", prompt, engine.info.shape.vocab_size)
     return prompt
 
 

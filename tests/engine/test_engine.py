@@ -270,7 +270,7 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
     async with running(FakeRunner(HELLO)) as engine:
         assert engine.tokenize("é") == [0xC3 + 1, 0xA9 + 1]
         assert engine.detokenize([0xC3 + 1, 0, 0xA9 + 1]) == "é".encode()
-        with pytest.raises(InvalidRequestError, match="token: 257 is not allowed; expected a token id from 0 to 256"):
+        with pytest.raises(InvalidRequestError, match="token 1: 257 is not allowed; expected a token id from 0 to 256"):
             engine.detokenize([1, 257])
 
 

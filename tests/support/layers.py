@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "rnn_engine.errors",
         "rnn_engine.atomic_file",
+        "rnn_engine.checks",
         "rnn_engine.types",
         "rnn_engine.requests",
         "rnn_engine.chat_template",

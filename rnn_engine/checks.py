@@ -1,0 +1,25 @@
+"""Checks of single values that several layers make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rnn_engine.errors import InvalidRequestError
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise InvalidRequestError unless `low` <= `value` <= `high`; NaN is refused."""
+    if not low <= value <= high:
+        raise InvalidRequestError(name, value, f"a number from {low} to {high}")
+
+
+def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequestError for the first of `tokens` that is no id of a vocabulary of `vocab_size`.
+
+    The error names it by `name` and its position: "prompt token 3".
+    """
+    for position, token in enumerate(tokens):
+        if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
+            raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
