@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,8 @@ from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
 from states.named.registry import StateRegistry
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -60,9 +63,14 @@ class Engine:
         self._states = parts.states
         self._states.on_forgotten(self._forget_root)
         self._scheduler = Scheduler(
-            parts.runner, self._tokenizer.decode_bytes, self._cache, self._info.num_slots, self._wake_worker
+            parts.runner,
+            self._tokenizer.decode_bytes,
+            self._cache,
+            self._info.num_slots,
+            policy,
+            wake=self._wake_worker,
         )
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), policy)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts))
         self._worker.start()
 
     @classmethod
@@ -115,8 +123,9 @@ class Engine:
         return self._states
 
     def stats(self) -> EngineStats:
-        active = self._scheduler.num_live
-        return EngineStats(active=active, queued=max(len(self._inboxes) - active, 0))
+        active = min(self._scheduler.num_live, len(self._inboxes))
+        failed = self._ended.is_set() and not self._closing
+        return EngineStats(active, len(self._inboxes) - active, failed)
 
     def cache_stats(self) -> CacheStats | None:
         return None if self._cache is None else self._cache.stats()
@@ -178,7 +187,7 @@ class Engine:
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
         """What `question` gives on the worker's thread, between two steps."""
-        self._refuse_if_closing()
+        self._refuse_if_stopped()
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
         answer, ended = asyncio.wrap_future(future), asyncio.ensure_future(self._ended.wait())
@@ -188,15 +197,15 @@ class Engine:
             ended.cancel()
         if not answer.done():
             answer.cancel()
-            raise EngineClosedError("the engine has stopped")
+            raise _stopped()
         return answer.result()
 
-    def _refuse_if_closing(self) -> None:
-        if self._closing:
-            raise EngineClosedError("the engine has stopped")
+    def _refuse_if_stopped(self) -> None:
+        if self._closing or self._ended.is_set():
+            raise _stopped()
 
     def _refuse_if_full(self) -> None:
-        self._refuse_if_closing()
+        self._refuse_if_stopped()
         if len(self._inboxes) >= self._scheduler.capacity + self._max_queued:
             seconds = RETRY_SECONDS if self._request_seconds is None else self._request_seconds
             raise OverloadedError(
@@ -215,7 +224,10 @@ class Engine:
         if cache is not None:
 
             def drop() -> None:
-                cache.drop_root(root)
+                try:
+                    cache.drop_root(root)
+                except Exception:
+                    logger.exception("the cache of states failed; states that nobody can reach stay in it")
 
             self._worker.call(drop)
 
@@ -241,11 +253,18 @@ class Engine:
         try:
             parts.close()
         finally:
-            self._tell_ended()
+            with suppress(RuntimeError):  # the loop was closed, so nobody waits
+                self._loop.call_soon_threadsafe(self._note_end)
 
-    def _tell_ended(self) -> None:
-        with suppress(RuntimeError):  # the loop was closed, so nobody waits
-            self._loop.call_soon_threadsafe(self._ended.set)
+    def _note_end(self) -> None:
+        """End whatever waits for the worker, which runs no more."""
+        self._ended.set()
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(_stopped())  # behind the outcome that the worker gave, where it gave one
+
+
+def _stopped() -> EngineClosedError:
+    return EngineClosedError("the engine has stopped")
 
 
 def _answer(future: Future[T], question: Callable[[], T]) -> None:

@@ -178,6 +178,7 @@ class EngineStats:
 
     active: int  # requests that hold a slot
     queued: int
+    failed: bool = False  # the engine has stopped though nobody closed it, and takes no more requests
 
 
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:

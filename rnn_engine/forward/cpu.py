@@ -73,6 +73,7 @@ class CpuRunner:
     def max_rows(self) -> int:
         return self._max_rows
 
+    @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
         if self._weights is None:

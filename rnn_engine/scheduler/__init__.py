@@ -2,7 +2,6 @@
 
 from rnn_engine.scheduler.policies import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.scheduler import Delivery, Scheduler
-from rnn_engine.scheduler.timer import BatchTimer
 from rnn_engine.scheduler.worker import Worker
 
-__all__ = ["EAGER", "BatchTimer", "BatchingPolicy", "Delivery", "Scheduler", "Worker", "parse_policy"]
+__all__ = ["EAGER", "BatchingPolicy", "Delivery", "Scheduler", "Worker", "parse_policy"]

@@ -70,11 +70,13 @@ class LiveSequence:
         return [*self.request.prompt, *self._generated][: self.position]
 
     @property
-    def due(self) -> CheckpointKind | None:
-        """As what the state of this moment is worth keeping; None where it isn't."""
+    def due(self) -> CheckpointPoint | None:
+        """The checkpoint that is to be made of the slot's present state, if any."""
         if (cut := self._cut_at(self.position)) is not None:
-            return cut.kind
-        return CheckpointKind.GENERATION_END if self.finished and self._generated else None
+            return cut
+        if self.finished and self._generated:
+            return CheckpointPoint(self.position, CheckpointKind.GENERATION_END, logits=True)
+        return None
 
     def run(self, count: int) -> TokenRun:
         """The next `count` tokens, as part of a step."""
@@ -86,8 +88,8 @@ class LiveSequence:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
             return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows])
-        cut = self._cut_at(end)
-        wanted = end == len(self.request.prompt) or (cut is not None and cut.logits)
+        # A state that is to be kept gets a row too, for its logits tell whether it is sound.
+        wanted = end == len(self.request.prompt) or self._cut_at(end) is not None
         return TokenRun(self.slot, tokens, rows=int(wanted))
 
     def begin(self) -> list[Event]:

@@ -1,23 +1,17 @@
-"""The one thread that owns the runner: it obeys commands between steps, and steps where there is work and it is time.
-
-Knows threads; knows nothing of event loops: deliveries go to a callable that must not block.
-"""
+"""The thread that owns the runner: it obeys commands between steps, and steps a scheduler while there is work."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from rnn_engine.errors import EngineClosedError, StepError
+from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.policies import EAGER, BatchingPolicy
-from rnn_engine.scheduler.scheduler import Delivery, Scheduler
-from rnn_engine.scheduler.timer import BatchTimer
+from rnn_engine.scheduler.scheduler import Delivery, Scheduler, step_error
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +19,20 @@ Command: TypeAlias = Callable[[], None]
 
 
 class Worker:
-    """Runs `scheduler` on its own thread from `start` until `stop`.
+    """Runs a scheduler on a thread of its own from `start` until `stop`.
 
-    `deliver` and `on_end` are called on that thread. No exception of a command or a step ends it.
+    An exception of a command or a step ends every request with StepError, and the worker goes on. Where that fails too,
+    the worker ends. `start`, `submit`, `call` and `stop` may be called from any thread and don't block.
     """
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        deliver: Callable[[list[Delivery]], None],
-        on_end: Callable[[], None],
-        policy: BatchingPolicy = EAGER,
+        self, scheduler: Scheduler, deliver: Callable[[list[Delivery]], None], on_end: Callable[[], None]
     ) -> None:
-        """`policy` says when a step is run with those that are there, and when others are waited for."""
+        """Both are called on the worker's thread: `deliver` must not block, `on_end` is called once, whatever happens.
+
+        Requests may be left without an outcome when `on_end` is called.
+        """
         self._scheduler = scheduler
-        self._pace = BatchTimer(scheduler, policy, time.monotonic)
         self._deliver = deliver
         self._on_end = on_end
         self._commands: SimpleQueue[Command] = SimpleQueue()
@@ -50,8 +43,8 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: int, request: GenerateRequest) -> None:
-        """Have the worker run `request`."""
-        self.call(partial(self._pace.submit, key, request))
+        """Have the worker run `request`, which has been checked."""
+        self.call(partial(self._submit, key, request))
 
     def call(self, command: Command) -> None:
         """Have the worker run `command` before its next step; commands run in the order of their calls."""
@@ -66,36 +59,50 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopping:
+        try:
+            while not self._stopping:
+                self._obey_and_step()
+            self._end_requests(partial(EngineClosedError, "the engine has stopped"))
+        except BaseException:
+            logger.critical("the worker failed and ends", exc_info=True)
+        finally:
+            try:
+                self._on_end()
+            except Exception:
+                logger.exception("the worker's end failed")
+
+    def _obey_and_step(self) -> None:
+        try:
             self._obey()
             if self._scheduler.has_work and not self._stopping:
-                self._guard(self._step)
-        self._guard(lambda: self._deliver(self._scheduler.abort(lambda: EngineClosedError("the engine has stopped"))))
-        self._guard(self._on_end)
+                self._post(self._scheduler.step())
+        except Exception:
+            logger.exception("the scheduler failed; its requests end")
+            self._end_requests(partial(StepError, "the scheduler failed"))
 
     def _obey(self) -> None:
         """Run the commands that have come; wait for more while no step is due."""
         while not self._stopping:
             try:
-                command = self._commands.get(timeout=self._pace.wait_seconds())
+                command = self._commands.get(timeout=self._scheduler.wait_seconds())
             except Empty:
                 return
-            self._guard(command)
+            command()
 
-    def _step(self) -> None:
+    def _submit(self, key: int, request: GenerateRequest) -> None:
         try:
-            deliveries = self._pace.step()
-        except Exception:
-            logger.exception("the scheduler failed; its requests end")
-            deliveries = self._scheduler.abort(lambda: StepError("the scheduler failed"))
+            self._scheduler.submit(key, request)
+        except Exception as error:
+            logger.exception("a request could not be queued")
+            self._scheduler.cancel(key)
+            self._deliver([Delivery(key, step_error(error))])
+
+    def _end_requests(self, make_error: Callable[[], RnnEngineError]) -> None:
+        self._post(self._scheduler.abort(make_error))
+
+    def _post(self, deliveries: list[Delivery]) -> None:
         if deliveries:
             self._deliver(deliveries)
-
-    def _guard(self, action: Command) -> None:
-        try:
-            action()
-        except Exception:
-            logger.exception("an action of the worker failed")
 
     def _stop(self) -> None:
         self._stopping = True

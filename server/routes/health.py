@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from aiohttp import web
 
 from server.keys import ENGINE, LIFECYCLE
@@ -14,8 +16,9 @@ async def health(request: web.Request) -> web.Response:
     engine, lifecycle = request.app[ENGINE], request.app[LIFECYCLE]
     stats = engine.stats()
     cache = engine.cache_stats()
+    status: Literal["ok", "closing", "failed"] = "failed" if stats.failed else "closing" if lifecycle.closing else "ok"
     body: Health = {
-        "status": "closing" if lifecycle.closing else "ok",
+        "status": status,
         "model": engine.info.model,
         "requests": lifecycle.active,
         "active": stats.active,
@@ -23,7 +26,7 @@ async def health(request: web.Request) -> web.Response:
         "cache_look_ups": 0 if cache is None else cache.look_ups,
         "cache_hits": 0 if cache is None else cache.hits,
     }
-    return json_response(body, status=503 if lifecycle.closing else 200)
+    return json_response(body, status=200 if status == "ok" else 503)
 
 
 ROUTES = (Route("GET", "/health", health, "Whether the server takes requests.", Health, always=True),)

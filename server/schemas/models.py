@@ -37,9 +37,10 @@ class ModelList(TypedDict):
 
 
 class Health(TypedDict):
-    """`closing` comes with status 503; `requests` counts HTTP requests, the next two what the engine runs of them."""
+    """`closing` and `failed` (the engine has stopped by itself) come with status 503; `requests` counts HTTP requests,
+    the next two what the engine runs of them."""
 
-    status: Literal["ok", "closing"]
+    status: Literal["ok", "closing", "failed"]
     model: str
     requests: int
     active: int

@@ -18,7 +18,7 @@ class CheckpointLimits:
     """Bounds on what one prompt may store."""
 
     max_checkpoints: int = 8  # the prompt's end included
-    min_gap: int = 32  # tokens between neighbours; a turn or branch point nearer to another cut is left out
+    min_gap: int = 32  # tokens that a branch point saves over the checkpoint before it, or between turns and others
 
     def __post_init__(self) -> None:
         if self.max_checkpoints < 1 or self.min_gap < 1:
@@ -47,24 +47,31 @@ def plan_checkpoints(
     `saved` tokens come from the cache, `known` is how far the prompt follows a known path (both as the look-up says),
     `turns` are the positions at which the turns of a chat end, `marks` those that the client set. The prompt's end is
     always there, with its logits, unless all of it is saved; then marks, the branch point and turns, the later the
-    sooner, as long as the limits allow.
+    sooner, as long as the limits allow. A branch point counts however near the end it is: other prompts leave there,
+    and the checkpoints after it are of no use to them.
     """
     limits = limits or CheckpointLimits()
     if saved >= length:
         return ()
     wanted = [
-        *((position, CheckpointKind.MARK, 1) for position in sorted(set(marks), reverse=True)),
-        (known, CheckpointKind.BRANCH, limits.min_gap),
-        *((position, CheckpointKind.TURN, limits.min_gap) for position in sorted(set(turns), reverse=True)),
+        *((position, CheckpointKind.MARK) for position in sorted(set(marks), reverse=True)),
+        (known, CheckpointKind.BRANCH),
+        *((position, CheckpointKind.TURN) for position in sorted(set(turns), reverse=True)),
     ]
     chosen = {length: CheckpointKind.PROMPT_END}
-    for position, kind, gap in wanted:
+    for position, kind in wanted:
         if len(chosen) == limits.max_checkpoints:
             break
-        if saved < position < length and _is_apart(position, {saved, *chosen}, gap):
+        if saved < position < length and _is_worth_it(position, kind, {saved, *chosen}, limits.min_gap):
             chosen[position] = kind
     return tuple(CheckpointPoint(position, chosen[position], logits=position == length) for position in sorted(chosen))
 
 
-def _is_apart(position: int, others: set[int], min_gap: int) -> bool:
-    return all(abs(position - other) >= min_gap for other in others)
+def _is_worth_it(position: int, kind: CheckpointKind, others: set[int], min_gap: int) -> bool:
+    match kind:
+        case CheckpointKind.MARK:
+            return position not in others
+        case CheckpointKind.BRANCH:
+            return position not in others and all(other > position or position - other >= min_gap for other in others)
+        case _:
+            return all(abs(position - other) >= min_gap for other in others)

@@ -7,18 +7,21 @@ import gc
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
+from rnn_engine.forward import CpuRunner
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import EngineStats, Event, Finished, GenerateRequest, SamplingParams, Started
-from rnn_engine.scheduler import Scheduler
-from rnn_engine.types import Batch
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
+from rnn_engine.scheduler.policies import Adaptive
+from rnn_engine.types import Batch, InitialState, Runner
+from states.cache.cache import StateCache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -51,13 +54,20 @@ class Gate:
 
 
 @asynccontextmanager
-async def running(runner: FakeRunner, max_queued: int = 64) -> AsyncGenerator[Engine, None]:
+async def running(runner: Runner, max_queued: int = 64) -> AsyncGenerator[Engine, None]:
     async with asyncio.timeout(PATIENCE), engine_of(runner, max_queued) as engine:
         yield engine
 
 
-def engine_of(runner: FakeRunner, max_queued: int = 64) -> Engine:
-    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=max_queued)
+def engine_of(
+    runner: Runner, max_queued: int = 64, cache: StateCache | None = None, policy: BatchingPolicy = EAGER
+) -> Engine:
+    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
+    return Engine(parts, max_queued=max_queued, policy=policy)
+
+
+def broken(*_args: object) -> None:
+    raise RuntimeError("a fault of our own")
 
 
 def ask(text: str = "Hi", max_tokens: int = 20) -> GenerateRequest:
@@ -189,15 +199,110 @@ async def test_a_failed_step_is_told_to_its_clients_and_the_engine_goes_on() -> 
 
 
 async def test_the_worker_survives_a_scheduler_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(scheduler: Scheduler) -> None:
-        raise RuntimeError("a fault of our own")
-
     async with running(FakeRunner(HELLO)) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(Scheduler, "step", broken)
             with pytest.raises(StepError, match="the scheduler failed"):
                 await listen(engine, ask())
         assert (await listen(engine, ask())).text == "Hello"
+
+
+@pytest.mark.parametrize("method", ["wait_seconds", "arrived", "stepped"])
+async def test_a_policy_that_raises_ends_requests_with_an_error_and_the_engine_goes_on(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = Adaptive()
+    async with asyncio.timeout(PATIENCE), engine_of(FakeRunner(HELLO), policy=policy) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(policy, method, broken)
+            for _ in range(3):
+                with pytest.raises(StepError):
+                    await listen(engine, ask())
+        assert (await listen(engine, ask())).text == "Hello"
+        assert engine.stats() == EngineStats(active=0, queued=0, failed=False)
+
+
+async def test_a_worker_that_can_not_go_on_ends_every_request_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    runner = FakeRunner(HELLO, num_slots=1, on_step=gate)
+    async with running(runner) as engine:
+        requests = [asyncio.create_task(listen(engine, ask())) for _ in range(3)]
+        await reach(lambda: len(runner.batches) == 1)
+        question = asyncio.create_task(engine.drop_cache())
+        monkeypatch.setattr(Scheduler, "step", broken)
+        monkeypatch.setattr(Scheduler, "abort", broken)
+        gate.open()
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineClosedError] * 3
+        await question
+        assert engine.stats().failed
+        assert runner.closed
+        with pytest.raises(EngineClosedError):
+            await listen(engine, ask())
+    assert not engine.stats().active
+
+
+async def test_a_question_to_a_worker_that_ends_is_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    runner = FakeRunner(HELLO, on_step=gate)
+    cache = StateCache(runner.shape, "a model", runner)
+    async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
+        request = asyncio.create_task(listen(engine, ask()))
+        await reach(lambda: len(runner.batches) == 1)
+        question = asyncio.create_task(engine.drop_cache())
+        await asyncio.sleep(0)
+        monkeypatch.setattr(Worker, "_obey", broken)
+        monkeypatch.setattr(Scheduler, "abort", broken)
+        gate.open()
+        results = await asyncio.gather(request, question, return_exceptions=True)
+        assert [type(result) for result in results] == [EngineClosedError] * 2
+
+
+async def test_a_request_that_can_not_be_queued_ends_with_an_error_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    runner = FakeRunner(HELLO, on_step=gate)
+    async with running(runner) as engine:
+        healthy = asyncio.create_task(listen(engine, ask()))
+        await reach(lambda: len(runner.batches) == 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "submit", broken)
+            refused = asyncio.create_task(listen(engine, ask()))
+            await asyncio.sleep(0)
+            gate.open()
+            with pytest.raises(StepError, match="a fault of our own"):
+                await refused
+        assert (await healthy).text == "Hello"
+
+
+@pytest.mark.parametrize(("marked", "cached"), [(False, [0, 0, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])])
+async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool, cached: list[int]) -> None:
+    runner = FakeRunner(HELLO, max_tokens=256)
+    cache = StateCache(runner.shape, "a model", runner)
+    text = "Long. " * 233 + "::"
+    async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
+        for question, saved in zip(("Who??", "Do I?", "Am I?", "Is it", "Can I"), cached, strict=True):
+            request = replace(ask(text + question), marks=[len(text)] if marked else [])
+            assert (await listen(engine, request)).events[0] == Started(len(text) + 5, saved)
+
+
+async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
+    """Its wkv is finite, and so accepted; what the model makes of it is not."""
+    model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
+    runner = CpuRunner(model, num_slots=4)
+    cache = StateCache(model.shape, "a model", runner)
+    huge = model.shape.initial_state()
+    huge["wkv"][:] = 3e38
+    bad = replace(ask("Hi" * 50, max_tokens=4), initial_state=InitialState("huge", huge), stop_tokens=[], keep_end=True)
+    good = [replace(ask(text * 30, max_tokens=8), stop_tokens=[]) for text in "abc"]
+    async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
+        alone = [await listen(engine, request) for request in good]
+        await engine.drop_cache()
+        results = await asyncio.gather(*(listen(engine, one) for one in [bad, *good, bad]), return_exceptions=True)
+        assert [isinstance(result, StepError) for result in results] == [True, False, False, False, True]
+        for heard, expected in zip(results[1:4], alone, strict=True):
+            assert isinstance(heard, Heard)
+            assert [info.token for info in heard.tokens] == [info.token for info in expected.tokens]
+        assert {checkpoint.root for checkpoint in cache.checkpoints()} == {"none"}
 
 
 async def test_closing_ends_live_and_queued_requests_and_frees_the_device() -> None:

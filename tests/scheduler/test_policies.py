@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams
-from rnn_engine.scheduler import EAGER, BatchingPolicy, BatchTimer, Scheduler, parse_policy
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, parse_policy
 from rnn_engine.scheduler.policies import DEFAULT_WAIT, LONGEST_WAIT, Adaptive, Gather, Load
 from rnn_engine.types import Batch
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -142,7 +142,7 @@ def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
 
 @dataclass
 class Desk:
-    """A paced scheduler whose steps take a second each, on a clock of its own."""
+    """A scheduler whose steps take a second each, on a clock of its own."""
 
     policy: BatchingPolicy
     num_slots: int = 4
@@ -154,17 +154,17 @@ class Desk:
     def __post_init__(self) -> None:
         logits = scripted_logits(TOKENIZER.size, TOKENIZER.encode("x" * 9))
         runner = FakeRunner(logits, num_slots=self.num_slots, on_step=self._pass_a_second)
-        self.pace = BatchTimer(Scheduler(runner, TOKENIZER.decode_bytes), self.policy, lambda: self.now)
+        self.scheduler = Scheduler(runner, TOKENIZER.decode_bytes, policy=self.policy, clock=lambda: self.now)
 
     def send(self, max_tokens: int = 1) -> None:
         request = GenerateRequest([1, 2], max_tokens=max_tokens, sampling=SamplingParams(temperature=0.0))
-        self.pace.submit(self.sent, request)
+        self.scheduler.submit(self.sent, request)
         self.sent += 1
 
     def run_until(self, end: float) -> None:
         """As a worker does that hears nothing new until then."""
         while self.now < end:
-            wait_seconds = self.pace.wait_seconds()
+            wait_seconds = self.scheduler.wait_seconds()
             if wait_seconds is None or self.now + wait_seconds > end:
                 self.now = end
             elif self.now + wait_seconds > self.now:  # a clock has no finer steps
@@ -173,7 +173,7 @@ class Desk:
                 self._step()
 
     def _step(self) -> None:
-        for delivery in self.pace.step():
+        for delivery in self.scheduler.step():
             if isinstance(delivery.outcome, Finished):
                 self.ended[delivery.key] = self.now
 
@@ -222,4 +222,4 @@ def test_every_request_ends_in_bounded_time_and_the_steps_are_never_far_apart(
     most = 2 * len(gaps)
     desk.run_until(desk.now + most * (1.0 + LONGEST_WAIT) + 1)
     assert sorted(desk.ended) == list(range(len(gaps)))
-    assert desk.pace.wait_seconds() is None
+    assert desk.scheduler.wait_seconds() is None

@@ -133,6 +133,18 @@ def test_a_branch_is_kept_where_a_second_prompt_leaves_the_first() -> None:
     assert cached == [0, 0, 100]
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool) -> None:
+    text = (TEXT * 7)[:1400]
+    desk = Desk()
+    cached = []
+    for number in range(5):
+        request = ask([*text, *range(10 + number, 15 + number)], 2)
+        (outcome,) = desk.run(replace(request, marks=[len(text)] if marked else []))
+        cached.append(outcome.cached_tokens)
+    assert cached == ([0, 1400, 1400, 1400, 1400] if marked else [0, 0, 1400, 1400, 1400])
+
+
 def test_a_prompt_whose_tokens_are_scored_is_run_whole() -> None:
     desk = Desk()
     desk.run(ask(TEXT[:30]))

@@ -10,6 +10,7 @@ import pytest
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started, TextDelta
 from rnn_engine.types import F32, Batch, State
+from states.cache.cache import StateCache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -245,15 +246,22 @@ def test_any_exception_of_the_runner_fails_the_step_with_its_cause() -> None:
     assert isinstance(error.__cause__, ZeroDivisionError)
 
 
-def test_a_row_that_one_request_can_not_draw_from_hurts_no_other() -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_run_that_is_not_sound_ends_its_own_request_and_nothing_of_it_is_kept(value: float) -> None:
     def logits(tokens: Sequence[int]) -> F32:
-        return np.full(VOCAB_SIZE, np.nan if 7 in tokens else 0.0, np.float32)
+        return np.full(VOCAB_SIZE, value if 7 in tokens else 0.0, np.float32)
 
-    everyone = clients(FakeRunner(logits))
-    good, bad = (everyone.send(GenerateRequest([token], max_tokens=3, sampling=GREEDY)) for token in (5, 7))
+    runner = FakeRunner(logits)
+    cache = StateCache(runner.shape, "a model", runner)
+    everyone = Clients(runner, TOKENIZER.decode_bytes, cache)
+    good = everyone.send(GenerateRequest([5] * 90, max_tokens=3, sampling=GREEDY))
+    bad = everyone.send(GenerateRequest([7] * 90, marks=[50], max_tokens=3, sampling=GREEDY))
     everyone.run()
-    assert "log-sum-exp of nan" in str(everyone.heard[bad].error)
+    assert isinstance(everyone.heard[bad].error, StepError)
+    assert "not finite" in str(everyone.heard[bad].error)
     assert everyone.heard[good].finished == Finished("stop", 1, seed=0, stop=0)
+    assert [checkpoint.length for checkpoint in cache.checkpoints()] == [90]
+    assert cache.peek("none", [7] * 90) == 0
 
 
 def test_a_slot_that_can_not_be_prepared_fails_its_request_alone() -> None:

@@ -43,9 +43,26 @@ def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
     limits = CheckpointLimits(min_gap=32)
     assert plan_checkpoints(1000, saved=690, known=700, limits=limits) == (point(1000, END, True),)
     assert plan_checkpoints(1000, saved=0, known=31, limits=limits) == (point(1000, END, True),)
-    assert plan_checkpoints(1000, saved=0, known=969, limits=limits) == (point(1000, END, True),)
-    assert plan_checkpoints(1000, saved=0, known=968, limits=limits) == (
-        point(968, BRANCH, False),
+    assert plan_checkpoints(1000, saved=0, known=700, marks=[690], limits=limits) == (
+        point(690, MARK, False),
+        point(1000, END, True),
+    )
+
+
+@pytest.mark.parametrize("known", [968, 969, 995, 999])
+def test_a_branch_point_counts_however_near_the_end_is(known: int) -> None:
+    assert plan_checkpoints(1000, saved=0, known=known) == (point(known, BRANCH, False), point(1000, END, True))
+    assert plan_checkpoints(1000, saved=0, known=950, marks=[960]) == (
+        point(950, BRANCH, False),
+        point(960, MARK, False),
+        point(1000, END, True),
+    )
+
+
+def test_a_turn_is_left_out_near_any_other_checkpoint() -> None:
+    assert plan_checkpoints(1000, saved=0, known=500, turns=[480, 510, 700, 980]) == (
+        point(500, BRANCH, False),
+        point(700, TURN, False),
         point(1000, END, True),
     )
 

@@ -76,6 +76,7 @@ class FakeEngine:
     most_active: int = 0
     produced: int = 0  # tokens, over all requests
     closed: bool = False
+    failed: bool = False  # has stopped by itself
 
     @property
     def info(self) -> EngineInfo:
@@ -91,7 +92,7 @@ class FakeEngine:
         )
 
     def stats(self) -> EngineStats:
-        return EngineStats(active=self.active, queued=0)
+        return EngineStats(active=self.active, queued=0, failed=self.failed)
 
     def cache_stats(self) -> CacheStats | None:
         return None if self.cache is None else self.cache.stats()

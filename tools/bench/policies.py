@@ -16,7 +16,7 @@ import numpy as np
 
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
-from rnn_engine.scheduler import BatchTimer, Scheduler, parse_policy
+from rnn_engine.scheduler import Scheduler, parse_policy
 from rnn_engine.types import Batch
 from tests.support.fake_runner import FakeRunner
 from tests.support.models import tiny_shape
@@ -69,19 +69,19 @@ def simulate(policy: str, arrivals: list[float], device: Device) -> Outcome:
         max_rows=_SLOTS,
         on_step=device.run,
     )
-    pace = BatchTimer(Scheduler(runner, lambda _: b"x"), parse_policy(policy), lambda: device.now)
+    scheduler = Scheduler(runner, lambda _: b"x", policy=parse_policy(policy), clock=lambda: device.now)
     outcome = Outcome()
     while len(outcome.ended) < len(arrivals):
         while len(outcome.arrived) < len(arrivals) and arrivals[len(outcome.arrived)] <= device.now:
             key = len(outcome.arrived)
             outcome.arrived[key] = arrivals[key]
-            pace.submit(key, _request(key))
-        wait_seconds = pace.wait_seconds()
+            scheduler.submit(key, _request(key))
+        wait_seconds = scheduler.wait_seconds()
         coming = arrivals[len(outcome.arrived)] if len(outcome.arrived) < len(arrivals) else float("inf")
         if wait_seconds is None or (wait_seconds > 0 and device.now + wait_seconds > device.now):
             device.now = min(coming, device.now + (float("inf") if wait_seconds is None else wait_seconds))
             continue
-        for delivery in pace.step():
+        for delivery in scheduler.step():
             if isinstance(delivery.outcome, RnnEngineError):
                 raise delivery.outcome
             if isinstance(delivery.outcome, Started):
