@@ -1,12 +1,11 @@
-"""The words that all layers share: the shape of a model, a sequence's state, a step's batch and its read-out.
-
-Knows numpy and nothing else of the project.
-"""
+"""The words that all layers share: the shape of a model, a sequence's state, a step's batch and its read-out."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -29,46 +28,43 @@ class InitialState:
     logits: F32 | None = None  # [V] those after the last token that the state has taken in, where they are known
 
 
+class FieldKind(Enum):
+    """What a recurrent tensor of a layer is."""
+
+    SHIFT = "shift"  # [D], what the next token is mixed with; a step reads the old one while it writes the new one
+    VECTOR = "vector"  # [n], any other vector
+    MATRIX = "matrix"  # [H, value, key], a matrix for each head
+
+
 @dataclass(frozen=True, slots=True)
 class StateField:
     """One recurrent tensor of a layer: its name, its shape in one layer, and its value before the first token."""
 
     name: str
+    kind: FieldKind
     shape: tuple[int, ...]
     fill: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRanks:
-    """Inner sizes R of the v7 low-rank adapters: decay (w), in-context rate (a), value residual (v), gate (g)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape(ABC):
+    """The sizes of a model, all read from its tensors; each version has a subclass with sizes of its own."""
 
-    w: int
-    a: int
-    v: int
-    g: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The sizes of a model, all read from its tensors."""
-
-    version: str  # "v7"
+    version: str  # such as "v7"
     num_layers: int  # L
     width: int  # D
-    num_heads: int  # H
-    head_size: int  # N; H * N == D
     ffn_width: int  # F
     vocab_size: int  # V
-    ranks: AdapterRanks  # R
 
     @property
+    @abstractmethod
     def state_fields(self) -> tuple[StateField, ...]:
         """The recurrent tensors of one layer, in the order in which they are stored."""
-        return (
-            StateField("att_shift", (self.width,)),
-            StateField("wkv", (self.num_heads, self.head_size, self.head_size)),  # [H, value, key]
-            StateField("ffn_shift", (self.width,)),
-        )
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Mapping[str, int]:
+        """All sizes that people are shown, by name and in order."""
 
     @property
     def state_bytes(self) -> int:
@@ -76,7 +72,7 @@ class ModelShape:
         return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)
 
     def initial_state(self) -> dict[str, F32]:
-        """The state before the first token."""
+        """Return the state before the first token."""
         return {
             field.name: np.full((self.num_layers, *field.shape), field.fill, np.float32) for field in self.state_fields
         }

@@ -21,8 +21,9 @@ from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import device_option, model_argument, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward import GpuRunner, WeightFormat, load_runner
-from rnn_engine.model import open_model
+from rnn_engine.forward import GpuRunner, WeightFormat
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2

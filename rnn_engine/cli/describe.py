@@ -6,7 +6,6 @@ from rnn_engine.types import ModelShape
 
 
 def describe_shape(shape: ModelShape) -> str:
-    return (
-        f"RWKV {shape.version}, {shape.num_layers} layers, width {shape.width}, {shape.num_heads} heads of "
-        f"{shape.head_size}, ffn width {shape.ffn_width}, vocabulary {shape.vocab_size}"
-    )
+    """Return a model's version and all its sizes on one line."""
+    sizes = ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {size}" for name, size in shape.sizes.items())
+    return f"RWKV {shape.version}, {sizes}"

@@ -14,9 +14,10 @@ from rnn_engine.cli.options import device_option, model_argument, parse_tokens, 
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward import WeightFormat, load_runner
+from rnn_engine.forward import WeightFormat
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.states import state_files
-from rnn_engine.model import open_model
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
 
 _SLOT = 0

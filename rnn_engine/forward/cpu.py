@@ -1,7 +1,4 @@
-"""Runs a model with numpy behind the same protocol as a GPU: for machines without one, and to compare with.
-
-Knows slots, batches and read-outs; the mathematics is the reference's.
-"""
+"""Runs a model with numpy behind the same protocol as a GPU: for machines without one, and to compare with."""
 
 from __future__ import annotations
 
@@ -14,7 +11,8 @@ from numpy.typing import NDArray
 from rnn_engine.errors import StepError
 from rnn_engine.forward.batch import check_batch, check_slot, sound_runs, take_oldest
 from rnn_engine.forward.state import check_state
-from rnn_engine.reference.v7 import project_to_logits, run_layers
+from rnn_engine.reference.functions import embed, project_to_logits
+from rnn_engine.reference.runs import RunLayers
 from rnn_engine.reference.weights import Weights
 from rnn_engine.types import (
     F32,
@@ -37,6 +35,7 @@ class CpuRunner:
     def __init__(
         self,
         model: Model,
+        run_layers: RunLayers,
         *,
         num_slots: int = 8,
         max_tokens: int = 256,
@@ -45,6 +44,7 @@ class CpuRunner:
     ) -> None:
         """`num_candidates` is K of the read-outs, or the vocabulary where that is smaller."""
         self._shape = model.shape
+        self._run_layers = run_layers
         self._num_slots = num_slots
         self._max_tokens = max_tokens
         self._max_rows = max_rows
@@ -82,7 +82,7 @@ class CpuRunner:
         tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])  # [T]
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        hidden, after = run_layers(self._weights, tokens, lengths, before)  # [T, D]
+        hidden, after = self._run_layers(self._weights, embed(self._weights, tokens), lengths, before)  # [T, D]
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]

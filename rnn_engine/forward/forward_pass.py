@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import numpy as np
+
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.head import Head
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
-from rnn_engine.gpu import Device, Dispatch, Plan
-from rnn_engine.types import Model
+from rnn_engine.gpu import Buffer, Device, Dispatch, Plan
+from rnn_engine.types import F32, Model
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called while loading with what is being done, how many parts are done, and how many there are."""
@@ -38,8 +40,8 @@ class ForwardPass:
         num_parts = shape.num_layers + 1
         self.state_layout = StateLayout(shape)
         self.states = [
-            device.create_buffer(f"states of layer {layer}", 4 * limits.num_slots * self.state_layout.stride)
-            for layer in range(shape.num_layers)
+            _create_states(layer, initial, limits.num_slots, device)
+            for layer, initial in enumerate(self.state_layout.pack(shape.initial_state()))
         ]
         self.buffers = StepBuffers.create(shape, limits, device)
         self.outputs = HeadOutputs.create_pair(shape, limits, device)
@@ -79,3 +81,11 @@ class ForwardPass:
         if step.num_rows:
             for stage in self._heads[side]:
                 yield from stage.dispatches(step)
+
+
+def _create_states(layer: int, initial: F32, num_slots: int, device: Device) -> Buffer:
+    """A buffer with the state `initial` [stride] in each of its slots."""
+    buffer = device.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
+    if initial.any():  # a new buffer holds zeros
+        device.upload(buffer, 0, np.tile(initial, num_slots))
+    return buffer

@@ -12,7 +12,7 @@ import numpy as np
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
 from rnn_engine.forward.embedding import Embedding
-from rnn_engine.forward.forward_pass import ForwardPass, Progress
+from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.slot_states import SlotStates
@@ -20,7 +20,6 @@ from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.v7 import load_layers_v7
 from rnn_engine.gpu import BufferCopy, Device, Download, Kernels, Plan, Recorder
 from rnn_engine.types import F32, Batch, Model, ModelShape, PendingState, Readout, State, Ticket, TokenRun, run_step
 
@@ -54,6 +53,7 @@ class GpuRunner:
     def __init__(
         self,
         model: Model,
+        load_layers: LoadLayers,
         device: Device,
         kernels: Kernels,
         tuning: Tuning,
@@ -75,7 +75,7 @@ class GpuRunner:
         try:
             matmuls = MatMulKernels(kernels, tuning, weights, limits.constants())
             self._embedding = Embedding(model)
-            self._forward = ForwardPass(model, device, matmuls, limits, load_layers_v7, progress)
+            self._forward = ForwardPass(model, device, matmuls, limits, load_layers, progress)
             answer_bytes = 4 * limits.max_rows * limits.readout_words
             self._answers = [device.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
             self._states = SlotStates(

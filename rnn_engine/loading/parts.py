@@ -10,9 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rnn_engine.forward import GpuRunner, Progress, WeightFormat, load_runner
+from rnn_engine.forward import GpuRunner, Progress, WeightFormat
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
-from rnn_engine.model import open_model
 from rnn_engine.requests import EngineInfo
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner

@@ -1,7 +1,7 @@
 """What a version of RWKV asks of a file: which tensors, how its sizes follow from theirs, and the check of all of them.
 
-Knows no version. A version's module lists its tensors with their dimensions as letters; sizes are read off the tensors
-at hand, and then every tensor is held against them.
+A version lists its tensors with their dimensions as letters; sizes are read off the tensors at hand, and then every
+tensor is held against them.
 """
 
 from __future__ import annotations

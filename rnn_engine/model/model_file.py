@@ -6,10 +6,10 @@ layout checks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +18,12 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor, find_convention
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.formats import open_source
-from rnn_engine.model.layout import CheckedModel, check_tensors
+from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.source import TensorInfo, TensorSource
-from rnn_engine.model.versions import find_layout
 from rnn_engine.types import ModelShape
 
-
-def open_model(path: Path) -> ModelFile:
-    """Open and check a model file; no weights are read into memory yet. Close it, or use it as a context manager.
-
-    Raises ModelError where the file can't be read or does not make a model that is served; the message has the path.
-    """
-    source = open_source(path)
-    try:
-        stored, checked = _check(path, source)
-        return ModelFile(path, source, stored, checked)
-    except BaseException:
-        source.close()
-        raise
+FindLayout: TypeAlias = Callable[[Iterable[str]], Layout]
+"""Finds the layout of the version whose tensors have these names. Raises ModelError where there is none."""
 
 
 class ModelFile:
@@ -51,6 +39,20 @@ class ModelFile:
         self._stored = stored
         self._tensors = checked.tensors
         self.fingerprint: str = fingerprint(self.shape.version, self.names, self._view)
+
+    @classmethod
+    def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
+        """Open and check a model file; no weights are read into memory yet.
+
+        Raises ModelError where the file can't be read or does not fit its layout; the message has the path.
+        """
+        source = open_source(path)
+        try:
+            stored, checked = _check(path, source, find_layout)
+            return cls(path, source, stored, checked)
+        except BaseException:
+            source.close()
+            raise
 
     def __enter__(self) -> ModelFile:
         return self
@@ -87,7 +89,7 @@ class ModelFile:
         return view
 
 
-def _check(path: Path, source: TensorSource) -> tuple[dict[str, StoredTensor], CheckedModel]:
+def _check(path: Path, source: TensorSource, find_layout: FindLayout) -> tuple[dict[str, StoredTensor], CheckedModel]:
     """Where each tensor is stored, and what the version's layout makes of them all."""
     stored = find_convention(path, source.tensors).translate(source.tensors)
     tensors = {name: _oriented(source.tensors[place.name], place) for name, place in stored.items()}

@@ -1,6 +1,6 @@
-"""A state as one vector: which layers and parts of it, how its wkv matrices are pooled, and how long it may be.
+"""A state as one vector: which layers and parts of it, how its matrices are pooled, and how long it may be.
 
-Knows arrays alone. The same state and settings give the same vector on every machine and at every time, so that
+The same state and settings give the same vector on every machine and at every time, so that
 vectors may be stored and compared later.
 """
 
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import F32, ModelShape, State
+from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 
 Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
-Part: TypeAlias = Literal["att_shift", "wkv", "ffn_shift", "all"]
 Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
 
+ALL_PARTS = "all"
+"""The `part` that joins all fields of a state."""
+
 MAX_DIMENSIONS = 8192
-_VALUE_AXIS, _KEY_AXIS = -2, -1  # of wkv [H, value, key]
+_VALUE_AXIS, _KEY_AXIS = -2, -1  # of a matrix field [H, value, key]
 _SIGNS_EACH = 4  # how many of the projected numbers take in one number
 _BLOCK = 1 << 16  # numbers projected at a time
 _U64 = NDArray[np.uint64]
@@ -31,22 +34,22 @@ _U64 = NDArray[np.uint64]
 class EmbeddingSettings:
     """What of a state becomes the vector.
 
-    Each layer gives its part: a token shift [D], or its wkv matrices pooled to one number for each key or value of
-    each head [D], or all of their numbers [D * N]; "all" joins both shifts, with the pooled wkv between them, each
-    scaled to length 1 so that none drowns the others. Several layers are joined one after the other; "mean" is the
-    mean over all layers. `dimensions`, where it is less than that gives, projects the vector by fixed random signs,
+    Each layer gives its part, a field of the state: a vector [D], or a matrix a head pooled to one number for each key
+    or value of each head [D], or all of their numbers [D * N]; "all" joins the fields, in the state's order and pooled,
+    each scaled to length 1 so that none drowns the others. Several layers are joined one after the other; "mean" is
+    the mean over all layers. `dimensions`, where it is less than that gives, projects the vector by fixed random signs,
     which about keeps the angles between vectors.
     """
 
     layer: Layers = "mean"  # an index, from the end where it is negative; several; all joined; or the mean of all
-    part: Part = "wkv"
-    pooling: Pooling = "key_norms"  # of wkv
+    part: str = "wkv"  # the name of a field, or ALL_PARTS
+    pooling: Pooling = "key_norms"  # of a matrix field
     dimensions: int | None = None  # None = as many as the part has
     normalize: bool = True  # scale the vector to length 1
 
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
-        _check_choice("part", self.part, get_args(Part))
+        _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         _check_choice("pooling", self.pooling, get_args(Pooling))
         self.layers(shape)
         size = self.size(shape)
@@ -74,14 +77,15 @@ class EmbeddingSettings:
 
     def size(self, shape: ModelShape) -> int:
         """How many numbers the part has, before any projection."""
-        wkv = shape.width * (shape.head_size if self.pooling == "none" else 1)
-        each = {"att_shift": shape.width, "ffn_shift": shape.width, "wkv": wkv, "all": 2 * shape.width + wkv}
-        return each[self.part] * (1 if self.layer == "mean" else len(self.layers(shape)))
+        numbers = {field.name: _pooled_size(field, self.pooling) for field in shape.state_fields}
+        part = sum(numbers.values()) if self.part == ALL_PARTS else numbers[self.part]
+        return part * (1 if self.layer == "mean" else len(self.layers(shape)))
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
     """The part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
-    rows: F32 = np.stack([_of_layer(state, layer, settings) for layer in settings.layers(shape)])  # [layers, part]
+    fields = [field for field in shape.state_fields if settings.part in (field.name, ALL_PARTS)]
+    rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
     return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
 
 
@@ -92,15 +96,12 @@ def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
     return _unit(vector) if settings.normalize else vector
 
 
-def _of_layer(state: State, layer: int, settings: EmbeddingSettings) -> F32:
-    match settings.part:
-        case "att_shift" | "ffn_shift":
-            return np.asarray(state[settings.part][layer])
-        case "wkv":
-            return _pool(state["wkv"][layer], settings.pooling)
-        case "all":
-            wkv = _pool(state["wkv"][layer], settings.pooling)
-            return np.concatenate([_unit(part) for part in (state["att_shift"][layer], wkv, state["ffn_shift"][layer])])
+def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
+    """The part of one layer. -> [n] f32"""
+    pooled = {field.name: _pool(field, state[field.name][layer], settings.pooling) for field in fields}
+    if settings.part == ALL_PARTS:
+        return np.concatenate([_unit(numbers) for numbers in pooled.values()])
+    return pooled[settings.part]
 
 
 def _unit(vector: F32) -> F32:
@@ -108,19 +109,29 @@ def _unit(vector: F32) -> F32:
     return vector if length == 0.0 else np.asarray(vector / length, np.float32)
 
 
-def _pool(wkv: F32, pooling: Pooling) -> F32:
-    """[H, value, key] -> [H * N], or [H * N * N] where nothing is pooled."""
-    match pooling:
-        case "key_norms":
-            pooled = np.linalg.norm(wkv, axis=_VALUE_AXIS)
-        case "value_norms":
-            pooled = np.linalg.norm(wkv, axis=_KEY_AXIS)
-        case "key_means":
-            pooled = wkv.mean(axis=_VALUE_AXIS)
-        case "value_means":
-            pooled = wkv.mean(axis=_KEY_AXIS)
-        case "none":
-            pooled = wkv
+def _pooled_size(field: StateField, pooling: Pooling) -> int:
+    """How many numbers `_pool` makes of a field of one layer."""
+    if field.kind is not FieldKind.MATRIX or pooling == "none":
+        return prod(field.shape)
+    num_heads, num_values, num_keys = field.shape
+    return num_heads * (num_keys if pooling in ("key_norms", "key_means") else num_values)
+
+
+def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
+    """A field of one layer as one vector, with a matrix's values or keys pooled to one number each."""
+    pooled: F32 = values
+    if field.kind is FieldKind.MATRIX:
+        match pooling:
+            case "key_norms":
+                pooled = np.linalg.norm(values, axis=_VALUE_AXIS)
+            case "value_norms":
+                pooled = np.linalg.norm(values, axis=_KEY_AXIS)
+            case "key_means":
+                pooled = values.mean(axis=_VALUE_AXIS)
+            case "value_means":
+                pooled = values.mean(axis=_KEY_AXIS)
+            case "none":
+                pass
     return np.asarray(pooled, np.float32).reshape(-1)
 
 

@@ -1,1 +1,5 @@
-"""Forward passes in plain numpy: the measure of correctness, and what runs where there is no GPU."""
+"""What the numpy forward passes of all versions share.
+
+They are what runs on the device "cpu", and what the tests compare other devices with. What they are themselves
+compared with are the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
+"""

@@ -1,7 +1,4 @@
-"""A model's tensors in the one number format that a numpy forward pass computes in.
-
-Knows no model version: names are looked up as they come.
-"""
+"""A model's tensors in the one number format that a numpy forward pass computes in."""
 
 from __future__ import annotations
 

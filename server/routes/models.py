@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from aiohttp import web
 
 from rnn_engine.errors import NotFoundError
 from rnn_engine.requests import EngineInfo
 from server.keys import ENGINE
 from server.routing import Route
-from server.schemas.models import ModelEntry, ModelList
+from server.schemas.models import ModelEntry, ModelList, ModelMeta
 from server.wire import json_response
 
 
@@ -25,27 +27,22 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 def _entry(info: EngineInfo) -> ModelEntry:
-    shape = info.shape
+    meta = {
+        "version": info.shape.version,
+        **info.shape.sizes,
+        "device": info.device,
+        "device_bytes": info.device_bytes,
+        "weights": info.weights,
+        "num_slots": info.num_slots,
+        "max_logprobs": info.max_logprobs,
+        "tokenizer": info.tokenizer,
+    }
     return {
         "id": info.model,
         "object": "model",
         "created": info.created,
         "owned_by": "rnn-engine",
-        "meta": {
-            "version": shape.version,
-            "num_layers": shape.num_layers,
-            "width": shape.width,
-            "num_heads": shape.num_heads,
-            "head_size": shape.head_size,
-            "ffn_width": shape.ffn_width,
-            "vocab_size": shape.vocab_size,
-            "device": info.device,
-            "device_bytes": info.device_bytes,
-            "weights": info.weights,
-            "num_slots": info.num_slots,
-            "max_logprobs": info.max_logprobs,
-            "tokenizer": info.tokenizer,
-        },
+        "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
     }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Part, Pooling
+from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling
 from server.schemas.base import INTEGERS, RefusedError, is_integers
 from server.schemas.prompt import Prompts
 from server.schemas.state_ref import ModelBody
@@ -51,8 +51,12 @@ class EmbeddingsRequest(StatesRequest):
         default=_DEFAULT.layer,
         description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
     )
-    part: Part = Field(
-        default=_DEFAULT.part, description="The part of the state; `all` joins the three, each scaled to length 1."
+    part: str = Field(
+        default=_DEFAULT.part,
+        description=(
+            "A field of the state (of RWKV-7: `att_shift`, `wkv`, `ffn_shift`), or `all`, which joins them, each"
+            " scaled to length 1."
+        ),
     )
     pooling: Pooling = Field(
         default=_DEFAULT.pooling, description="What becomes of `wkv`: a number a key or a value of a head, or all."

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 
 class ModelMeta(TypedDict):
+    """A model's sizes, which depend on its version, and what it runs on."""
+
     version: str
     num_layers: int
     width: int
-    num_heads: int
-    head_size: int
+    num_heads: NotRequired[int]
+    head_size: NotRequired[int]
     ffn_width: int
     vocab_size: int
     device: str

@@ -12,14 +12,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.types import F32, ModelShape, State
+from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 from states.checks import check_array
+
+_FORM: Final = (FieldKind.SHIFT, FieldKind.MATRIX, FieldKind.SHIFT)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,14 +37,15 @@ class Prefab:
 
 def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
     """The four dimensions of a model's state in this form, the fastest first."""
-    return (shape.width, shape.head_size + 2, shape.num_layers, 1)
+    _, wkv, _ = _fields(shape, "prefab")
+    return (shape.width, wkv.shape[-1] + 2, shape.num_layers, 1)
 
 
 def state_from_rows(
     values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
 ) -> dict[str, F32]:
     """The state that `values` [L * (N + 2) * D] describe. Raises StateError where they do not fit the model."""
-    _check_version(shape, source)
+    att_shift, wkv, ffn_shift = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
         raise StateError(f"{source}: shape is {list(dims)}; this model needs {list(expected)}, the fastest axis first")
@@ -50,22 +54,24 @@ def state_from_rows(
     except (TypeError, ValueError) as error:
         raise StateError(f"{source}: data is no flat list of numbers: {error}") from error
     check_array(flat, (int(np.prod(expected)),), f"{source}: data")
-    rows = flat.reshape(shape.num_layers, shape.head_size + 2, shape.width)  # [L, N + 2, D]
-    keyed = rows[:, 1:-1].reshape(shape.num_layers, shape.head_size, shape.num_heads, shape.head_size)
+    num_heads, num_values, num_keys = wkv.shape
+    rows = flat.reshape(shape.num_layers, num_keys + 2, shape.width)  # [L, N + 2, D]
+    keyed = rows[:, 1:-1].reshape(shape.num_layers, num_keys, num_heads, num_values)
     return {
-        "att_shift": rows[:, 0].copy(),
-        "wkv": np.ascontiguousarray(keyed.transpose(0, 2, 3, 1)),  # [L, key, H, value] -> [L, H, value, key]
-        "ffn_shift": rows[:, -1].copy(),
+        att_shift.name: rows[:, 0].copy(),
+        wkv.name: np.ascontiguousarray(keyed.transpose(0, 2, 3, 1)),  # [L, key, H, value] -> [L, H, value, key]
+        ffn_shift.name: rows[:, -1].copy(),
     }
 
 
 def rows_from_state(state: State, shape: ModelShape) -> F32:
     """A state in this form. -> [L * (N + 2) * D] f32"""
-    _check_version(shape, "export")
-    rows = np.empty((shape.num_layers, shape.head_size + 2, shape.width), np.float32)
-    rows[:, 0] = state["att_shift"]
-    rows[:, 1:-1] = state["wkv"].transpose(0, 3, 1, 2).reshape(shape.num_layers, shape.head_size, shape.width)
-    rows[:, -1] = state["ffn_shift"]
+    att_shift, wkv, ffn_shift = _fields(shape, "export")
+    num_keys = wkv.shape[-1]
+    rows = np.empty((shape.num_layers, num_keys + 2, shape.width), np.float32)
+    rows[:, 0] = state[att_shift.name]
+    rows[:, 1:-1] = state[wkv.name].transpose(0, 3, 1, 2).reshape(shape.num_layers, num_keys, shape.width)
+    rows[:, -1] = state[ffn_shift.name]
     return rows.reshape(-1)
 
 
@@ -106,6 +112,9 @@ def _map_with(content: object, types: dict[str, type], source: str) -> dict[str,
     return content
 
 
-def _check_version(shape: ModelShape, source: str) -> None:
-    if shape.version != "v7":
-        raise StateError(f"{source}: this form is known for v7 models; this one is {shape.version}")
+def _fields(shape: ModelShape, source: str) -> tuple[StateField, StateField, StateField]:
+    """The three fields that the form has rows for, in the order of its rows."""
+    match shape.state_fields:
+        case (first, second, third) if (first.kind, second.kind, third.kind) == _FORM:
+            return first, second, third
+    raise StateError(f"{source}: this form has a shift, a matrix and a shift; a {shape.version} state has other fields")

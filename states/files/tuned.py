@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.types import F32, ModelShape, State
+from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 from states.checks import check_array
 
 Layout: TypeAlias = Literal["value_key", "key_value"]
@@ -36,25 +36,23 @@ def state_from_tuned(
 
     Raises StateError where a layer is missing or too many, and where a tensor does not fit the model.
     """
-    _check_version(shape, source)
+    field = _matrix_field(shape, source)
     layers = _layers(tensors, source)
     if layers != set(range(shape.num_layers)):
         raise StateError(
             f"{source}: has time_state for layers {_ranges(layers)}; this model has layers 0 to {shape.num_layers - 1}"
         )
-    size = (shape.num_heads, shape.head_size, shape.head_size)
     state = shape.initial_state()
     for layer in range(shape.num_layers):
         name = tensor_name(layer)
-        wkv = check_array(tensors[name], size, f"{source}: {name}")
-        state["wkv"][layer] = wkv if layout == "value_key" else wkv.transpose(0, 2, 1)
+        wkv = check_array(tensors[name], field.shape, f"{source}: {name}")
+        state[field.name][layer] = wkv if layout == "value_key" else wkv.transpose(0, 2, 1)
     return state
 
 
 def tuned_from_state(state: State, shape: ModelShape, layout: Layout) -> dict[str, F32]:
     """The time_state tensors of a state. Its shifts are lost: the form has no place for them."""
-    _check_version(shape, "export")
-    wkv = state["wkv"]  # [L, H, value, key]
+    wkv = state[_matrix_field(shape, "export").name]  # [L, H, value, key]
     ordered = wkv if layout == "value_key" else wkv.transpose(0, 1, 3, 2)
     return {tensor_name(layer): np.ascontiguousarray(ordered[layer]) for layer in range(shape.num_layers)}
 
@@ -64,9 +62,12 @@ def tensor_name(layer: int) -> str:
     return f"blocks.{layer}.att.time_state"
 
 
-def _check_version(shape: ModelShape, source: str) -> None:
-    if shape.version != "v7":
-        raise StateError(f"{source}: tuned states are known for v7 models; this one is {shape.version}")
+def _matrix_field(shape: ModelShape, source: str) -> StateField:
+    """The field that time_state is the initial value of."""
+    matrices = [field for field in shape.state_fields if field.kind is FieldKind.MATRIX]
+    if len(matrices) != 1:
+        raise StateError(f"{source}: a tuned state is one matrix a head; a {shape.version} state has no such field")
+    return matrices[0]
 
 
 def _layers(names: Iterable[str], source: str) -> set[int]:

@@ -53,7 +53,7 @@ def test_command_prints_json(rnn_engine: Command, model_file: Path) -> None:
 
 def test_command_prints_a_table(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("bench", model_file, "--device", "cpu", "--slots", "1", "--lengths", "2", "--repeats", "1")
-    assert "tiny.safetensors: RWKV v7, 2 layers, width 64, 4 heads of 16" in said
+    assert "tiny.safetensors: RWKV v7, layers 2, width 64, heads 4, head size 16, " in said
     assert [line.split()[0] for line in said.splitlines()[2:]] == ["phase", "decode", "prefill"]
 
 

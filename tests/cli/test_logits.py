@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.reference.v7 import forward
 from tests.support.cli import Command
 from tests.support.models import TensorModel
+from tests.support.reference import forward
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 

@@ -42,7 +42,7 @@ def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
 
 def test_says_what_it_serves_and_how_to_ask(server: tuple[str, str]) -> None:
     said, address = server
-    assert "tiny: RWKV v7, 2 layers, width 64" in said
+    assert "tiny: RWKV v7, layers 2, width 64, " in said
     assert "cpu" in said
     assert "3 slots" in said
     assert f"curl {address}/v1/chat/completions -d '" in said

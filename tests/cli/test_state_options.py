@@ -13,10 +13,10 @@ import pytest
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.loading.states import StateFile, StateSettings
-from rnn_engine.reference.v7 import forward
 from tests.support.cli import Command
 from tests.support.models import TensorModel
 from tests.support.named_states import save_tuned_state, some_state
+from tests.support.reference import forward
 
 Settings = Callable[..., StateSettings]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.forward import CpuRunner
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Runner
@@ -49,7 +49,7 @@ def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:
 @cache
 def tokens_alone(number: int) -> list[int]:
     """By numpy, with nobody else there."""
-    (tokens,) = run(CpuRunner(MODEL, num_slots=1), {number: 0}).values()
+    (tokens,) = run(load_runner(MODEL, "cpu", num_slots=1, max_tokens=256), {number: 0}).values()
     assert len(tokens) == NEW_TOKENS
     return tokens
 

@@ -14,9 +14,9 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
-from rnn_engine.forward import CpuRunner
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import assemble
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import EngineStats, Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
 from rnn_engine.scheduler.policies import Adaptive
@@ -288,7 +288,7 @@ async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marke
 async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
     """Its wkv is finite, and so accepted; what the model makes of it is not."""
     model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
-    runner = CpuRunner(model, num_slots=4)
+    runner = load_runner(model, "cpu", num_slots=4, max_tokens=256)
     cache = StateCache(model.shape, "a model", runner)
     huge = model.shape.initial_state()
     huge["wkv"][:] = 3e38

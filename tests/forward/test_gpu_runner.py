@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
-from rnn_engine.forward import load_runner
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
 from tests.support.gpu import KINDS, make_gpu_runner

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import DeviceMemoryError
-from rnn_engine.forward import load_runner
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.gpu import Buffer, Device
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 
@@ -63,7 +63,7 @@ def test_a_binding_is_not_outgrown_for_them(monkeypatch: pytest.MonkeyPatch) -> 
     device = Device.open()
     most = device.max_binding_bytes // layer_bytes
     device.close()
-    monkeypatch.setattr("rnn_engine.forward._MAX_SPARE_SLOTS", most)
+    monkeypatch.setattr("rnn_engine.loading.runner._MAX_SPARE_SLOTS", most)
     runner = load_runner(random_model(SHAPE, seed=1), num_slots=most - 3, max_rows=1, max_tokens=1, spare_bytes=1 << 50)
     assert runner.num_slots == most
     runner.close()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model import open_model
+from rnn_engine.loading.model import open_model
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

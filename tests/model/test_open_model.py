@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.model import ModelFile, open_model
-from rnn_engine.types import AdapterRanks, ModelShape
+from rnn_engine.loading.model import open_model
+from rnn_engine.model import ModelFile
+from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 from tests.support.models import FileDtype, TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 
@@ -63,7 +64,7 @@ def test_pth(model: TensorModel, dtype: FileDtype, compression: int, tmp_path: P
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_shapes(shape: ModelShape, tmp_path: Path) -> None:
+def test_shapes(shape: ShapeV7, tmp_path: Path) -> None:
     model = random_model(shape, seed=2, layer0_v=shape.num_layers == 1)
     with open_model(save_safetensors(model, tmp_path / "a.safetensors", "f16")) as opened:
         assert_same(opened, model, "float16")
@@ -74,6 +75,7 @@ def test_shapes(shape: ModelShape, tmp_path: Path) -> None:
 def test_the_only_layer_may_lack_the_value_adapter(tmp_path: Path) -> None:
     model = random_model(tiny_shape(layers=1), seed=3, layer0_v=False)
     with open_model(save_safetensors(model, tmp_path / "model.safetensors")) as opened:
+        assert isinstance(opened.shape, ShapeV7)
         assert opened.shape.ranks == AdapterRanks(w=16, a=12, v=0, g=24)
         assert not opened.has("blocks.0.att.v1")
 

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
-from rnn_engine.forward import load_runner
 from rnn_engine.loading.parts import assemble
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.operations.cost import Cost
 from rnn_engine.operations.embedding import embed, find_centre, run_states
 from rnn_engine.operations.state_vector import MAX_DIMENSIONS, EmbeddingSettings, finish_vector, part_vector
-from rnn_engine.reference.v7 import forward
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, InitialState
 from tests.support import fake_engine
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.models import random_model, tiny_shape
+from tests.support.reference import forward
 
 SHAPE = tiny_shape(layers=3, width=64, head_size=16)
 RAW = EmbeddingSettings(layer=-1, normalize=False)

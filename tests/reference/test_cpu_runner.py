@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from rnn_engine.errors import StepError
 from rnn_engine.forward.cpu import CpuRunner
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
+from rnn_engine.versions.v7 import run_layers
 from tests.support.golden_contract import GoldenContract
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.runner_contract import MakeRunner, RunnerContract
@@ -15,7 +19,7 @@ from tests.support.runner_contract import MakeRunner, RunnerContract
 
 @pytest.fixture(scope="module")
 def make_runner() -> MakeRunner:
-    return CpuRunner
+    return partial(CpuRunner, run_layers=run_layers)
 
 
 class TestCpuRunner(RunnerContract):
@@ -27,7 +31,7 @@ class TestCpuRunnerGolden(GoldenContract):
 
 
 def test_a_closed_runner_takes_no_step() -> None:
-    runner = CpuRunner(random_model(tiny_shape(layers=1), seed=1))
+    runner = load_runner(random_model(tiny_shape(layers=1), seed=1), "cpu")
     runner.close()
     with pytest.raises(StepError, match="closed"):
         run_step(runner, [TokenRun(0, [1])])
@@ -37,5 +41,5 @@ def test_a_run_whose_rows_are_not_finite_is_not_sound() -> None:
     model = random_model(tiny_shape(layers=1), seed=1)
     head = model.tensor("head.weight").copy()
     head[3, 0] = np.nan
-    runner = CpuRunner(TensorModel(model.shape, {**model.tensors, "head.weight": head}))
+    runner = load_runner(TensorModel(model.shape, {**model.tensors, "head.weight": head}), "cpu")
     assert run_step(runner, [TokenRun(0, [1], rows=1), TokenRun(1, [1])]).sound.tolist() == [False, True]

@@ -14,6 +14,7 @@ from rnn_engine.forward import CpuRunner
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Batch, Ticket
+from rnn_engine.versions.v7 import run_layers
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from tests.support.models import random_model, tiny_shape
@@ -26,7 +27,7 @@ class CountingRunner(CpuRunner):
     """Says how many tokens it was given."""
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__(MODEL, num_slots=num_slots)
+        super().__init__(MODEL, run_layers, num_slots=num_slots)
         self.tokens_run = 0
 
     def submit(self, batch: Batch) -> Ticket:

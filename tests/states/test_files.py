@@ -27,6 +27,7 @@ from states.tokens import pack
 from tests.support.models import tiny_shape
 from tests.support.named_states import save_tuned_state
 from tests.support.toy_states import same
+from tests.support.toy_version import TOY_SHAPE
 
 SHAPE = tiny_shape(layers=3, width=8, head_size=4, ffn=8, vocab=10)  # H = 2, N = 4
 KEY = uuid.UUID(int=7)
@@ -379,9 +380,8 @@ def test_a_file_that_is_not_there_is_a_state_error(tmp_path: Path) -> None:
         load(tmp_path / "absent")
 
 
-def test_forms_of_v7_are_refused_for_other_versions() -> None:
-    other = replace(SHAPE, version="v4")
-    with pytest.raises(StateError, match="known for v7 models; this one is v4"):
-        state_from_tuned({}, other, "value_key", "file")
-    with pytest.raises(StateError, match="known for v7 models; this one is v4"):
-        state_from_rows([], [8, 6, 3, 1], other, "file")
+def test_forms_are_refused_for_versions_whose_states_have_other_fields() -> None:
+    with pytest.raises(StateError, match="file: a tuned state is one matrix a head; a toy state has no such field"):
+        state_from_tuned({}, TOY_SHAPE, "value_key", "file")
+    with pytest.raises(StateError, match="file: this form has a shift, a matrix and a shift; a toy state has other"):
+        state_from_rows([], [8, 6, 3, 1], TOY_SHAPE, "file")

@@ -7,6 +7,7 @@ from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.gpu import Device, DeviceInfo, Kernels, measure_subgroup_size
 from rnn_engine.types import Model
+from rnn_engine.versions.v7 import load_layers
 
 KINDS = ("software", "discrete")
 
@@ -34,5 +35,12 @@ def make_gpu_runner(
     device, kernels, tuning = open_checked(kind)
     limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
     return GpuRunner(
-        model, device, kernels, tuning, weights=weights, limits=limits, progress=lambda what, done, total: None
+        model,
+        load_layers,
+        device,
+        kernels,
+        tuning,
+        weights=weights,
+        limits=limits,
+        progress=lambda what, done, total: None,
     )

@@ -36,7 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("rnn_engine.gpu",),
     ("rnn_engine.forward",),
-    ("rnn_engine.scheduler", "rnn_engine.interface"),
+    ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
     ("rnn_engine.loading",),
     ("rnn_engine.engine", "rnn_engine"),
@@ -65,8 +65,8 @@ RESTRICTED = (
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",
-        ("rnn_engine.reference", "rnn_engine.forward.cpu", *DEVELOPMENT),
-        "the reference is an oracle: only tests, tools and rnn_engine/forward/cpu.py use it",
+        ("rnn_engine.reference", "rnn_engine.forward.cpu", "rnn_engine.versions", *DEVELOPMENT),
+        "numpy runs models on the cpu: only rnn_engine/forward/cpu.py and the versions use it",
     ),
 )
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
-from rnn_engine.types import AdapterRanks, ModelShape
+from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 
 FileDtype = Literal["f16", "bf16", "f32"]
 Convention = Literal["blinkdl", "ai00"]
@@ -30,7 +30,7 @@ _STORED_AS_1_1_D = {"x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "w0", "a0", "v0", 
 class TensorModel:
     """A model in memory, with the part of a model file's interface that a forward pass needs."""
 
-    shape: ModelShape
+    shape: ShapeV7
     tensors: dict[str, NDArray[Any]]
 
     @property
@@ -51,10 +51,9 @@ def tiny_shape(
     ffn: int | None = None,
     vocab: int = 96,
     ranks: AdapterRanks | None = None,
-) -> ModelShape:
+) -> ShapeV7:
     """A shape small enough for any test; `ffn` is four times the width unless given."""
-    return ModelShape(
-        version="v7",
+    return ShapeV7(
         num_layers=layers,
         width=width,
         num_heads=width // head_size,
@@ -66,7 +65,7 @@ def tiny_shape(
 
 
 def random_model(
-    shape: ModelShape, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
+    shape: ShapeV7, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
 ) -> TensorModel:
     """Random weights as arrays of `dtype`; the same seed gives the same numbers in every dtype.
 
@@ -97,7 +96,7 @@ def save_safetensors(
     return path
 
 
-def _draw_tensors(shape: ModelShape, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _draw_tensors(shape: ShapeV7, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
     yield "emb.weight", generator.normal(0.0, 0.05, (shape.vocab_size, shape.width))  # so small that eps matters
     yield from _draw_norm("blocks.0.ln0", shape.width, generator)
     for layer in range(shape.num_layers):
@@ -110,7 +109,7 @@ def _draw_tensors(shape: ModelShape, generator: np.random.Generator) -> Iterator
 
 
 def _draw_time_mix(
-    prefix: str, shape: ModelShape, generator: np.random.Generator
+    prefix: str, shape: ShapeV7, generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     width, ranks = shape.width, shape.ranks
     for kind in "rwkvag":
@@ -130,7 +129,7 @@ def _draw_time_mix(
 
 
 def _draw_channel_mix(
-    prefix: str, shape: ModelShape, generator: np.random.Generator
+    prefix: str, shape: ShapeV7, generator: np.random.Generator
 ) -> Iterator[tuple[str, NDArray[np.float64]]]:
     yield f"{prefix}.x_k", generator.uniform(0.0, 1.0, shape.width)
     yield f"{prefix}.key.weight", _draw_matrix(shape.ffn_width, shape.width, generator)

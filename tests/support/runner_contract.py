@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.reference.v7 import forward
 from rnn_engine.reference.weights import Array
 from rnn_engine.types import F32, Model, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.reference import forward
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
 NUM_SEQUENCES, LENGTH = 4, 30

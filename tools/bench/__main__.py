@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
-from rnn_engine.forward import GpuRunner, WeightFormat, load_runner
+from rnn_engine.forward import GpuRunner, WeightFormat
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun
 from tools.bench.measure import copy_bandwidth, host_seconds, seconds_by_part
 from tools.bench.random_model import SHAPES, RandomModel

@@ -11,15 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import AdapterRanks, ModelShape
+from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 
 HEAD_SIZE = 64
 VOCAB_SIZE = 65536
 
 
-def shape_of(num_layers: int, width: int, ranks: AdapterRanks) -> ModelShape:
+def shape_of(num_layers: int, width: int, ranks: AdapterRanks) -> ShapeV7:
     """A published model's shape from the sizes that differ."""
-    return ModelShape("v7", num_layers, width, width // HEAD_SIZE, HEAD_SIZE, 4 * width, VOCAB_SIZE, ranks)
+    return ShapeV7(
+        num_layers=num_layers,
+        width=width,
+        num_heads=width // HEAD_SIZE,
+        head_size=HEAD_SIZE,
+        ffn_width=4 * width,
+        vocab_size=VOCAB_SIZE,
+        ranks=ranks,
+    )
 
 
 SHAPES = {
@@ -34,7 +42,7 @@ SHAPES = {
 class RandomModel:
     """A model whose every tensor is f16 and drawn anew, the same each time."""
 
-    shape: ModelShape
+    shape: ShapeV7
 
     @property
     def names(self) -> tuple[str, ...]:

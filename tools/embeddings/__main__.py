@@ -12,13 +12,14 @@ import numpy as np
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
-from rnn_engine.forward import load_runner
+from rnn_engine.loading.model import open_model
 from rnn_engine.loading.parts import assemble
-from rnn_engine.model import open_model
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.operations.embedding import run_states
-from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Part, Pooling, finish_vector, part_vector
+from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling, finish_vector, part_vector
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import ModelShape, State
+from rnn_engine.versions.v7.shape import ShapeV7
 from tools.bench.random_model import RandomModel
 from tools.embeddings.metrics import Labels, Vectors, gain, separation
 from tools.embeddings.sentences import EVERYDAY, SMALL_WORLD, Topics
@@ -55,6 +56,7 @@ def _untrained(model: Path, tokenizer: str, device: str) -> Engine:
     """The same shape with random weights."""
     with open_model(model) as opened:
         shape = opened.shape
+    assert isinstance(shape, ShapeV7)  # what random weights are made for
     runner = load_runner(RandomModel(shape), device, num_slots=8)
     chosen = load_tokenizer(tokenizer, model, shape.vocab_size)
     return Engine(assemble(runner, chosen, model="untrained", device=device, weights="f16"))
@@ -97,7 +99,7 @@ def _bags(tokens: Sequence[Sequence[int]], vocab_size: int) -> Iterator[tuple[st
 
 def _settings(shape: ModelShape) -> Iterator[EmbeddingSettings]:
     layers: list[Layers] = [*range(shape.num_layers), "mean", "all"]
-    parts: list[tuple[Part, Pooling]] = [  # a shift has no pooling
+    parts: list[tuple[str, Pooling]] = [  # a shift has no pooling
         ("att_shift", "key_norms"),
         ("ffn_shift", "key_norms"),
         *(("wkv", pooling) for pooling in POOLINGS),

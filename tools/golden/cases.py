@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.types import AdapterRanks, ModelShape
+from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 from tests.support.models import tiny_shape
 
 
@@ -13,7 +13,7 @@ class Case:
     """One model with random weights, and how many random tokens are run through it."""
 
     name: str
-    shape: ModelShape
+    shape: ShapeV7
     seed: int
     num_tokens: int
     layer0_v: bool = True  # whether the file holds layer 0's v0, v1, v2, which nothing reads

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.demo import model_path
-from rnn_engine.forward.cpu import CpuRunner
-from rnn_engine.model import open_model
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.tokenizer import load_tokenizer
-from rnn_engine.types import F32, TokenRun, run_step
+from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.payload import Payload
 
 TOKENS_AFTER = 64
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     with open_model(options.model) as model:
         tokenizer = load_tokenizer("auto", options.model, model.shape.vocab_size)
-        runner = CpuRunner(model, num_slots=2, max_rows=TOKENS_AFTER, max_tokens=TOKENS_AFTER)
+        runner = load_runner(model, "cpu", num_slots=2, max_rows=TOKENS_AFTER, max_tokens=TOKENS_AFTER)
     tokens = tokenizer.encode(options.text.read_text())
     print(f"{options.model.name}, {runner.shape.num_layers} layers of {runner.shape.width}; {options.text.name}")
     for position in options.positions:
@@ -42,7 +42,7 @@ def main() -> None:
             _report(runner, tokens, position)
 
 
-def _report(runner: CpuRunner, tokens: Sequence[int], position: int) -> None:
+def _report(runner: Runner, tokens: Sequence[int], position: int) -> None:
     runner.write_state(0, None)
     for start in range(0, position, TOKENS_AFTER):
         run_step(runner, [TokenRun(0, tokens[start : min(start + TOKENS_AFTER, position)])])
@@ -60,7 +60,7 @@ def _report(runner: CpuRunner, tokens: Sequence[int], position: int) -> None:
     )
 
 
-def _log_probabilities(runner: CpuRunner, slot: int, tokens: Sequence[int]) -> F32:
+def _log_probabilities(runner: Runner, slot: int, tokens: Sequence[int]) -> F32:
     readout = run_step(runner, [TokenRun(slot, tokens, rows=len(tokens))])
     rows = np.stack([readout.full_row(row) for row in range(len(tokens))])
     log_probabilities: F32 = rows - readout.logsumexp[:, None]

@@ -19,16 +19,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pygtrie
 
-from rnn_engine.types import F32, AdapterRanks, ModelShape, State
+from rnn_engine.types import F32, State
 from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
 from states.cache.tree import TokenTree
 from states.tokens import pack
+from tests.support.models import tiny_shape
 
 VOCAB = 65536
 ROOT = "none"
-SHAPE = ModelShape("v7", 1, 4, 1, 4, 4, 8, AdapterRanks(1, 1, 1, 1))
+SHAPE = tiny_shape(layers=1, width=4, head_size=4, ffn=4, vocab=8)
 
 
 class OneSlot:

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from rnn_engine.errors import InvalidRequestError
-from rnn_engine.model import open_model
-from rnn_engine.reference.v7 import PackedRuns, forward, normalize, run_layers, run_wkv, sigmoid
+from rnn_engine.loading.model import open_model
+from rnn_engine.reference.functions import embed, sigmoid
+from rnn_engine.reference.runs import PackedRuns
 from rnn_engine.reference.weights import Array, Weights
+from rnn_engine.versions.v7.reference import normalize, run_layers, run_wkv
 from tests.support.golden import NAMES, load_golden
 from tests.support.models import random_model, tiny_shape
+from tests.support.reference import forward
 from tools.golden.cases import CASES
 
 SHAPE = tiny_shape()
@@ -67,12 +69,13 @@ def test_a_sequence_may_be_cut_anywhere(cuts: set[int]) -> None:
 def test_runs_side_by_side_are_as_alone(lengths: list[int], data: st.DataObject) -> None:
     ids = np.array(data.draw(st.lists(st.sampled_from(TOKENS), min_size=sum(lengths), max_size=sum(lengths))))
     states = random_states(len(lengths))
-    hidden, after = run_layers(Weights(SHAPE, MODEL.tensor, np.float64), ids, lengths, states)
+    weights = Weights(SHAPE, MODEL.tensor, np.float64)
+    hidden, after = run_layers(weights, embed(weights, ids), lengths, states)
     ends = np.cumsum(lengths)
     for run, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         alone = {field: values[run : run + 1] for field, values in states.items()}
         part = ids[end - length : end]
-        hidden_alone, after_alone = run_layers(Weights(SHAPE, MODEL.tensor, np.float64), part, [length], alone)
+        hidden_alone, after_alone = run_layers(weights, embed(weights, part), [length], alone)
         assert relative_error(hidden[end - length : end], hidden_alone) < 1e-13
         for field, values in after_alone.items():
             assert relative_error(after[field][run], values[0]) < 1e-13
@@ -144,13 +147,6 @@ def test_large_arguments_do_not_overflow(dtype: DTypeLike) -> None:
 
 def test_a_zero_vector_has_no_direction() -> None:
     assert normalize(np.array([[0.0, 0.0], [3.0, 4.0]])).tolist() == [[0.0, 0.0], [0.6, 0.8]]
-
-
-@pytest.mark.parametrize(("tokens", "field"), [([], "tokens"), ([0, 96], "token 1"), ([-1], "token 0")])
-def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], field: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        forward(MODEL, tokens)
-    assert caught.value.field == field
 
 
 def random_states(count: int) -> dict[str, Any]:

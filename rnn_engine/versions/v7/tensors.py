@@ -7,14 +7,12 @@ norm besides, and no use for the value residual's adapter, since it is where the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from rnn_engine.errors import ModelError
-from rnn_engine.model.layout import Layout, Sizes, TensorSpec
-from rnn_engine.types import AdapterRanks, ModelShape
+from rnn_engine.model.layout import TensorSpec
 
 
-def _specs(num_layers: int) -> tuple[TensorSpec, ...]:
+def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
+    """Return every tensor of a model with so many layers."""
     layers = [spec for layer in range(num_layers) for spec in _layer_specs(layer)]
     return (
         TensorSpec("emb.weight", ("V", "D")),
@@ -37,9 +35,7 @@ def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     for name in ("receptance", "key", "value", "output"):
         yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
     yield from _norm(f"{block}.att.ln_x")
-    yield TensorSpec(
-        f"{block}.att.time_state", ("H", "N", "N"), required=False
-    )  # [H, value, key], a tuned initial state
+    yield TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False)  # a tuned wkv [H, value, key]
     yield from _norm(f"{block}.ln2")
     yield TensorSpec(f"{block}.ffn.x_k", ("D",))
     yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
@@ -57,25 +53,3 @@ def _adapter(block: str, letter: str, *, required: bool) -> Iterator[TensorSpec]
         yield TensorSpec(f"{block}.att.{letter}0", ("D",), required)
     yield TensorSpec(f"{block}.att.{letter}1", ("D", inner), required)
     yield TensorSpec(f"{block}.att.{letter}2", (inner, "D"), required)
-
-
-def _make_shape(num_layers: int, sizes: Sizes) -> ModelShape:
-    width, num_heads, head_size = sizes["D"], sizes["H"], sizes["N"]
-    if num_heads * head_size != width:
-        raise ModelError(
-            f"blocks.0.att.r_k is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
-            f"expected a product of {width}, the model's width"
-        )
-    return ModelShape(
-        version="v7",
-        num_layers=num_layers,
-        width=width,
-        num_heads=num_heads,
-        head_size=head_size,
-        ffn_width=sizes["F"],
-        vocab_size=sizes["V"],
-        ranks=AdapterRanks(w=sizes["R_w"], a=sizes["R_a"], v=sizes.get("R_v", 0), g=sizes["R_g"]),
-    )
-
-
-LAYOUT: Final = Layout(_specs, _make_shape)

@@ -3,7 +3,7 @@
 Eight dispatches a layer:
 norm and token shift into six mixes · r, k, v and the adapters' first halves · the adapters' second halves ·
 the recurrence of every head · output, added to the residual · norm and token shift · key, squared relu · value, added.
-The maths is that of rnn_engine/reference/v7.py.
+The maths is that of reference.py beside this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rnn_engine.forward.norm import norm_shift_stage
 from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
-from rnn_engine.types import ModelShape
+from rnn_engine.versions.v7.shape import ShapeV7
 
 _HEAD_SIZES: Final = (16, 32, 64, 128)
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
@@ -51,9 +51,10 @@ _ADAPTERS: Final = (
 )
 
 
-def load_layers_v7(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
+def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Put the layers of an RWKV-7 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
     shape = context.model.shape
+    assert isinstance(shape, ShapeV7)
     if shape.head_size not in _HEAD_SIZES:
         raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected one of {_HEAD_SIZES}")
     scratch = _Scratch(context, shape)
@@ -64,7 +65,7 @@ def load_layers_v7(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
 class _Scratch:
     """The buffers between the stages of a layer; all layers share them."""
 
-    def __init__(self, context: BuildContext, shape: ModelShape) -> None:
+    def __init__(self, context: BuildContext, shape: ShapeV7) -> None:
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -84,7 +85,7 @@ class _Scratch:
 class _Layer:
     """One layer while it is loaded."""
 
-    def __init__(self, context: BuildContext, scratch: _Scratch, shape: ModelShape, layer: int) -> None:
+    def __init__(self, context: BuildContext, scratch: _Scratch, shape: ShapeV7, layer: int) -> None:
         self._context = context
         self._scratch = scratch
         self._shape = shape

@@ -1,0 +1,45 @@
+"""Sequences that run side by side, with their tokens packed on one axis T."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.reference.weights import Array, Weights
+
+RunLayers: TypeAlias = Callable[[Weights, Array, Sequence[int], Mapping[str, Array]], tuple[Array, dict[str, Array]]]
+"""The layers of a version in numpy: (weights, x, lengths, states) -> (the last layer's output [T, D], new states).
+
+B sequences run, `lengths[b]` tokens of each, one after the other in x [T, D]. `states` holds [B, L, ...] a field and
+is not changed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRuns:
+    """Where each of B runs lies on the token axis."""
+
+    lengths: NDArray[np.intp]  # [B], none is 0
+    starts: NDArray[np.intp]  # [B]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> PackedRuns:
+        """Return the places of runs of these lengths, packed without gaps."""
+        counts = np.asarray(lengths, np.intp)
+        return cls(counts, np.cumsum(counts) - counts)
+
+    def shift(self, x: Array, before: Array) -> Array:
+        """Return the vector before each of x [T, D]; that of a run's first token is in `before` [B, D]."""
+        previous = np.empty_like(x)
+        previous[1:] = x[:-1]
+        previous[self.starts] = before
+        return previous
+
+    def last(self, x: Array) -> Array:
+        """Return the last vector of each run [B, D], which the run's next token will be shifted against."""
+        last: Array = x[self.starts + self.lengths - 1]
+        return last

@@ -1,0 +1,96 @@
+"""The versions of RWKV that are served, and those that are known well enough to be refused by name.
+
+A new version is a package beside this module and a row in `VERSIONS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from rnn_engine.errors import ModelError
+from rnn_engine.forward.forward_pass import LoadLayers
+from rnn_engine.model.layout import Layout
+from rnn_engine.model.listing import show_all
+from rnn_engine.reference.runs import RunLayers
+from rnn_engine.versions import v7
+
+
+@dataclass(frozen=True, slots=True)
+class UnservedVersion:
+    """A version whose files are recognised and refused."""
+
+    title: str  # what messages call it
+    pattern: re.Pattern[str]  # some of its tensor names match, and none of those of the rows below it
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version that is served."""
+
+    name: str  # ModelShape.version of its models
+    title: str
+    pattern: re.Pattern[str]
+    layout: Layout
+    run_layers: RunLayers  # the forward pass in numpy
+    load_layers: LoadLayers  # the forward pass on a device
+
+
+@dataclass(frozen=True, slots=True)
+class VersionTable:
+    """Versions in the order in which their patterns are tried."""
+
+    rows: tuple[Version | UnservedVersion, ...]
+
+    @property
+    def served(self) -> tuple[Version, ...]:
+        return tuple(row for row in self.rows if isinstance(row, Version))
+
+    def recognise(self, names: Iterable[str]) -> Version:
+        """Return the version whose tensors have these names. Raises ModelError for one that is not served."""
+        names = tuple(names)
+        for row in self.rows:
+            if any(row.pattern.fullmatch(name) for name in names):
+                if isinstance(row, Version):
+                    return row
+                served = ", ".join(version.title for version in self.served)
+                raise ModelError(
+                    f"this is {row.title}, which is not served yet; expected {served} under BlinkDL's names"
+                )
+        found = show_all(names) or "none"
+        raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
+
+    def find_layout(self, names: Iterable[str]) -> Layout:
+        """Return the layout of the version whose tensors have these names. Raises ModelError as `recognise` does."""
+        return self.recognise(names).layout
+
+    def get(self, name: str) -> Version:
+        """Return the served version called `name`. Raises KeyError where there is none."""
+        return {version.name: version for version in self.served}[name]
+
+
+# Both spellings of a name stand here where the two file conventions differ.
+VERSIONS: Final = VersionTable(
+    (
+        UnservedVersion(
+            "RWKV-7 under Hugging Face's tensor names", re.compile(r"model\.layers\.\d+\.attn\.(r_k|k_k|k_a|x_\w+)")
+        ),
+        UnservedVersion("RWKV under Hugging Face's tensor names", re.compile(r"rwkv\.blocks\.\d+\.attention\..*")),
+        UnservedVersion("RWKV-7 with DeepEmbed", re.compile(r"blocks\.\d+\.ffn\.s_emb\.weight")),
+        Version(
+            name="v7",
+            title="RWKV-7",
+            pattern=re.compile(r"blocks\.\d+\.att\.(r_k|k_k|k_a|[wa][012]|g[12]|x_[rwkvag])"),
+            layout=Layout(v7.list_tensors, v7.make_shape),
+            run_layers=v7.run_layers,
+            load_layers=v7.load_layers,
+        ),
+        UnservedVersion(
+            "RWKV-6", re.compile(r"blocks\.\d+\.att\.(time_maa_\w+|time_mix_(x|w|w1|w2)|time_decay_w[12])")
+        ),
+        UnservedVersion("RWKV-5", re.compile(r"blocks\.\d+\.att\.(ln_x\..*|gate\.weight|time_faaaa)")),
+        UnservedVersion("RWKV-4", re.compile(r"blocks\.\d+\.att\.(time_decay|time_first|time_mix_[kvr])")),
+    )
+)

@@ -1,0 +1,33 @@
+"""The numpy forward pass of a whole sequence, in any precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from rnn_engine.reference.functions import embed, project_to_logits
+from rnn_engine.reference.weights import Array, Weights
+from rnn_engine.types import Model
+from rnn_engine.versions.table import VERSIONS, VersionTable
+
+
+def forward(
+    model: Model,
+    tokens: Sequence[int],
+    state: Mapping[str, Array] | None = None,
+    dtype: DTypeLike = np.float32,
+    versions: VersionTable = VERSIONS,
+) -> tuple[Array, dict[str, Array]]:
+    """Return the logits [T, V] after every token of one sequence, and the state after the last.
+
+    `state` is the one before the first token, None for the initial one; it is not changed.
+    """
+    weights = Weights(model.shape, model.tensor, dtype)
+    before = model.shape.initial_state() if state is None else state
+    states = {field.name: before[field.name][np.newaxis] for field in model.shape.state_fields}
+    x = embed(weights, np.asarray(tokens, np.intp))
+    run_layers = versions.get(model.shape.version).run_layers
+    hidden, after = run_layers(weights, x, [len(tokens)], states)
+    return project_to_logits(weights, hidden), {name: values[0] for name, values in after.items()}
