@@ -6,12 +6,13 @@ Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling.params import SamplingParams as SamplingParams
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
@@ -19,40 +20,6 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 MAX_PRIORITY = 100
 
 BEGINNING = (0,)  # the token that ends a text also begins one
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a token is drawn from a row of logits.
-
-    Order: logits - penalties + bias, softmax, keep the `top_k` most likely, keep tokens while the mass before
-    a token is <= `top_p`, raise to 1 / temperature, renormalise, draw. Temperature 0 is greedy. Every generated
-    token multiplies all penalties by `penalty_decay`, then adds `frequency_penalty` to its own and, at its first
-    sight, `presence_penalty`.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 0.5
-    top_k: int = 128  # 0 = no limit; may exceed the vocabulary
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    penalty_decay: float = 0.99654026
-    bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
-    seed: int | None = None  # None = a random one, told in `Finished.seed`
-
-    def check(self, shape: ModelShape) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
-        check_range("temperature", self.temperature, 0.0, 100.0)
-        check_range("top_p", self.top_p, 0.0, 1.0)
-        check_range("top_k", self.top_k, 0, 2**31 - 1)
-        check_range("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        check_range("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        check_range("penalty_decay", self.penalty_decay, 0.0, 1.0)
-        for token, bias in self.bias.items():
-            check_range("logit_bias token id", token, 0, shape.vocab_size - 1)
-            check_range("logit_bias value", bias, -1000.0, 1000.0)
-        if self.seed is not None:
-            check_range("seed", self.seed, 0, 2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +57,7 @@ class GenerateRequest:
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, max_logprobs)
-        self.sampling.check(shape)
+        self.sampling.check(shape.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)

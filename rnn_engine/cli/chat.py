@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
-from rnn_engine.cli.options import device_option, model_argument, sampling_options, tokenizer_option
+from rnn_engine.cli.options import device_option, model_argument, tokenizer_option
+from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.operations.naming import text_before_chat

@@ -11,9 +11,9 @@ from rnn_engine.cli.options import (
     device_option,
     model_argument,
     parse_tokens,
-    sampling_options,
     tokenizer_option,
 )
+from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta

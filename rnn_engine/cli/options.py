@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,40 +11,9 @@ import numpy as np
 
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.requests import SamplingParams
 from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_SAMPLING = SamplingParams()
-_SAMPLING_OPTIONS = (
-    click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate."),
-    click.option(
-        "--temperature", default=_SAMPLING.temperature, show_default=True, help="0 always takes the likeliest token."
-    ),
-    click.option(
-        "--top-p",
-        default=_SAMPLING.top_p,
-        show_default=True,
-        help="Keep the likeliest tokens while the mass before one is at most this.",
-    ),
-    click.option(
-        "--top-k", default=_SAMPLING.top_k, show_default=True, help="Keep this many of the likeliest; 0 keeps all."
-    ),
-    click.option(
-        "--presence-penalty",
-        default=_SAMPLING.presence_penalty,
-        show_default=True,
-        help="Taken off a token that has occurred.",
-    ),
-    click.option(
-        "--frequency-penalty",
-        default=_SAMPLING.frequency_penalty,
-        show_default=True,
-        help="Taken off for each occurrence.",
-    ),
-    click.option("--seed", type=int, help="The same seed and prompt give the same text.  [default: a random one]"),
-)
 
 
 def _or_demo(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path:
@@ -117,33 +85,6 @@ def with_options(command: Callable[..., None], options: Sequence[Callable[[Any],
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--max-tokens, which the command takes as it is, and the options that it takes together as `sampling`."""
-
-    @wraps(command)
-    def with_sampling(
-        *,
-        temperature: float,
-        top_p: float,
-        top_k: int,
-        presence_penalty: float,
-        frequency_penalty: float,
-        seed: int | None,
-        **others: object,
-    ) -> None:
-        sampling = SamplingParams(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            seed=seed,
-        )
-        command(sampling=sampling, **others)
-
-    return with_options(with_sampling, _SAMPLING_OPTIONS)
 
 
 def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:

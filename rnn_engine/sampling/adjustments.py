@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.requests import SamplingParams
+from rnn_engine.sampling.params import SamplingParams
 
 F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
@@ -28,8 +28,8 @@ class Adjustments:
         self._presence = params.presence_penalty
         self._frequency = params.frequency_penalty
         self._decay = params.penalty_decay
-        self.tokens: I64 = np.array(sorted(params.bias), np.int64)  # [A] ascending
-        self._bias: F64 = np.array([params.bias[token] for token in sorted(params.bias)], np.float64)  # [A]
+        self.tokens: I64 = np.array(sorted(params.logit_bias), np.int64)  # [A] ascending
+        self._bias: F64 = np.array([params.logit_bias[token] for token in sorted(params.logit_bias)], np.float64)  # [A]
         self._penalty: F64 = np.zeros(len(self.tokens))  # [A]
         self._seen: NDArray[np.bool_] = np.zeros(len(self.tokens), np.bool_)  # [A]
         if self._penalises:

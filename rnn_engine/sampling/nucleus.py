@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.adjustments import F64
+from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking
 
 ROUNDING = 1e-9  # widens bounds beyond what sums of V numbers in another order may differ by

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rnn_engine.requests import SamplingParams
 from rnn_engine.sampling.adjustments import Adjustments
 from rnn_engine.sampling.nucleus import draw
+from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank
 from rnn_engine.sampling.rows import LogitRow
 

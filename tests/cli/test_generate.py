@@ -7,11 +7,12 @@ import itertools
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.requests import GenerateRequest
+from rnn_engine.requests import GenerateRequest, SamplingParams
 from tests.support.cli import Command
 from tests.support.fake_engine import FakeEngine, encode
 
@@ -50,12 +51,26 @@ class TestGenerate:
     def test_options_reach_the_engine(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine()
         install(engine)
-        options = {"temperature": 0.5, "top-p": 0.25, "top-k": 7, "presence-penalty": 1.0, "frequency-penalty": 2.0}
-        values = [part for name, value in options.items() for part in (f"--{name}", value)]
-        rnn_engine("generate", "m", "-p", "a", "--max-tokens", 3, "--seed", 9, "--stop", "x", "--stop", "yz", *values)
+        numbers = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "presence_penalty": 1.0, "frequency_penalty": 2.0}
+        numbers |= {"penalty_decay": 0.5, "seed": 9}
+        options = [part for name, value in numbers.items() for part in ("--" + name.replace("_", "-"), value)]
+        options += ["--logit-bias", "5=-1.5", "--logit-bias", "7=2", "--stop", "x", "--stop", "yz", "--max-tokens", 3]
+        rnn_engine("generate", "m", "-p", "a", *options)
         [request] = engine.requests
-        assert (request.max_tokens, request.stop, request.sampling.seed) == (3, (b"x", b"yz"), 9)
-        assert {name: getattr(request.sampling, name.replace("-", "_")) for name in options} == options
+        assert (request.max_tokens, request.stop) == (3, (b"x", b"yz"))
+        assert asdict(request.sampling) == {**numbers, "logit_bias": {5: -1.5, 7: 2.0}}
+
+    def test_without_options_the_engine_has_its_own_defaults(self, rnn_engine: Command, install: Install) -> None:
+        engine = FakeEngine()
+        install(engine)
+        rnn_engine("generate", "m", "-p", "a")
+        assert engine.requests[0].sampling == SamplingParams()
+
+    @pytest.mark.parametrize("bias", ["5", "5=", "=1", "five=1", "5=x"])
+    def test_a_bias_is_an_id_and_a_number(self, rnn_engine: Command, install: Install, bias: str) -> None:
+        install(FakeEngine())
+        said = rnn_engine("generate", "m", "-p", "a", "--logit-bias", bias, code=2)
+        assert f"{bias!r} is not allowed; expected ID=NUMBER" in said
 
     def test_reads_the_prompt_from_standard_input(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine()

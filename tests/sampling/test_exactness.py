@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.requests import SamplingParams
-from rnn_engine.sampling import LogitRow, Sampler
+from rnn_engine.sampling import LogitRow, Sampler, SamplingParams
 from rnn_engine.sampling import sampler as sampler_module
 from rnn_engine.types import F32
 
@@ -59,7 +58,7 @@ def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
         presence_penalty=draw(penalties),
         frequency_penalty=draw(penalties),
         penalty_decay=draw(st.sampled_from([0.0, 0.9, 1.0])),
-        bias=draw(
+        logit_bias=draw(
             st.dictionaries(
                 st.integers(0, vocab_size - 1), st.sampled_from([-1000.0, -2.0, 0.0, 1.5, 8.0, 1000.0]), max_size=4
             )
@@ -81,9 +80,9 @@ STEEP = np.array([4.0, 1.0, 1.0, 1.0], np.float32)
 @settings(max_examples=150, deadline=None)
 @given(case=cases(), num_candidates=st.integers(1, 24), error=st.floats(-LOGSUMEXP_ERROR, LOGSUMEXP_ERROR))
 @example(case=([FLAT] * 8, SamplingParams(top_p=0.3, presence_penalty=1.0), 1), num_candidates=2, error=0.0)
-@example(case=([FLAT] * 8, SamplingParams(top_p=0.9, bias={3: 1e-9}), 1), num_candidates=2, error=0.0)
-@example(case=([FLAT] * 8, SamplingParams(top_p=0.3, bias={2: -50.0, 3: -50.0}), 1), num_candidates=2, error=0.0)
-@example(case=([STEEP] * 8, SamplingParams(top_p=0.6, bias={2: 2.9}), 1), num_candidates=2, error=0.0)
+@example(case=([FLAT] * 8, SamplingParams(top_p=0.9, logit_bias={3: 1e-9}), 1), num_candidates=2, error=0.0)
+@example(case=([FLAT] * 8, SamplingParams(top_p=0.3, logit_bias={2: -50.0, 3: -50.0}), 1), num_candidates=2, error=0.0)
+@example(case=([STEEP] * 8, SamplingParams(top_p=0.6, logit_bias={2: 2.9}), 1), num_candidates=2, error=0.0)
 def test_few_candidates_and_whole_rows_lead_to_the_same_tokens(
     case: tuple[list[F32], SamplingParams, int], num_candidates: int, error: float
 ) -> None:
@@ -125,7 +124,7 @@ def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32],
 def by_definition(row: F32, sampling: SamplingParams, uniform: float, nudge: float) -> set[int]:
     """The documented order, step by step; `nudge` moves the two comparisons that rounding may tip."""
     logits = row.astype(np.float64)
-    for token, bias in sampling.bias.items():
+    for token, bias in sampling.logit_bias.items():
         logits[token] += bias
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
@@ -158,8 +157,8 @@ def peaked(vocab_size: int = 1000) -> F32:
         SamplingParams(top_k=0, top_p=0.9),
         SamplingParams(top_k=8, top_p=1.0, temperature=3.0),
         SamplingParams(top_k=0, top_p=0.9, presence_penalty=0.2, frequency_penalty=0.2),
-        SamplingParams(bias={900: -5.0, 0: -0.5}),
-        SamplingParams(bias={900: 5.0}),  # from far below
+        SamplingParams(logit_bias={900: -5.0, 0: -0.5}),
+        SamplingParams(logit_bias={900: 5.0}),  # from far below
     ],
 )
 def test_no_whole_row_is_read_where_the_candidates_settle_the_draw(sampling: SamplingParams) -> None:
@@ -184,8 +183,8 @@ def test_without_limits_whole_rows_are_read_little_more_often_than_the_draw_fall
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (SamplingParams(temperature=0.0, bias={900: 1000.0}), 900),
-        (SamplingParams(temperature=0.0, bias=dict.fromkeys(range(8), -100.0)), 8),
+        (SamplingParams(temperature=0.0, logit_bias={900: 1000.0}), 900),
+        (SamplingParams(temperature=0.0, logit_bias=dict.fromkeys(range(8), -100.0)), 8),
     ],
 )
 def test_the_whole_row_is_read_where_bias_lifts_an_unread_token_or_pushes_candidates_below_them(
@@ -198,7 +197,7 @@ def test_the_whole_row_is_read_where_bias_lifts_an_unread_token_or_pushes_candid
 
 def test_an_unread_token_that_bias_lifts_to_the_height_of_a_candidate_comes_first_by_its_id() -> None:
     row = np.array([0.0, 0.0, 3.0, 0.0], np.float32)
-    sampling = SamplingParams(temperature=0.0, bias={1: 3.0})
+    sampling = SamplingParams(temperature=0.0, logit_bias={1: 3.0})
     assert Sampler(sampling, seed=0).draw(Device(num_candidates=2).row(row)).token == 1
 
 

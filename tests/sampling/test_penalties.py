@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
-from rnn_engine.requests import SamplingParams
-from rnn_engine.sampling import LogitRow, Sampler, top_logprobs
+from rnn_engine.sampling import LogitRow, Sampler, SamplingParams, top_logprobs
 from rnn_engine.sampling.adjustments import Adjustments
 from rnn_engine.types import F32, Readout
 
@@ -21,7 +20,9 @@ def test_the_table_holds_what_the_definition_says(
     earlier: list[int], generated: list[int], bias: dict[int, float]
 ) -> None:
     presence, frequency, decay = 0.5, 0.25, 0.75
-    sampling = SamplingParams(presence_penalty=presence, frequency_penalty=frequency, penalty_decay=decay, bias=bias)
+    sampling = SamplingParams(
+        presence_penalty=presence, frequency_penalty=frequency, penalty_decay=decay, logit_bias=bias
+    )
     adjustments = Adjustments(sampling, earlier)
     penalties: dict[int, float] = {}
     for position, token in enumerate(earlier):
@@ -50,7 +51,7 @@ def test_tokens_of_earlier_replies_are_penalised_from_the_first_draw_on() -> Non
 
 def test_the_log_probability_is_the_models_own() -> None:
     logits = np.log(np.array([0.5, 0.25, 0.25])).astype(np.float32)
-    sampling = SamplingParams(temperature=0.0, presence_penalty=9.0, bias={0: -50.0, 1: 50.0})
+    sampling = SamplingParams(temperature=0.0, presence_penalty=9.0, logit_bias={0: -50.0, 1: 50.0})
     drawn = Sampler(sampling, seed=0, earlier=[1]).draw(LogitRow.of_full(logits, 3))
     assert drawn.token == 1
     assert drawn.logprob == pytest.approx(np.log(0.25))

@@ -41,7 +41,7 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
             temperature=draw(st.sampled_from([0.0, 1.0, 2.0])),
             top_p=draw(st.sampled_from([0.5, 1.0])),
             presence_penalty=draw(st.sampled_from([0.0, 1.0])),
-            bias=draw(st.sampled_from([{}, {2: 3.0}])),
+            logit_bias=draw(st.sampled_from([{}, {2: 3.0}])),
             seed=draw(st.integers(0, 2**64 - 1)),
         ),
         logprobs=draw(st.sampled_from([None, 0, 5])),

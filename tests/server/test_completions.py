@@ -98,14 +98,14 @@ async def test_sampling_fields_reach_the_engine(serve: Serve) -> None:
     await complete(serve, engine, prompt="a", stop=["x", "yz"], logit_bias={"3": -1, "5": 2.5}, **body)
     [request] = engine.requests
     assert request.stop == (b"x", b"yz")
-    assert request.sampling.bias == {3: -1.0, 5: 2.5}
+    assert request.sampling.logit_bias == {3: -1.0, 5: 2.5}
     assert {name: getattr(request.sampling, name) for name in body} == body
 
 
 async def test_ai00_name_of_the_bias(serve: Serve) -> None:
     engine = FakeEngine()
     await complete(serve, engine, prompt="a", bias={"3": 1})
-    assert engine.requests[0].sampling.bias == {3: 1.0}
+    assert engine.requests[0].sampling.logit_bias == {3: 1.0}
 
 
 async def test_length_and_stop_are_told(serve: Serve) -> None:

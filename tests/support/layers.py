@@ -22,7 +22,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.atomic_file",
         "rnn_engine.checks",
         "rnn_engine.types",
-        "rnn_engine.requests",
         "rnn_engine.chat_template",
     ),
     (
@@ -34,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.demo",
         "states",
     ),
-    ("rnn_engine.gpu",),
+    ("rnn_engine.requests", "rnn_engine.gpu"),
     ("rnn_engine.forward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),

@@ -1,0 +1,63 @@
+"""The fields of `SamplingParams`: their ranges, and that HTTP and the command line have each of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rnn_engine.cli.generate import command
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling import SamplingParams
+from rnn_engine.sampling.params import PARAMETERS, Parameter
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+
+VOCAB_SIZE = 10
+
+ALLOWED = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "penalty_decay": (0.0, 1.0),
+    "logit_bias": ({0: -1000.0}, {9: 1000.0}, {}),
+    "seed": (0, 2**64 - 1, None),
+}
+REFUSED: list[tuple[str, Any, str]] = [
+    ("temperature", 100.5, "temperature"),
+    ("temperature", math.nan, "temperature"),
+    ("top_p", -0.1, "top_p"),
+    ("top_k", -1, "top_k"),
+    ("presence_penalty", 101, "presence_penalty"),
+    ("frequency_penalty", -math.inf, "frequency_penalty"),
+    ("penalty_decay", 1.1, "penalty_decay"),
+    ("logit_bias", {1: 0.0, 2: 1001.0}, "logit_bias value"),
+    ("logit_bias", {1: 0.0, 10: 1.0}, "logit_bias token id"),
+    ("seed", 2**64, "seed"),
+]
+
+
+def test_every_field_is_declared_with_its_range() -> None:
+    assert [parameter.name for parameter in PARAMETERS] == list(ALLOWED)
+    for name, values in ALLOWED.items():
+        for value in values:
+            SamplingParams(**{name: value}).check(VOCAB_SIZE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "value", "field"), REFUSED)
+def test_values_outside_the_range_are_refused_by_name(name: str, value: Any, field: str) -> None:  # noqa: ANN401
+    with pytest.raises(InvalidRequestError, match="is not allowed; expected a number from") as raised:
+        SamplingParams(**{name: value}).check(VOCAB_SIZE)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
+def test_http_and_commands_have_every_field_with_its_default_and_help(parameter: Parameter) -> None:
+    for body in (CompletionRequest, ChatRequest):
+        field = body.model_fields[parameter.name]
+        assert (field.default, field.description) == (parameter.default, parameter.allowed.help)
+    [option] = [option for option in command.params if option.name == parameter.name]
+    assert parameter.allowed.help in option.to_info_dict()["help"]
