@@ -18,8 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
 
+from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError
+from rnn_engine.errors import EngineClosedError, RnnEngineError
 from rnn_engine.forward import Progress, WeightFormat
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
@@ -33,8 +34,6 @@ from states.named.registry import StateRegistry
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
 
 _Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
 
@@ -51,12 +50,10 @@ class Engine:
     def __init__(self, parts: EngineParts, *, max_queued: int = 64, policy: BatchingPolicy = EAGER) -> None:
         """All of `parts` are closed with the engine."""
         self._tokenizer = parts.tokenizer
-        self._max_queued = max_queued
         self._info = parts.info
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
         self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
-        self._request_seconds: float | None = None  # a running mean
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
@@ -70,6 +67,7 @@ class Engine:
             policy,
             wake=self._wake_worker,
         )
+        self._admission = Admission(self._scheduler.capacity, max_queued)
         self._worker = Worker(self._scheduler, self._post, partial(self._end, parts))
         self._worker.start()
 
@@ -144,15 +142,20 @@ class Engine:
         check_token_ids("token", tokens, self._info.shape.vocab_size)
         return b"".join(map(self._tokenizer.decode_bytes, tokens))
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def check_queue(self) -> None:
+        self._refuse_if_stopped()
+        self._admission.check()
+
+    def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """See `EngineLike.generate`. The request is queued when the iteration begins."""
         request.check(self._info.shape, self._info.max_logprobs)
-        return self._generate(request)
+        return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, free the device. Idempotent."""
         if not self._closing:
             self._closing = True
+            self._admission.close()
             self._worker.stop()
         await self._ended.wait()
         self._worker.join()
@@ -165,25 +168,27 @@ class Engine:
     ) -> None:
         await self.close()
 
-    async def _generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        self._refuse_if_full()
-        key = next(self._keys)
-        inbox = self._inboxes[key] = _Inbox()
-        begun = time.monotonic()
-        self._worker.submit(key, request)
-        try:
-            while True:
-                outcome = await inbox.get()
-                if isinstance(outcome, RnnEngineError):
-                    raise outcome
-                if isinstance(outcome, Finished):
-                    self._note_duration(time.monotonic() - begun)
-                yield outcome
-                if isinstance(outcome, Finished):
-                    return
-        finally:
-            del self._inboxes[key]
-            self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
+    async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
+        self._refuse_if_stopped()
+        async with self._admission.place(wait=wait_for_room):
+            self._refuse_if_stopped()  # again, since it may have waited
+            key = next(self._keys)
+            inbox = self._inboxes[key] = _Inbox()
+            begun = time.monotonic()
+            self._worker.submit(key, request)
+            try:
+                while True:
+                    outcome = await inbox.get()
+                    if isinstance(outcome, RnnEngineError):
+                        raise outcome
+                    if isinstance(outcome, Finished):
+                        self._admission.note_duration(time.monotonic() - begun)
+                    yield outcome
+                    if isinstance(outcome, Finished):
+                        return
+            finally:
+                del self._inboxes[key]
+                self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
         """What `question` gives on the worker's thread, between two steps."""
@@ -203,20 +208,6 @@ class Engine:
     def _refuse_if_stopped(self) -> None:
         if self._closing or self._ended.is_set():
             raise _stopped()
-
-    def _refuse_if_full(self) -> None:
-        self._refuse_if_stopped()
-        if len(self._inboxes) >= self._scheduler.capacity + self._max_queued:
-            seconds = RETRY_SECONDS if self._request_seconds is None else self._request_seconds
-            raise OverloadedError(
-                f"{len(self._inboxes)} requests are running or queued; expected at most {self._scheduler.capacity} "
-                f"running and {self._max_queued} queued",
-                retry_after=seconds / self._scheduler.capacity,
-            )
-
-    def _note_duration(self, seconds: float) -> None:
-        before = seconds if self._request_seconds is None else self._request_seconds
-        self._request_seconds = before + 0.1 * (seconds - before)
 
     def _forget_root(self, root: str) -> None:
         """Called on any thread."""
@@ -259,6 +250,7 @@ class Engine:
     def _note_end(self) -> None:
         """End whatever waits for the worker, which runs no more."""
         self._ended.set()
+        self._admission.close()
         for inbox in self._inboxes.values():
             inbox.put_nowait(_stopped())  # behind the outcome that the worker gave, where it gave one
 

@@ -40,12 +40,17 @@ class EngineLike(Protocol):
 
     def detokenize(self, tokens: Sequence[int]) -> bytes: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    def check_queue(self) -> None:
+        """Raise OverloadedError if a request that does not wait for room would be refused now."""
+        ...
+
+    def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
         Raises InvalidRequestError at once, OverloadedError or EngineClosedError before the first event,
-        and StepError where the device fails.
+        and StepError where the device fails. With `wait_for_room` a full queue is waited for instead of raising
+        OverloadedError; that is for the later requests of a call whose first ones have run.
         """
         ...
 

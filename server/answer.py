@@ -97,10 +97,10 @@ async def answer(
     if saver is not None:
         calls = [saver.call]
     frame = _Frame(engine, form, saver)
-    async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as fleet:
+    async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
-            return await _stream(request, fleet, frame, Tally(body.copies), body.include_usage)
-        return await _whole(fleet, frame, body)
+            return await _stream(request, running, frame, Tally(body.copies), body.include_usage)
+        return await _whole(running, frame, body)
 
 
 class _Frame:
@@ -132,13 +132,13 @@ class _Frame:
         return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
 
 
-async def _whole(fleet: ParallelRequests, frame: _Frame, body: GenerationBody) -> web.Response:
+async def _whole(running: ParallelRequests, frame: _Frame, body: GenerationBody) -> web.Response:
     tally = Tally(body.copies)
-    outcomes = [Outcome() for _ in fleet.requests]
+    outcomes = [Outcome() for _ in running.requests]
     choices: dict[int, Choice] = {}
     means: dict[int, float] = {}
     extra: Mapping[str, object] = {}
-    async for index, event in fleet:
+    async for index, event in running:
         tally.add(index, event)
         outcomes[index].add(event)
         extra = await frame.saved(event)
@@ -164,17 +164,18 @@ def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
 
 
 async def _stream(
-    request: web.Request, fleet: ParallelRequests, frame: _Frame, tally: Tally, include_usage: bool
+    request: web.Request, running: ParallelRequests, frame: _Frame, tally: Tally, include_usage: bool
 ) -> web.StreamResponse:
     stream = EventStream(request)
-    first = await anext(fleet)  # what fails up to here has a status of its own
+    events = aiter(running)
+    first = await anext(events)  # what fails up to here has a status of its own
     await stream.open()
     extra = {"usage": None} if include_usage else {}
     try:
-        async for index, event in _chain(first, fleet):
+        async for index, event in _chain(first, events):
             tally.add(index, event)
             saved = await frame.saved(event)
-            choice = _choice(frame.form, index, event, scored=fleet.requests[index].score_from is not None)
+            choice = _choice(frame.form, index, event, scored=running.requests[index].score_from is not None)
             if choice is not None:
                 await stream.send(frame.chunk([choice], **extra, **saved))
         if include_usage:
@@ -187,7 +188,7 @@ async def _stream(
     return await stream.close()
 
 
-async def _chain(first: tuple[int, Event], rest: ParallelRequests) -> AsyncIterator[tuple[int, Event]]:
+async def _chain(first: tuple[int, Event], rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
     yield first
     async for item in rest:
         yield item

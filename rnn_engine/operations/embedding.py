@@ -1,4 +1,4 @@
-"""Texts as vectors: runs them side by side and takes each one's vector from the state after its last token."""
+"""Embed texts: run them side by side and take each one's vector from the state after its last token."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ async def embed(
     *,
     initial_state: InitialState | None = None,
     centre: F32 | None = None,
+    wait_for_room: bool = False,
 ) -> list[Embedding]:
-    """The vectors of lists of token ids, in their order; none depends on what else is embedded.
+    """Return the vectors of lists of token ids, in their order; none depends on what else is embedded.
 
     `initial_state` is the state that every input begins from; `centre`, from `find_centre` with the same settings, is
-    subtracted from every vector. Raises InvalidRequestError before anything runs.
+    subtracted from every vector. Raises InvalidRequestError before anything runs, and OverloadedError if the queue is
+    full then, unless `wait_for_room` is set.
     """
     shape = engine.info.shape
     settings.check(shape)
@@ -55,7 +57,8 @@ async def embed(
         return finish_vector(part if centre is None else part - centre, settings)
 
     embeddings: dict[int, Embedding] = {}
-    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
+    ends = run_states(engine, inputs, initial_state=initial_state, wait_for_room=wait_for_room)
+    async with aclosing(ends):
         async for number, end in ends:
             embeddings[number] = Embedding(await asyncio.to_thread(vector_of, end.state), end.cost)
     return [embeddings[number] for number in range(len(inputs))]
@@ -68,7 +71,7 @@ async def find_centre(
     *,
     initial_state: InitialState | None = None,
 ) -> tuple[F32, list[Cost]]:
-    """What the vectors of `inputs` have in common: their mean, before projection and scaling. -> [size] f32"""
+    """Return the mean of the vectors of `inputs` before projection and scaling, [size] f32, and what each cost."""
     shape = engine.info.shape
     settings.check(shape)
     total = np.zeros(settings.size(shape))  # [size] f64, so that the order in which they come does not show
@@ -81,16 +84,24 @@ async def find_centre(
 
 
 async def run_states(
-    engine: EngineLike, inputs: Sequence[Sequence[int]], *, initial_state: InitialState | None = None
+    engine: EngineLike,
+    inputs: Sequence[Sequence[int]],
+    *,
+    initial_state: InitialState | None = None,
+    wait_for_room: bool = False,
 ) -> AsyncGenerator[tuple[int, InputState], None]:
-    """(number of the input, its state), as they come. Raises InvalidRequestError before anything runs."""
+    """Yield (number of the input, its state) as they come. Raises InvalidRequestError before anything runs.
+
+    `wait_for_room` is as in `ParallelRequests`.
+    """
     calls = [
         GenerateRequest(prompt=tokens, initial_state=initial_state, max_tokens=0, keep_end=True) for tokens in inputs
     ]
     _check(engine, calls)
     costs: dict[int, Cost] = {}
-    async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as fleet:
-        async for number, event in fleet:
+    limit = engine.info.num_slots
+    async with ParallelRequests(engine, calls, limit, wait_for_room=wait_for_room) as running:
+        async for number, event in running:
             if isinstance(event, Started):
                 costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
             elif isinstance(event, Finished):

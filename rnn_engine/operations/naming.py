@@ -81,9 +81,17 @@ async def advance_state(
 
 
 async def run_tokens(
-    engine: EngineLike, initial_state: FrozenState | None, tokens: Sequence[int], *, logprobs: int | None = None
+    engine: EngineLike,
+    initial_state: FrozenState | None,
+    tokens: Sequence[int],
+    *,
+    logprobs: int | None = None,
+    wait_for_room: bool = False,
 ) -> Ran:
-    """Run `tokens` from a state, and score them where `logprobs` says with how many alternatives each."""
+    """Run `tokens` from a state, and score them where `logprobs` says with how many alternatives each.
+
+    Raises OverloadedError if the queue is full, unless `wait_for_room` is set.
+    """
     request = GenerateRequest(
         prompt=tokens,
         initial_state=None if initial_state is None else initial_state.for_request,
@@ -94,7 +102,7 @@ async def run_tokens(
     )
     scored: tuple[TokenInfo, ...] = ()
     cost = Cost(0, 0)
-    async with aclosing(engine.generate(request)) as events:
+    async with aclosing(engine.generate(request, wait_for_room=wait_for_room)) as events:
         async for event in events:
             if isinstance(event, Started):
                 cost = Cost(event.prompt_tokens, event.cached_tokens)
@@ -131,7 +139,7 @@ async def settle_end(
     if len(text) <= len(taken_in):
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
-    return (await run_tokens(engine, initial, rest)).initial
+    return (await run_tokens(engine, initial, rest, wait_for_room=True)).initial  # the answer is there: don't lose it
 
 
 def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:

@@ -1,12 +1,12 @@
-"""Several engine requests run side by side. Knows events, not what becomes of them."""
+"""Run several engine requests of one call side by side."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from rnn_engine.errors import StepError
 from rnn_engine.interface import EngineLike
@@ -14,28 +14,42 @@ from rnn_engine.requests import Event, Finished, GenerateRequest
 
 _EVENTS_AHEAD = 16
 
+Numbered: TypeAlias = tuple[int, Event]
+
 
 class ParallelRequests:
-    """Iterates over (number of the request, event) as the events come; the requests run inside `async with`.
+    """Runs requests inside `async with`; iterating gives (number of the request, event) as the events come.
 
     No more than `limit` requests are with the engine at a time, so that one client's long list does not fill the
-    queue. The first failure is raised and ends the iteration. Leaving the block abandons whatever still runs.
+    queue. A call is refused as a whole or not at all: `__aenter__` raises OverloadedError if the engine's queue is
+    full (for a single request the first `anext` does), and once the first request was admitted the others wait for
+    room. `wait_for_room` skips the check, for the second part of a call whose first part has run.
+
+    The first failure is raised and ends the iteration. Leaving the block abandons whatever still runs.
     """
 
-    def __init__(self, engine: EngineLike, requests: Sequence[GenerateRequest], limit: int) -> None:
+    def __init__(
+        self, engine: EngineLike, requests: Sequence[GenerateRequest], limit: int, *, wait_for_room: bool = False
+    ) -> None:
         self._engine = engine
         self._requests = requests
-        self._room = asyncio.Semaphore(limit)
-        self._events: asyncio.Queue[tuple[int, Event] | Exception] = asyncio.Queue(_EVENTS_AHEAD)
-        self._unfinished = len(requests)
+        self._limit = limit
+        self._wait_for_room = wait_for_room
+        self._queue: asyncio.Queue[Numbered | Exception] = asyncio.Queue(_EVENTS_AHEAD)
         self._tasks: list[asyncio.Task[None]] = []
+        self._events = self._read_one() if len(requests) == 1 else self._read_queue()
 
     @property
     def requests(self) -> Sequence[GenerateRequest]:
         return self._requests
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._run(*numbered)) for numbered in enumerate(self._requests)]
+        if len(self._requests) > 1:
+            if not self._wait_for_room:
+                self._engine.check_queue()
+            numbered = iter(enumerate(self._requests))
+            count = min(self._limit, len(self._requests))
+            self._tasks = [asyncio.create_task(self._run(numbered)) for _ in range(count)]
         return self
 
     async def __aexit__(
@@ -44,27 +58,43 @@ class ParallelRequests:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._events.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Numbered]:
+        return self._events
 
-    async def __anext__(self) -> tuple[int, Event]:
-        if self._unfinished == 0:
-            raise StopAsyncIteration
-        item = await self._events.get()
-        if isinstance(item, Exception):
-            raise item
-        if isinstance(item[1], Finished):
-            self._unfinished -= 1
-        return item
+    async def _read_one(self) -> AsyncGenerator[Numbered, None]:
+        """Pass on the engine's own events: a lone request needs neither a task nor a queue."""
+        event: Event | None = None
+        async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
+            async for event in events:
+                yield 0, event
+        _check_end(event)
 
-    async def _run(self, number: int, request: GenerateRequest) -> None:
+    async def _read_queue(self) -> AsyncGenerator[Numbered, None]:
+        unfinished = len(self._requests)
+        while unfinished:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if isinstance(item[1], Finished):
+                unfinished -= 1
+            yield item
+
+    async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
+        """Run one request after the other until none is left; the tasks share the iterator."""
         try:
-            async with self._room, aclosing(self._engine.generate(request)) as events:
+            for number, request in numbered:
                 event: Event | None = None
-                async for event in events:
-                    await self._events.put((number, event))
-                if not isinstance(event, Finished):
-                    raise StepError("the generation ended early")
+                async with aclosing(self._engine.generate(request, wait_for_room=True)) as events:
+                    async for event in events:
+                        await self._queue.put((number, event))
+                _check_end(event)
         except Exception as error:
-            await self._events.put(error)
+            await self._queue.put(error)
+
+
+def _check_end(event: Event | None) -> None:
+    """Raise StepError if the last event of a request is not `Finished`."""
+    if not isinstance(event, Finished):
+        raise StepError("the generation ended early")

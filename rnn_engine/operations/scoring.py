@@ -142,11 +142,11 @@ def _call(context: Sequence[int], choice: Sequence[int], initial_state: InitialS
 
 
 async def _score(engine: EngineLike, calls: Sequence[GenerateRequest], limit: int) -> list[Continuation]:
-    heard: list[list[Event]] = [[] for _ in calls]
-    async with ParallelRequests(engine, calls, limit) as fleet:
-        async for number, event in fleet:
-            heard[number].append(event)
-    return [_continuation(events) for events in heard]
+    received: list[list[Event]] = [[] for _ in calls]
+    async with ParallelRequests(engine, calls, limit) as running:
+        async for number, event in running:
+            received[number].append(event)
+    return [_continuation(events) for events in received]
 
 
 def _continuation(events: Sequence[Event]) -> Continuation:

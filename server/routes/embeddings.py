@@ -41,7 +41,8 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     if body.center_on:
         others = _inputs(engine, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
-    found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre)
+    begun = centre is not None
+    found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
     entries = [
         VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
         for index, embedding in enumerate(found)

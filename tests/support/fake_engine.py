@@ -109,10 +109,14 @@ class FakeEngine:
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         return bytes(token - 1 for token in tokens if token > 0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        request.check(self.info.shape, self.info.max_logprobs)
+    def check_queue(self) -> None:
         if self.refuse is not None:
             raise self.refuse
+
+    async def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
+        request.check(self.info.shape, self.info.max_logprobs)
+        if not wait_for_room:
+            self.check_queue()
         if self.closed:
             raise EngineClosedError("the engine has stopped")
         self.requests.append(request)

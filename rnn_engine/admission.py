@@ -1,0 +1,93 @@
+"""Bounds how many requests are with an engine at a time: refuses those beyond, or lets them wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from rnn_engine.errors import EngineClosedError, OverloadedError
+
+RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
+
+
+class Admission:
+    """Places for `num_running` requests that run and `num_queued` that wait for a slot.
+
+    A place that becomes free goes to the one that has waited longest for it, before any new request. All methods are
+    for one event loop.
+    """
+
+    def __init__(self, num_running: int, num_queued: int) -> None:
+        self._num_running = num_running
+        self._num_queued = num_queued
+        self._taken = 0  # less than all only while nobody waits
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._seconds: float | None = None  # that a request takes, a running mean
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self._taken
+
+    def check(self) -> None:
+        """Raise OverloadedError if there is no place now."""
+        if self._taken >= self._num_running + self._num_queued:
+            seconds = RETRY_SECONDS if self._seconds is None else self._seconds
+            raise OverloadedError(
+                f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
+                f"{self._num_queued} queued",
+                retry_after=seconds / self._num_running,
+            )
+
+    @asynccontextmanager
+    async def place(self, *, wait: bool) -> AsyncGenerator[None, None]:
+        """Hold a place while the block runs.
+
+        With `wait`, wait until there is one, and raise EngineClosedError if `close` is called meanwhile. Otherwise
+        raise OverloadedError if there is none.
+        """
+        if wait:
+            await self._wait()
+        else:
+            self.check()
+            self._taken += 1
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def note_duration(self, seconds: float) -> None:
+        """Count a request that ended in the mean time that refused clients are told to wait."""
+        before = seconds if self._seconds is None else self._seconds
+        self._seconds = before + 0.1 * (seconds - before)
+
+    def close(self) -> None:
+        """End all that wait with EngineClosedError."""
+        for place in self._waiting:
+            if not place.done():
+                place.set_exception(EngineClosedError("the engine has stopped"))
+        self._waiting.clear()
+
+    async def _wait(self) -> None:
+        if self._taken < self._num_running + self._num_queued:
+            self._taken += 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._give_back()  # it was handed over in the same turn of the loop
+            raise
+
+    def _give_back(self) -> None:
+        """Hand the place to the first that waits for one."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():  # else it was cancelled
+                place.set_result(None)
+                return
+        self._taken -= 1

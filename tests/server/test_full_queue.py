@@ -1,0 +1,192 @@
+"""Calls of several engine requests against an engine whose queue is short: refused at the start or answered whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rnn_engine.engine import Engine
+from rnn_engine.loading.parts import assemble
+from rnn_engine.types import Batch
+from server.app import make_app
+from server.keys import LIFECYCLE
+from server.settings import ServerSettings
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_runner import FakeRunner, random_logits
+from tests.support.http import Body, Client, error_of, events
+
+TOKENIZER = ByteTokenizer()
+COUNT = 20
+PATIENCE = 30.0  # seconds until a test that waits in vain fails
+FIELDS: Body = {"max_tokens": 5, "seed": 1, "logit_bias": {"0": -1000}}
+
+
+@dataclass
+class Busy:
+    """A server whose engine has 2 slots and a queue of 1, and takes no step while `go` is not set."""
+
+    client: Client
+    engine: Engine
+    runner: FakeRunner
+    go: threading.Event
+
+    @property
+    def requests(self) -> int:
+        """How many HTTP requests are under way."""
+        return self.client.app[LIFECYCLE].active
+
+    @property
+    def in_engine(self) -> int:
+        """How many requests run or are queued there."""
+        stats = self.engine.stats()
+        return stats.active + stats.queued
+
+    @property
+    def tokens_run(self) -> set[int]:
+        return {token for batch in self.runner.batches for run in batch for token in run.tokens}
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[Busy]:
+    go = threading.Event()
+
+    def wait(batch: Batch) -> None:
+        go.wait()
+
+    runner = FakeRunner(random_logits(TOKENIZER.size), num_slots=2, on_step=wait)
+    engine = Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=1)
+    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+        yield Busy(client, engine, runner, go)
+        go.set()
+
+
+async def reach(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def fill(busy: Busy) -> asyncio.Task[list[int]]:
+    """Take all places in the engine by two calls: the first has two, the second has one and waits for another."""
+    calls = asyncio.create_task(ask_twice(busy.client))
+    await reach(lambda: busy.requests == 2 and busy.in_engine == 3)
+    return calls
+
+
+async def ask_twice(client: Client) -> list[int]:
+    return list(await asyncio.gather(ask_completion(client, "a"), ask_completion(client, "a")))
+
+
+async def ask_completion(client: Client, prompt: str) -> int:
+    """How many whole choices came."""
+    response = await client.post("/v1/completions", json={**FIELDS, "prompt": [prompt] * COUNT})
+    answer = await response.json()
+    assert response.status == 200, answer
+    return len([choice for choice in answer["choices"] if choice["finish_reason"] == "length"])
+
+
+async def ask_copies(client: Client, text: str) -> int:
+    body = {**FIELDS, "messages": [{"role": "user", "content": text}], "n": COUNT}
+    response = await client.post("/v1/chat/completions", json=body)
+    answer = await response.json()
+    assert response.status == 200, answer
+    return len([choice for choice in answer["choices"] if choice["finish_reason"] == "length"])
+
+
+async def ask_stream(client: Client, prompt: str) -> int:
+    response = await client.post("/v1/completions", json={**FIELDS, "prompt": prompt, "n": COUNT, "stream": True})
+    assert response.status == 200, await response.text()
+    choices = [choice for event in events(await response.text()) for choice in event["choices"]]
+    return len([choice for choice in choices if choice["finish_reason"] == "length"])
+
+
+async def ask_choices(client: Client, context: str) -> int:
+    choices = [chr(ord("a") + number) for number in range(COUNT)]
+    response = await client.post("/v1/choices", json={"input": context, "choices": choices, "calibrate": True})
+    answer = await response.json()
+    assert response.status == 200, answer
+    return len(answer["data"])
+
+
+async def ask_vectors(client: Client, text: str) -> int:
+    body = {"input": [text] * COUNT, "center_on": ["x", "y", "z"]}
+    response = await client.post("/v1/embeddings", json=body)
+    answer = await response.json()
+    assert response.status == 200, answer
+    return len(answer["data"])
+
+
+@pytest.mark.parametrize("ask", [ask_completion, ask_copies, ask_stream, ask_choices, ask_vectors])
+async def test_call_that_has_begun_waits_for_room(busy: Busy, ask: Callable[[Client, str], Awaitable[int]]) -> None:
+    """The first call leaves room for one request of the second, which has twenty."""
+    first = asyncio.create_task(ask_completion(busy.client, "a"))
+    await reach(lambda: busy.in_engine == 2)
+    second = asyncio.ensure_future(ask(busy.client, "text"))
+    await reach(lambda: busy.requests == 2 and busy.in_engine == 3)
+    busy.go.set()
+    assert (await first, await second) == (COUNT, COUNT)
+    assert busy.in_engine == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "bb"}),
+        ("/v1/completions", {"prompt": ["bb", "b"], "n": COUNT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "b"}], "n": 2}),
+    ],
+)
+async def test_call_that_finds_the_queue_full_is_refused_and_runs_nothing(
+    busy: Busy, path: str, body: Body, stream: bool
+) -> None:
+    filled = await fill(busy)
+    error = await error_of(await busy.client.post(path, json={**body, "stream": stream}), 429)
+    assert error["code"] == "overloaded"
+    busy.go.set()
+    assert await filled == [COUNT, COUNT]
+    assert ord("b") + 1 not in busy.tokens_run
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/choices", {"input": "b", "choices": ["b", "bb"]}),
+        ("/v1/embeddings", {"input": ["b", "bb"]}),
+        ("/v1/embeddings", {"input": "b", "center_on": ["b", "bb"]}),
+        ("/v1/states", {"name": "s", "prompt": "b"}),
+    ],
+)
+async def test_scores_vectors_and_states_are_refused_at_the_beginning(busy: Busy, path: str, body: Body) -> None:
+    filled = await fill(busy)
+    await error_of(await busy.client.post(path, json=body), 429)
+    busy.go.set()
+    assert await filled == [COUNT, COUNT]
+    assert ord("b") + 1 not in busy.tokens_run
+
+
+async def test_client_that_leaves_while_its_requests_wait_for_room_leaves_nothing_behind(busy: Busy) -> None:
+    filled = await fill(busy)
+    filled.cancel()
+    await asyncio.gather(filled, return_exceptions=True)
+    busy.go.set()
+    await reach(lambda: busy.requests == 0)
+    assert busy.in_engine == 0
+    assert await ask_completion(busy.client, "c") == COUNT
+
+
+async def test_engine_that_closes_ends_calls_that_wait_for_room(busy: Busy) -> None:
+    body = {**FIELDS, "prompt": ["a"] * COUNT, "max_tokens": 10**6}
+    calls = [asyncio.create_task(busy.client.post("/v1/completions", json=body)) for _ in range(2)]
+    await reach(lambda: busy.requests == 2 and busy.in_engine == 3)
+    closing = asyncio.create_task(busy.engine.close())
+    await asyncio.sleep(0)
+    busy.go.set()
+    await closing
+    assert [json.loads(await (await call).text())["error"]["code"] for call in calls] == ["closing"] * 2
