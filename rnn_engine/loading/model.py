@@ -9,7 +9,7 @@ from rnn_engine.versions.table import VERSIONS, VersionTable
 
 
 def open_model(path: Path, versions: VersionTable = VERSIONS) -> ModelFile:
-    """Open and check a model file; no weights are read into memory yet. Close it, or use it as a context manager.
+    """Open a model file and check what its header says. Close it, or use it as a context manager.
 
     Raises ModelError where the file can't be read or does not make a model that is served; the message has the path.
     """

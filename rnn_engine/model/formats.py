@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.binary_file import BinaryFile
 from rnn_engine.model.pth_file import PthFile
 from rnn_engine.model.safetensors_file import SafetensorsFile
 from rnn_engine.model.source import TensorSource
@@ -22,7 +23,7 @@ class _Format:
     """A format that is read: how it is recognised and what opens it."""
 
     recognises: Callable[[bytes], bool]  # the file's first bytes -> whether it is of this format
-    open: Callable[[Path], TensorSource]
+    open: Callable[[BinaryFile], TensorSource]  # the source closes the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +59,34 @@ def open_source(path: Path) -> TensorSource:
 
     Raises ModelError where the file is missing, can't be read, or is of no known format.
     """
-    head = _read_head(path)
+    _check_kind(path)
+    file = BinaryFile(path)
+    try:
+        return _find_format(file).open(file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _find_format(file: BinaryFile) -> _Format:
+    head = file.read(0, min(_HEAD_BYTES, file.stamp.size)).tobytes()
+    if not head:
+        raise ModelError(f"{file.path} is empty; is its download complete?")
     for refusal in _REFUSALS:
         if head.startswith(refusal.prefix):
-            raise ModelError(f"{path} is {refusal.message}")
+            raise ModelError(f"{file.path} is {refusal.message}")
     for file_format in _FORMATS:
         if file_format.recognises(head):
-            return _open(file_format, path)
+            return file_format
     raise ModelError(
-        f"{path} is neither a safetensors file nor a .pth file: it begins with {head[:16]!r}; is its download complete?"
+        f"{file.path} is neither a safetensors file nor a .pth file: it begins with {head[:16]!r}; "
+        "is its download complete?"
     )
 
 
-def _open(file_format: _Format, path: Path) -> TensorSource:
-    try:
-        return file_format.open(path)
-    except OSError as error:
-        raise ModelError(f"{path} can't be read: {error.strerror or error}") from error
-
-
-def _read_head(path: Path) -> bytes:
+def _check_kind(path: Path) -> None:
     if not path.exists():
         raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not a regular file"
         raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st or .pth)")
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise ModelError(f"{path} can't be read: {error.strerror}") from error
-    if not head:
-        raise ModelError(f"{path} is empty; is its download complete?")
-    return head

@@ -1,12 +1,9 @@
-"""Opens a model file of any known format and convention as one thing: a shape, and tensors under BlinkDL's names.
-
-Knows how the steps follow each other and none of them: the format reads, the convention names and turns, the version's
-layout checks.
-"""
+"""Open a model file of any known format and convention as one thing: a shape, and tensors under BlinkDL's names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -18,6 +15,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor, find_convention
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.formats import open_source
+from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.source import TensorInfo, TensorSource
 from rnn_engine.types import ModelShape
@@ -27,7 +25,11 @@ FindLayout: TypeAlias = Callable[[Iterable[str]], Layout]
 
 
 class ModelFile:
-    """An open model. Arrays that it gave out stay valid after it is closed."""
+    """An open model. What it returns belongs to the caller and depends on the file no more.
+
+    Every read raises ModelError where the file was truncated or written to since it was opened, so that what was read
+    before and after can't be of two models. A file that is replaced, as by a rename, goes on to be read as it was.
+    """
 
     def __init__(
         self, path: Path, source: TensorSource, stored: Mapping[str, StoredTensor], checked: CheckedModel
@@ -38,11 +40,10 @@ class ModelFile:
         self._source = source
         self._stored = stored
         self._tensors = checked.tensors
-        self.fingerprint: str = fingerprint(self.shape.version, self.names, self._view)
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
-        """Open and check a model file; no weights are read into memory yet.
+        """Open a model file and check what its header says; weights are read when they are asked for.
 
         Raises ModelError where the file can't be read or does not fit its layout; the message has the path.
         """
@@ -62,26 +63,36 @@ class ModelFile:
     ) -> None:
         self.close()
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all weights; see `rnn_engine.model.fingerprint`.
+
+        Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
+        `tensor` does.
+        """
+        return recall(
+            self.path, self._source.stamp, lambda: fingerprint(self.shape.version, self.names, self._oriented)
+        )
+
     def has(self, name: str) -> bool:
         return name in self._tensors
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """A tensor in BlinkDL's orientation, of the type as stored, contiguous, aligned and read-only.
+        """Read a tensor in BlinkDL's orientation, of the type as stored, contiguous, aligned and read-only.
 
-        It is a view of the mapped file, or a copy where the file keeps it compressed, swapped, strided or unaligned.
-        Raises KeyError for a name that the model does not have, ModelError where a compressed tensor turns out to be
-        damaged, ValueError after `close`.
+        Raises KeyError for a name that the model does not have, ModelError where the file is damaged or has changed,
+        ValueError after `close`.
         """
-        array = np.require(self._view(name), requirements=("C", "A"))
+        array = np.require(self._oriented(name), requirements=("C", "A"))
         array.flags.writeable = False
         return array
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         self._source.close()
 
-    def _view(self, name: str) -> NDArray[Any]:
-        """The tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""
+    def _oriented(self, name: str) -> NDArray[Any]:
+        """Read a tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""
         info, place = self._tensors[name], self._stored[name]
         array = self._source.read(place.name)
         turned = array.swapaxes(-1, -2) if place.swapped else array

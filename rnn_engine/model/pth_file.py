@@ -1,7 +1,7 @@
-"""Reads torch's .pth files without torch: a zip with one pickle that describes the tensors and one entry a storage.
+"""Read torch's .pth files without torch: a zip with one pickle that describes the tensors and one entry a storage.
 
-Storages are mapped where the zip keeps them uncompressed, as torch always does; of a compressed one, as much as a
-tensor needs is inflated each time that it is asked for.
+torch stores them uncompressed. Of a compressed storage, as much as a tensor needs is inflated each time that it is
+asked for.
 """
 
 from __future__ import annotations
@@ -11,56 +11,57 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.binary_file import BinaryFile, FileStamp
 from rnn_engine.model.listing import show
-from rnn_engine.model.mapped_zip import MappedZip
 from rnn_engine.model.pth_pickle import TensorRef, read_tensor_refs
 from rnn_engine.model.source import TensorInfo
+from rnn_engine.model.zip_archive import ZipArchive
 
 _PICKLE_NAME: Final = "data.pkl"
 _PICKLE_LIMIT: Final = 4 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
 
 
 class PthFile:
-    """An open .pth file."""
+    """An open .pth file. Closes `file` with itself."""
 
-    def __init__(self, path: Path) -> None:
-        self._zip = MappedZip(path)
-        try:
-            self._folder = _find_folder(path, self._zip)
-            _check_byte_order(path, self._zip, f"{self._folder}byteorder")
-            self._refs = _read_refs(path, self._zip, f"{self._folder}{_PICKLE_NAME}")
-            for name, ref in self._refs.items():
-                _check_inside(path, self._zip, self._entry(ref), name, ref)
-        except BaseException:
-            self._zip.close()
-            raise
+    def __init__(self, file: BinaryFile) -> None:
+        self._file = file
+        self._zip = ZipArchive(file)
+        self._folder = _find_folder(file.path, self._zip)
+        _check_byte_order(file.path, self._zip, f"{self._folder}byteorder")
+        self._refs = _read_refs(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
+        for name, ref in self._refs.items():
+            _check_inside(file.path, self._zip, self._entry(ref), name, ref)
         self._tensors = {name: TensorInfo(ref.shape, ref.storage.dtype) for name, ref in self._refs.items()}
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._tensors
 
+    @property
+    def stamp(self) -> FileStamp:
+        return self._file.stamp
+
     def read(self, name: str) -> NDArray[Any]:
         ref = self._refs[name]
-        dtype, reach = ref.storage.dtype, _reach(ref)
-        data = self._zip.read(self._entry(ref), reach * dtype.itemsize)
-        elements: NDArray[Any] = np.ndarray((reach,), dtype, buffer=data)  # the storage, as far as the tensor reaches
+        dtype, count = ref.storage.dtype, _reach(ref) - ref.offset
+        data = self._zip.read(self._entry(ref), ref.offset * dtype.itemsize, count * dtype.itemsize)
+        elements = data.view(dtype)  # [count] the part of the storage that the tensor reaches over
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
-        return as_strided(elements[ref.offset :], ref.shape, strides, writeable=False)
+        return as_strided(elements, ref.shape, strides, writeable=False)
 
     def close(self) -> None:
-        self._zip.close()
+        self._file.close()
 
     def _entry(self, ref: TensorRef) -> str:
         return f"{self._folder}data/{ref.storage.key}"
 
 
-def _find_folder(path: Path, archive: MappedZip) -> str:
+def _find_folder(path: Path, archive: ZipArchive) -> str:
     """The folder inside the zip, named as torch pleased, that holds the pickle; with its slash."""
     found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
     if len(found) != 1:
@@ -68,15 +69,15 @@ def _find_folder(path: Path, archive: MappedZip) -> str:
     return found[0].removesuffix(_PICKLE_NAME)
 
 
-def _check_byte_order(path: Path, archive: MappedZip, entry: str) -> None:
+def _check_byte_order(path: Path, archive: ZipArchive, entry: str) -> None:
     if entry not in archive.names:
         return
-    order = archive.read(entry, min(archive.size(entry), 16)).tobytes()
+    order = archive.read(entry, 0, min(archive.size(entry), 16)).tobytes()
     if order != b"little":
         raise ModelError(f"{path} has the byte order {order!r}; expected b'little'")
 
 
-def _read_refs(path: Path, archive: MappedZip, entry: str) -> dict[str, TensorRef]:
+def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorRef]:
     size = archive.size(entry)
     if size > _PICKLE_LIMIT:
         raise ModelError(f"{path} has a pickle of {size} bytes; expected at most {_PICKLE_LIMIT}")
@@ -86,7 +87,7 @@ def _read_refs(path: Path, archive: MappedZip, entry: str) -> dict[str, TensorRe
         raise ModelError(f"{path}: {error}") from error
 
 
-def _check_inside(path: Path, archive: MappedZip, entry: str, name: str, ref: TensorRef) -> None:
+def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: TensorRef) -> None:
     """Raises ModelError unless the tensor lies inside its storage and no larger than it."""
     if entry not in archive.names:
         raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")

@@ -1,26 +1,27 @@
-"""Reads .safetensors (and ai00's .st): a header of JSON, then the tensors' bytes.
+"""Read .safetensors (and ai00's .st): the header's length in 8 bytes, the header in JSON, then the tensors' bytes.
 
-The library judges the header (sizes, offsets, overlaps, truncation); the bytes are mapped here, since the library's
-own numpy reader copies every tensor and, in its older versions, has no bf16.
+The safetensors package maps the file to read it, which this project does not do; so the header is judged here, as
+strictly as there: every tensor as long as its shape and type say, one behind the other, up to the file's last byte.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.binary_file import BinaryFile, FileStamp
 from rnn_engine.model.listing import show
 from rnn_engine.model.source import TensorInfo
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES: Final = 8
+_HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
@@ -37,20 +38,24 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 
 
 class SafetensorsFile:
-    """A mapped safetensors file."""
+    """An open safetensors file. Closes `file` with itself."""
 
-    def __init__(self, path: Path) -> None:
-        _validate(path)
-        self._mapping: np.memmap[Any, np.dtype[np.uint8]] | None = np.memmap(path, np.uint8, mode="r")
-        length = int.from_bytes(self._mapping[:_LENGTH_BYTES].tobytes(), "little")
-        header = json.loads(self._mapping[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
-        header.pop("__metadata__", None)
-        data_start = _LENGTH_BYTES + length
-        self._offsets = {name: data_start + int(entry["data_offsets"][0]) for name, entry in header.items()}
-        self._tensors = {
-            name: TensorInfo(tuple(entry["shape"]), _dtype(path, name, entry["dtype"]))
-            for name, entry in header.items()
-        }
+    def __init__(self, file: BinaryFile) -> None:
+        self._file = file
+        header, data_start = _read_header(file)
+        try:
+            entries = {name: _Entry(entry) for name, entry in header.items() if name != "__metadata__"}
+            self._tensors = {
+                name: TensorInfo(entry.shape, _dtype(file, name, entry.dtype)) for name, entry in entries.items()
+            }
+            _check_places(zip(entries.values(), self._tensors.values(), strict=True), file.stamp.size - data_start)
+        except (TypeError, ValueError, KeyError) as error:
+            raise _damaged(file, f"its header makes no sense: {error}") from error
+        self._starts = {name: data_start + entry.begin for name, entry in entries.items()}
+
+    @property
+    def stamp(self) -> FileStamp:
+        return self._file.stamp
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -58,25 +63,62 @@ class SafetensorsFile:
 
     def read(self, name: str) -> NDArray[Any]:
         info = self._tensors[name]
-        if self._mapping is None:
-            raise ValueError("the file is closed")
-        return np.ndarray(info.shape, info.dtype, buffer=self._mapping, offset=self._offsets[name])
+        data = self._file.read(self._starts[name], prod(info.shape) * info.dtype.itemsize)
+        return data.view(info.dtype).reshape(info.shape)
 
     def close(self) -> None:
-        self._mapping = None
+        self._file.close()
 
 
-def _validate(path: Path) -> None:
+class _Entry:
+    """What the header says of one tensor. Raises TypeError, ValueError or KeyError where that is something else."""
+
+    def __init__(self, entry: Any) -> None:  # noqa: ANN401
+        self.dtype = str(entry["dtype"])
+        self.shape = tuple(map(_count, entry["shape"]))
+        self.begin, self.end = map(_count, entry["data_offsets"])
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _read_header(file: BinaryFile) -> tuple[dict[str, Any], int]:
+    """Return the header and where the tensors' bytes begin."""
+    length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
+    data_start = _LENGTH_BYTES + length
+    if length > _HEADER_LIMIT or data_start > file.stamp.size:
+        raise _damaged(file, f"it has {file.stamp.size} bytes and its header {length}")
     try:
-        with safe_open(path, framework="numpy"):
-            pass
-    except SafetensorError as error:
-        raise ModelError(f"{path}: damaged or truncated safetensors file: {error}") from error
+        header = json.loads(file.read(_LENGTH_BYTES, length).tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(file, f"its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _damaged(file, f"its header is a {type(header).__name__}")
+    return header, data_start
 
 
-def _dtype(path: Path, name: str, stored: str) -> np.dtype[Any]:
+def _check_places(tensors: Iterable[tuple[_Entry, TensorInfo]], size: int) -> None:
+    """Raise ValueError unless the tensors fill the `size` bytes after the header, none of them twice."""
+    filled = 0
+    for entry, info in sorted(tensors, key=lambda pair: (pair[0].begin, pair[0].end)):
+        expected = filled + prod(info.shape) * info.dtype.itemsize
+        if (entry.begin, entry.end) != (filled, expected):
+            raise ValueError(f"a tensor is in bytes {entry.begin} to {entry.end}; expected {filled} to {expected}")
+        filled = expected
+    if filled != size:
+        raise ValueError(f"the tensors have {filled} bytes and the file {size} for them")
+
+
+def _dtype(file: BinaryFile, name: str, stored: str) -> np.dtype[Any]:
     if stored not in _DTYPES:
         raise ModelError(
-            f"{path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(_DTYPES)}"
+            f"{file.path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(_DTYPES)}"
         )
     return _DTYPES[stored]
+
+
+def _damaged(file: BinaryFile, what: str) -> ModelError:
+    return ModelError(f"{file.path}: damaged or truncated safetensors file: {what}")

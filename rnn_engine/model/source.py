@@ -1,7 +1,4 @@
-"""What a model file looks like before anything is known of the model: named tensors, each with a shape and a type.
-
-One module a file format implements `TensorSource`; conventions and versions are settled above it.
-"""
+"""What the readers of all file formats give: named tensors, each with a shape and a type, as the file stores them."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rnn_engine.model.binary_file import FileStamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,12 @@ class TensorInfo:
 
 
 class TensorSource(Protocol):
-    """An open file of tensors. What `read` returned stays valid after `close`."""
+    """An open file of tensors."""
+
+    @property
+    def stamp(self) -> FileStamp:
+        """The file's size and times when it was opened."""
+        ...
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -30,13 +34,13 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str) -> NDArray[Any]:
-        """The tensor as stored; a view of the mapping where the file allows, else a copy. Not to be written to.
+        """Return a copy of the tensor as stored, whatever happens to the file afterwards. May have any strides.
 
-        Raises KeyError for a name that is not in `tensors`, ModelError where the bytes are damaged, ValueError after
-        `close`.
+        May be called from several threads. Raises KeyError for a name that is not in `tensors`, ModelError where the
+        bytes are damaged or the file was truncated or written to since it was opened, ValueError after `close`.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the file. Idempotent."""
+        """Close the file. Idempotent."""
         ...

@@ -54,7 +54,7 @@ def read(path: Path) -> NDArray[Any]:
 
 def refusal(path: Path) -> str:
     with pytest.raises(ModelError) as caught:
-        open_model(path)
+        read(path)
     return str(caught.value)
 
 

@@ -1,0 +1,128 @@
+"""Read a file's bytes by their position, and notice where somebody changes the file meanwhile.
+
+The file is not mapped: a mapping would show what others write into the file, and end the process where they cut it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import Buffer
+
+from rnn_engine.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What a system says of a file that changes when its content does."""
+
+    size: int  # bytes
+    modified: int  # Unix time, ns
+    status_changed: int  # Unix time, ns; also changes with the file's names and rights, and can't be set by hand
+    inode: int
+    volume: int
+
+    def same_content(self, other: FileStamp) -> bool:
+        """Whether the open file of both stamps was not written to between them."""
+        return (self.size, self.modified) == (other.size, other.modified)
+
+
+class BinaryFile:
+    """A file that is open for reading, at whatever positions and from several threads.
+
+    A file that is replaced, as by a rename, goes on to be read as it was. Raises ModelError where the file can't be
+    read, and where it was truncated or written to since it was opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        self._seeking = threading.Lock()  # where the system can't read at a position
+        self.stamp = self._current_stamp()
+
+    def read(self, start: int, size: int) -> NDArray[np.uint8]:
+        """Return a copy of `size` bytes, which belongs to the caller."""
+        data = np.empty(size, np.uint8)
+        self.read_into(start, data.data)
+        return data
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `start` on."""
+        if self._file.closed:
+            raise ValueError("the file is closed")
+        filled = 0
+        while filled < len(target):
+            try:
+                count = self._read_some(start + filled, target[filled:])
+            except OSError as error:
+                raise self._unreadable(error) from error
+            if count == 0:
+                raise self._changed(f"it ends after {start + filled} bytes")
+            filled += count
+        if not self._current_stamp().same_content(self.stamp):
+            raise self._changed("somebody wrote to it")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+    def _read_some(self, start: int, target: memoryview) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [target], start)
+        with self._seeking:
+            self._file.seek(start)
+            return self._file.readinto(target) or 0
+
+    def _current_stamp(self) -> FileStamp:
+        status = os.fstat(self._file.fileno())
+        return FileStamp(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+
+    def _unreadable(self, error: OSError) -> ModelError:
+        return ModelError(f"{self.path} can't be read: {error.strerror or error}")
+
+    def _changed(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self.path} changed while it was read: {what}; expected the {self.stamp.size} bytes that were there "
+            "when it was opened"
+        )
+
+
+class Cursor(io.RawIOBase):
+    """A `BinaryFile` as a file object with a position of its own. Closing it leaves the file open."""
+
+    def __init__(self, file: BinaryFile) -> None:
+        super().__init__()
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.stamp.size}[whence]
+        if base + offset < 0:
+            raise OSError("a position before the beginning of the file")
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Buffer) -> int:
+        target = memoryview(buffer).cast("B")
+        size = max(min(len(target), self._file.stamp.size - self._position), 0)
+        self._file.read_into(self._position, target[:size])
+        self._position += size
+        return size
