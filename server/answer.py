@@ -9,8 +9,6 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
 
 from aiohttp import web
 
@@ -23,68 +21,24 @@ from rnn_engine.requests import (
     PromptScored,
     Started,
     TextDelta,
-    TokenInfo,
 )
-from server.errors import describe
-from server.keys import ENGINE
-from server.resolve_state import ResolvedState
-from server.saving import EndSaver
+from server.formatting.choices import Choice, ChoiceFormatter, Outcome
+from server.formatting.usage import Tally
+from server.http.bodies import json_response
+from server.http.context import ENGINE
+from server.http.errors import describe
+from server.http.sse import EventStream
 from server.schemas.generation import GenerationBody
-from server.sse import EventStream
-from server.usage import Tally
-from server.wire import json_response
-
-Choice: TypeAlias = Mapping[str, object]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """All that one engine request gave."""
-
-    prompt: tuple[TokenInfo, ...] = ()  # empty unless the prompt was scored
-    text: str = ""
-    tokens: list[TokenInfo] = field(default_factory=list)
-
-    def add(self, event: Event) -> None:
-        match event:
-            case PromptScored():
-                self.prompt = event.tokens
-            case TextDelta():
-                self.text += event.text
-                self.tokens.extend(event.tokens)
-
-
-class Form(Protocol):
-    """How the choices of one call look. Each choice's methods are called in the order of its events."""
-
-    @property
-    def id_prefix(self) -> str: ...
-
-    @property
-    def object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
-
-    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
-        """What a stream says of a choice before its text; `prompt` is empty unless it was scored."""
-        ...
-
-    def delta(self, index: int, delta: TextDelta) -> Choice | None:
-        """More text, or None where there is nothing to say yet."""
-        ...
-
-    def closing(self, index: int, finished: Finished) -> Choice:
-        """Why and how the choice ended."""
-        ...
-
-    def whole(self, index: int, outcome: Outcome, finished: Finished) -> Choice:
-        """The choice in an answer that is no stream."""
-        ...
+from server.state.resolve import ResolvedState
+from server.state.saving import EndSaver
 
 
 async def answer(
-    request: web.Request, body: GenerationBody, form: Form, calls: Sequence[GenerateRequest], resolved: ResolvedState
+    request: web.Request,
+    body: GenerationBody,
+    form: ChoiceFormatter,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
 ) -> web.StreamResponse:
     """Run `calls`, one a choice, all of which start at `resolved`, and answer.
 
@@ -96,17 +50,17 @@ async def answer(
     saver = None if body.save_as is None else EndSaver(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
-    frame = _Frame(engine, form, saver)
+    frame = ResponseEnvelope(engine, form, saver)
     async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
             return await _stream(request, running, frame, Tally(body.copies), body.include_usage)
         return await _whole(running, frame, body)
 
 
-class _Frame:
+class ResponseEnvelope:
     """The object around the choices: the same id, time and model in every chunk."""
 
-    def __init__(self, engine: EngineLike, form: Form, saver: EndSaver | None) -> None:
+    def __init__(self, engine: EngineLike, form: ChoiceFormatter, saver: EndSaver | None) -> None:
         self.form = form
         self._saver = saver
         self._outcome = Outcome()  # of the one call, where its end is kept
@@ -132,7 +86,7 @@ class _Frame:
         return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
 
 
-async def _whole(running: ParallelRequests, frame: _Frame, body: GenerationBody) -> web.Response:
+async def _whole(running: ParallelRequests, frame: ResponseEnvelope, body: GenerationBody) -> web.Response:
     tally = Tally(body.copies)
     outcomes = [Outcome() for _ in running.requests]
     choices: dict[int, Choice] = {}
@@ -164,7 +118,7 @@ def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
 
 
 async def _stream(
-    request: web.Request, running: ParallelRequests, frame: _Frame, tally: Tally, include_usage: bool
+    request: web.Request, running: ParallelRequests, frame: ResponseEnvelope, tally: Tally, include_usage: bool
 ) -> web.StreamResponse:
     stream = EventStream(request)
     events = aiter(running)
@@ -194,7 +148,7 @@ async def _chain(first: tuple[int, Event], rest: AsyncIterator[tuple[int, Event]
         yield item
 
 
-def _choice(form: Form, index: int, event: Event, scored: bool) -> Choice | None:
+def _choice(form: ChoiceFormatter, index: int, event: Event, scored: bool) -> Choice | None:
     match event:
         case Started():
             return None if scored else form.opening(index, ())

@@ -18,12 +18,10 @@ from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import EngineInfo
-from server.keys import ENGINE, LIFECYCLE, SETTINGS
-from server.lifecycle import Lifecycle
-from server.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware
+from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle, ServerSettings
+from server.http.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware
+from server.http.routing import add_routes
 from server.routes import ALL_ROUTES
-from server.routing import add_routes
-from server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "make_app", "run"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from server.http.routing import Route
 from server.routes import cache, chat, choices, completions, embeddings, health, models, state_files, states, tokens
-from server.routing import Route
 
 ALL_ROUTES: tuple[Route, ...] = (
     *models.ROUTES,

@@ -6,10 +6,10 @@ from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from server.keys import ENGINE
-from server.routing import Route
+from server.http.bodies import json_response
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
-from server.wire import json_response
 from states.cache.counters import CacheStats, TierStats
 from states.cache.snapshot import SnapshotNode
 

@@ -15,12 +15,12 @@ from rnn_engine.operations.positions import token_positions
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import InitialState
 from server.answer import answer
-from server.body import read_body
-from server.chat_form import ChatForm
-from server.keys import ENGINE
-from server.resolve_state import resolve_state
-from server.routing import Route
+from server.formatting.chat import ChatFormatter
+from server.http.bodies import read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
+from server.state.resolve import resolve_state
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
@@ -34,7 +34,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     turns = _turns(engine, body, text_before, prompt)
     call = _call(body, prompt, turns, _earlier_replies(engine, body), resolved.initial_state)
     calls = [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
-    return await answer(request, body, ChatForm(engine, body, calls), calls, resolved)
+    return await answer(request, body, ChatFormatter(engine, body, calls), calls, resolved)
 
 
 def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequence[int]) -> tuple[int, ...]:

@@ -10,12 +10,11 @@ from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
-from server.body import read_body
-from server.keys import ENGINE
-from server.logprobs import token_text
-from server.prompts import text_of
-from server.resolve_state import resolve_initial_state
-from server.routing import Route
+from server.formatting.logprobs import token_text
+from server.formatting.usage import usage_of
+from server.http.bodies import json_response, read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.choices import (
     ChoiceEntry,
     ChoicePerplexity,
@@ -25,9 +24,8 @@ from server.schemas.choices import (
     Chooses,
     ChoosesRequest,
 )
-from server.schemas.prompt import Prompt
-from server.usage import usage_of
-from server.wire import json_response
+from server.schemas.prompt import Prompt, text_of
+from server.state.resolve import resolve_initial_state
 
 
 async def choices(request: web.Request) -> web.Response:

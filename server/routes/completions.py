@@ -10,14 +10,13 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest, empty_prompt
 from rnn_engine.types import InitialState
 from server.answer import answer
-from server.body import read_body
-from server.completion_form import CompletionForm
-from server.keys import ENGINE
-from server.prompts import text_of
-from server.resolve_state import resolve_state
-from server.routing import Route
+from server.formatting.completion import CompletionFormatter
+from server.http.bodies import read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.completions import Completion, CompletionRequest
-from server.schemas.prompt import Prompt
+from server.schemas.prompt import Prompt, text_of
+from server.state.resolve import resolve_state
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -29,7 +28,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, initial_state), initial_state)
     ]
     echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
-    return await answer(request, body, CompletionForm(engine, body, calls, echoes), calls, resolved)
+    return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, resolved)
 
 
 def _copies(

@@ -9,19 +9,19 @@ from contextlib import aclosing
 
 from aiohttp import web
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.cost import Cost
 from rnn_engine.operations.embedding import embed, find_centre, run_states
-from server.body import read_body
-from server.keys import ENGINE
-from server.prompts import check_ids, tokens_of
-from server.resolve_state import resolve_initial_state
-from server.routing import Route
+from server.formatting.usage import usage_of
+from server.formatting.vectors import VectorEntry, send_vectors
+from server.http.bodies import read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
-from server.schemas.prompt import Prompt
-from server.usage import usage_of
-from server.vectors import VectorEntry, send_vectors
+from server.schemas.prompt import Prompt, tokens_of
+from server.state.resolve import resolve_initial_state
 from states.files.prefab import prefab_dims, rows_from_state
 
 MAX_INPUTS = 2048
@@ -81,7 +81,7 @@ def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
     tokens = tokens_of(engine, prompt)
     if not tokens:
         raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")
-    check_ids(engine, field, tokens)
+    check_token_ids(f"{field} token", tokens, engine.info.shape.vocab_size)
     return tokens
 
 

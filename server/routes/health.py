@@ -6,10 +6,10 @@ from typing import Literal
 
 from aiohttp import web
 
-from server.keys import ENGINE, LIFECYCLE
-from server.routing import Route
+from server.http.bodies import json_response
+from server.http.context import ENGINE, LIFECYCLE
+from server.http.routing import Route
 from server.schemas.models import Health
-from server.wire import json_response
 
 
 async def health(request: web.Request) -> web.Response:

@@ -8,10 +8,10 @@ from aiohttp import web
 
 from rnn_engine.errors import NotFoundError
 from rnn_engine.requests import EngineInfo
-from server.keys import ENGINE
-from server.routing import Route
+from server.http.bodies import json_response
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.models import ModelEntry, ModelList, ModelMeta
-from server.wire import json_response
 
 
 async def list_models(request: web.Request) -> web.Response:

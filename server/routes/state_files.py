@@ -9,11 +9,10 @@ from typing import cast, get_args
 from aiohttp import hdrs, web
 
 from rnn_engine.errors import InvalidRequestError
-from server.keys import ENGINE
-from server.routing import Route
-from server.schemas.state_entry import StateEntry
-from server.state_entry import state_entry
-from server.wire import json_response
+from server.http.bodies import json_response
+from server.http.context import ENGINE
+from server.http.routing import Route
+from server.schemas.state_entry import StateEntry, state_entry
 from states.files.exchange import ExportForm
 from states.named.entry import NamedState, Retention
 from states.named.registry import StateRegistry

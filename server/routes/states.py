@@ -10,14 +10,14 @@ from aiohttp import web
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import TokenInfo
-from server.body import read_body
-from server.keys import ENGINE
-from server.logprobs import LEAST_LOGPROB, token_text
-from server.prompts import tokens_of
-from server.resolve_state import resolve_state
-from server.routing import Route
+from server.formatting.logprobs import LEAST_LOGPROB, token_text
+from server.formatting.usage import usage_of
+from server.http.bodies import json_response, read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.keeping import NewStateBody
-from server.schemas.state_entry import StateEntry
+from server.schemas.prompt import tokens_of
+from server.schemas.state_entry import StateEntry, state_entry
 from server.schemas.states import (
     AdvancedState,
     AdvanceStateRequest,
@@ -30,9 +30,7 @@ from server.schemas.states import (
     StateToken,
     TakeStateRequest,
 )
-from server.state_entry import state_entry
-from server.usage import usage_of
-from server.wire import json_response
+from server.state.resolve import resolve_state
 from states.named.entry import NamedState
 from states.named.registry import StateRegistry
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.body import read_body
-from server.keys import ENGINE
-from server.prompts import check_ids
-from server.routing import Route
+from rnn_engine.checks import check_token_ids
+from server.http.bodies import json_response, read_body
+from server.http.context import ENGINE
+from server.http.routing import Route
 from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
-from server.wire import json_response
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -22,7 +21,7 @@ async def tokenize(request: web.Request) -> web.Response:
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
     engine = request.app[ENGINE]
-    check_ids(engine, "tokens", body.tokens)
+    check_token_ids("token", body.tokens, engine.info.shape.vocab_size)
     data = engine.detokenize(body.tokens)
     answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
     return json_response(answer)

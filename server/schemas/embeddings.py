@@ -89,7 +89,7 @@ class EmbeddingList(TypedDict):
     usage: Usage
 
 
-class StateEntry(TypedDict):
+class WholeState(TypedDict):
     """`shape` is the width, the head size + 2, the number of layers and 1: the fastest axis first."""
 
     object: Literal["states"]
@@ -103,5 +103,5 @@ class StateList(TypedDict):
 
     object: Literal["list"]
     model: str
-    data: list[StateEntry]
+    data: list[WholeState]
     usage: Usage

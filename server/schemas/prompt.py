@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
 
+from rnn_engine.interface import EngineLike
 from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -43,3 +45,12 @@ Prompts: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [STRING, STRINGS, INTEGERS, {"type": "array", "items": INTEGERS}]}),
 ]
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
+
+
+def tokens_of(engine: EngineLike, prompt: Prompt) -> Sequence[int]:
+    return engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+
+
+def text_of(engine: EngineLike, prompt: Prompt) -> str:
+    """The text; U+FFFD stands where the tokens' bytes are no UTF-8."""
+    return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")

@@ -20,10 +20,9 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
-from server.keys import ENGINE
+from server.http.context import ENGINE, ServerSettings
 from server.routes import embeddings as routes
 from server.schemas.embeddings import EmbeddingList, StateList
-from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
@@ -171,7 +170,7 @@ async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
         ({"input": ["a", ""]}, "input.1"),
         ({"input": [[1], []]}, "input.1"),
         ({"input": ["a", [1]]}, "input"),
-        ({"input": [[1, 257]]}, "input.0"),
+        ({"input": [[1, 257]]}, "input.0 token 1"),
         ({"input": "a", "encoding_format": "f16"}, "encoding_format"),
     ],
 )
@@ -196,7 +195,7 @@ async def test_bad_input(serve: Serve, path: str, fields: Body, param: str) -> N
         ({"dimensions": 65}, "dimensions"),
         ({"dimensions": 1.5}, "dimensions"),
         ({"center_on": ["b", ""]}, "center_on.1"),
-        ({"center_on": [300]}, "center_on.0"),
+        ({"center_on": [300]}, "center_on.0 token 0"),
         ({"layers": 1}, "layers"),
     ],
 )

@@ -10,8 +10,8 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from server.errors import describe
-from server.settings import ServerSettings
+from server.http.context import ServerSettings
+from server.http.errors import describe
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 

@@ -15,8 +15,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
 from server.app import make_app
-from server.keys import LIFECYCLE
-from server.settings import ServerSettings
+from server.http.context import LIFECYCLE, ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, random_logits
 from tests.support.http import Body, Client, error_of, events

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from server.keys import LIFECYCLE
-from server.settings import ServerSettings
+from server.http.context import LIFECYCLE, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 

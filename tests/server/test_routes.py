@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
+from server.http.routing import Route
 from server.routes import ALL_ROUTES
-from server.routing import Route
 from server.schemas.models import Health, ModelEntry, ModelList
 from server.schemas.tokens import Text, Tokens
 from tests.support.fake_engine import FakeEngine, encode
@@ -89,4 +89,4 @@ async def test_detokenize(serve: Serve) -> None:
 
 async def test_detokenize_refuses_unknown_tokens(serve: Serve) -> None:
     error = await error_of(await (await serve(FakeEngine())).post("/detokenize", json={"tokens": [1, 257]}), 400)
-    assert error["message"] == "tokens: 257 is not allowed; expected token ids from 0 to 256"
+    assert error["message"] == "token 1: 257 is not allowed; expected a token id from 0 to 256"

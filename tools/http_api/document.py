@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
 
+from server.http.routing import Route
 from server.routes import ALL_ROUTES
-from server.routing import Route
 from server.schemas.base import RequestBody
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"

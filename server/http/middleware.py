@@ -7,9 +7,9 @@ import hmac
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from server.errors import describe, describe_http
-from server.keys import LIFECYCLE, SETTINGS
-from server.routing import Route
+from server.http.context import LIFECYCLE, SETTINGS
+from server.http.errors import describe, describe_http
+from server.http.routing import Route
 
 _PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",

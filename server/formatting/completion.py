@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo
-from server.answer import Outcome
-from server.logprobs import CompletionTokens
+from server.formatting.choices import Outcome
+from server.formatting.logprobs import CompletionTokens
 from server.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
 
 
-class CompletionForm:
+class CompletionFormatter:
     """Choice number i answers `calls[i]` and begins with `echoes[i]`."""
 
     id_prefix = "cmpl"

@@ -1,12 +1,27 @@
-"""Which requests are under way, and whether new ones are still taken. Knows nothing of what the requests do."""
+"""What the application carries for its handlers: the engine, the settings and the count of running requests."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
+from rnn_engine.interface import EngineLike
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where the server listens, whom it admits and how it ends."""
+
+    host: str = "127.0.0.1"
+    port: int = 65530  # 0 = any free one
+    api_key: str | None = None  # None = everyone is admitted
+    drain_seconds: float = 10.0  # how long running work may go on once the server is told to stop
+    max_body_bytes: int = 64 * 2**20
 
 
 class Lifecycle:
@@ -48,3 +63,8 @@ class Lifecycle:
         except TimeoutError:
             return False
         return True
+
+
+ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
+SETTINGS = web.AppKey("settings", ServerSettings)
+LIFECYCLE = web.AppKey("lifecycle", Lifecycle)

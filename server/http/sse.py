@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from server.wire import to_json
+from server.http.bodies import to_json
 
 
 class EventStream:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo
-from server.answer import Outcome
-from server.logprobs import chat_logprobs
+from server.formatting.choices import Outcome
+from server.formatting.logprobs import chat_logprobs
 from server.schemas.chat import ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatRequest
 
 
-class ChatForm:
+class ChatFormatter:
     """Choice number i answers `calls[i]`. The white space after the prompt's `Assistant:` is no part of an answer."""
 
     id_prefix = "chatcmpl"

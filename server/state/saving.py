@@ -13,10 +13,9 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import check_room, settle_end
 from rnn_engine.requests import Finished, GenerateRequest, TokenInfo
-from server.resolve_state import ResolvedState
 from server.schemas.keeping import NewStateBody
-from server.schemas.state_entry import StateEntry
-from server.state_entry import state_entry
+from server.schemas.state_entry import StateEntry, state_entry
+from server.state.resolve import ResolvedState
 from states.named.entry import Retention
 
 

@@ -1,7 +1,9 @@
-"""Reads a request's body into its schema."""
+"""Read the JSON bodies of requests into their schemas, and write those of answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from json import dumps
 from typing import TypeVar
 
 from aiohttp import hdrs, web
@@ -21,3 +23,11 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
         # What follows on the connection can't be told from the body's rest.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
     return kind.parse(data)
+
+
+def to_json(body: Mapping[str, object]) -> str:
+    return dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_response(body: Mapping[str, object], status: int = 200) -> web.Response:
+    return web.json_response(body, status=status, dumps=to_json)

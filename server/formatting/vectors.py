@@ -11,9 +11,9 @@ from json import dumps
 from aiohttp import web
 
 from rnn_engine.types import F32
+from server.http.bodies import to_json
 from server.schemas.embeddings import Encoding
 from server.schemas.usage import Usage
-from server.wire import to_json
 
 _NUMBERS_A_PIECE = 1 << 12
 

@@ -1,0 +1,1 @@
+"""What answers look like: choices, log-probabilities, usage and vectors."""

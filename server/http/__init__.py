@@ -1,0 +1,1 @@
+"""The plumbing of HTTP: settings, routes, middleware, bodies, errors and event streams."""

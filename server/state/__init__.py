@@ -1,0 +1,1 @@
+"""The states that requests start from, and those that answers leave behind under a name."""
