@@ -1,6 +1,7 @@
 """Run the code of another commit of this project with the benchmarks of this one.
 
-Call `use_root` before anything of the project but `tools` is imported.
+Call `use_root` before anything of the project but `tools` is imported. What runs other commits imports with `find`
+whatever they may not have, or have elsewhere.
 """
 
 from __future__ import annotations

@@ -41,13 +41,15 @@ class Client(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
+        if not self._tail and not data.startswith(b"HTTP/1.1 200"):
+            self.error = f"the server refuses a request: {data[:500]!r}"
         self.tokens += data.count(MARK)
         self._tail = (self._tail + data)[-len(END) :]
         if self._tail == END:
             self._send()
 
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.error = "a connection was closed"
+    def connection_lost(self, error: Exception | None) -> None:
+        self.error = self.error or str(error or "a connection was closed")
 
     def _send(self) -> None:
         assert self._transport is not None

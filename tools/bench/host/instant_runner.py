@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rnn_engine.types import F32, I32, Batch, ModelShape, PendingState, Readout, ReadyState, State
+from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State
 from tools.bench.commits import find
+
+if TYPE_CHECKING:  # not all commits have it
+    from rnn_engine.types import PendingState
 
 _NUM_CANDIDATES = 128
 _NUM_ROWS = 256
@@ -70,7 +73,8 @@ class InstantRunner:
         pass
 
     def start_read(self, slot: int) -> PendingState:  # noqa: ARG002
-        return ReadyState(self._state)
+        pending: PendingState = find("ReadyState", "rnn_engine.types")(self._state)
+        return pending
 
     def read_state(self, slot: int) -> dict[str, F32]:  # noqa: ARG002
         return self._state

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -147,6 +148,7 @@ async def _run_http(load: Load) -> Rate:
         make_app(_make_engine(load), ServerSettings(port=0)), access_log=None, handler_cancellation=True
     )
     await runner.setup()
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2 * load.slots)
         await site.start()
