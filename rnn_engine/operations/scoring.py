@@ -70,8 +70,14 @@ class ChoiceScore:
 
     @property
     def perplexity(self) -> float:
-        """Perplexity as ai00 means it: -ln p a token, without the exponential that others take of it."""
-        return -self.mean
+        """exp(-mean); calibrated, the perplexity after the context divided by that after token 0 alone.
+
+        Infinite where it exceeds what a float can hold.
+        """
+        try:
+            return math.exp(-self.mean)
+        except OverflowError:
+            return math.inf
 
 
 async def score_choices(

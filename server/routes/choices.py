@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -17,12 +18,13 @@ from server.http.context import ENGINE
 from server.http.routing import Route
 from server.schemas.choices import (
     ChoiceEntry,
-    ChoicePerplexity,
     Choices,
     ChoicesRequest,
     ChoiceToken,
     Chooses,
+    ChoosesEntry,
     ChoosesRequest,
+    RankedChoice,
 )
 from server.schemas.prompt import Prompt, text_of
 from server.state.resolve import resolve_initial_state
@@ -37,7 +39,7 @@ async def choices(request: web.Request) -> web.Response:
     answer: Choices = {
         "object": "list",
         "model": engine.info.model,
-        "data": [_entry(body, plain, scores[plain["index"]], likely[plain["index"]]) for plain in ranked],
+        "data": [_entry(body, choice, scores[choice["index"]], likely[choice["index"]]) for choice in ranked],
         "usage": usage_of([total_cost(scores)]),
     }
     return json_response(answer)
@@ -47,7 +49,10 @@ async def chooses(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     body = await read_body(request, ChoosesRequest)
     scores = await _score(engine, body)
-    answer: Chooses = {"object": "list", "model": engine.info.model, "data": _rank(engine, body, scores)}
+    data: list[ChoosesEntry] = [
+        {**choice, "perplexity": -scores[choice["index"]].mean} for choice in _rank(engine, body, scores)
+    ]
+    answer: Chooses = {"object": "list", "model": engine.info.model, "data": data}
     return json_response(answer)
 
 
@@ -65,24 +70,24 @@ def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
     return prompt
 
 
-def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore]) -> list[ChoicePerplexity]:
-    """The least perplexity first, equal ones in their order."""
-    order = sorted(range(len(scores)), key=lambda index: scores[index].perplexity)
+def _rank(engine: EngineLike, body: ChoosesRequest, scores: Sequence[ChoiceScore]) -> list[RankedChoice]:
+    """Return the choices in order of their perplexity, least first; equal ones keep their order."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index].mean)
     return [
         {
             "object": "choice",
             "index": index,
             "rank": rank,
             "choice": text_of(engine, body.choices[index]),
-            "perplexity": scores[index].perplexity,
         }
         for rank, index in enumerate(order)
     ]
 
 
-def _entry(body: ChoicesRequest, plain: ChoicePerplexity, score: ChoiceScore, probability: float) -> ChoiceEntry:
+def _entry(body: ChoicesRequest, choice: RankedChoice, score: ChoiceScore, probability: float) -> ChoiceEntry:
     return {
-        **plain,
+        **choice,
+        "perplexity": score.perplexity if math.isfinite(score.perplexity) else None,
         "total": score.total,
         "mean": score.mean,
         "per_byte": score.per_byte,
@@ -127,7 +132,7 @@ ROUTES = (
         "POST",
         "/api/oai/chooses",
         chooses,
-        "Rank given continuations of a text by perplexity, as ai00 does.",
+        "Rank given continuations of a text as ai00 does, with what ai00 calls perplexity: -ln p a token.",
         Chooses,
         request=ChoosesRequest,
     ),

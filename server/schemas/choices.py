@@ -68,13 +68,19 @@ class ChoicesRequest(ChoosesRequest):
     logprobs: bool = Field(default=False, description="Add the tokens of the choices with their log-probabilities.")
 
 
-class ChoicePerplexity(TypedDict):
-    """`perplexity` is -ln p a token, as ai00 has it; `rank` is the place in the list, from 0."""
+class RankedChoice(TypedDict):
+    """`index` is the choice's place in the request, `rank` its place in the answer, both from 0."""
 
     object: Literal["choice"]
     index: int
     rank: int
     choice: str
+
+
+class ChoosesEntry(RankedChoice):
+    """`perplexity` is what ai00 calls so: -ln p a token, without the exponential that is usual elsewhere and that
+    `/v1/choices` takes."""
+
     perplexity: float
 
 
@@ -83,7 +89,7 @@ class Chooses(TypedDict):
 
     object: Literal["list"]
     model: str
-    data: list[ChoicePerplexity]
+    data: list[ChoosesEntry]
 
 
 class ChoiceToken(TypedDict):
@@ -94,10 +100,12 @@ class ChoiceToken(TypedDict):
     logprob: float
 
 
-class ChoiceEntry(ChoicePerplexity):
+class ChoiceEntry(RankedChoice):
     """Log-probabilities of the choice: in all, a token, and a byte (null where its tokens stand for no text).
-    `tokens` is null unless `logprobs` is asked for."""
+    `perplexity` is exp(-`mean`), null where that is too large for a number. `tokens` is null unless `logprobs` is
+    asked for."""
 
+    perplexity: float | None
     total: float
     mean: float
     per_byte: float | None

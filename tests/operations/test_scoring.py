@@ -33,7 +33,7 @@ async def test_figures_by_hand() -> None:
     assert score.total == pytest.approx(-(a + e1 + e2) / 100)
     assert score.mean == pytest.approx(score.total / 3)
     assert score.per_byte == pytest.approx(score.total / 3)
-    assert score.perplexity == -score.mean
+    assert score.perplexity == pytest.approx(math.exp((a + e1 + e2) / 300))
 
 
 async def test_a_choice_is_one_request_that_is_scored_from_the_context_on() -> None:
@@ -59,7 +59,7 @@ async def test_calibration_takes_off_what_the_choice_has_after_token_0() -> None
     assert prompts == [encode("abx"), encode("abyz"), [0, *encode("x")], [0, *encode("yz")]]
     assert [request.score_from for request in engine.requests] == [2, 2, 1, 1]
     for score in scores:  # the fake engine looks at no context
-        assert (score.total, score.mean, score.per_byte, score.perplexity) == (0, 0, 0, 0)
+        assert (score.total, score.mean, score.per_byte, score.perplexity) == (0, 0, 0, 1)
         assert score.alone is not None
         assert score.alone.total == score.given.total < 0
 

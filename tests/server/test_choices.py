@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.requests import GenerateRequest, TokenInfo
 from server.app import make_app
 from server.http.context import ServerSettings
 from server.schemas.choices import Choices, Chooses
@@ -64,7 +66,8 @@ async def test_all_figures(serve: Serve) -> None:
     first, second = answer["data"]
     assert (first["choice"], first["index"]) == ("ab", 1)
     assert first["total"] == pytest.approx(-0.98 - 0.99)
-    assert first["mean"] == first["per_byte"] == -first["perplexity"] == pytest.approx(first["total"] / 2)
+    assert first["mean"] == first["per_byte"] == pytest.approx(first["total"] / 2)
+    assert first["perplexity"] == pytest.approx(math.exp((0.98 + 0.99) / 2))
     assert first["tokens"] == [
         {"id": 98, "token": "a", "logprob": -0.98},
         {"id": 99, "token": "b", "logprob": -0.99},
@@ -78,6 +81,20 @@ async def test_all_figures(serve: Serve) -> None:
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 1},
     }
+
+
+async def test_perplexity_that_no_float_holds_is_null(serve: Serve) -> None:
+    class Certain(FakeEngine):
+        """Gives every token a log-probability of -1000."""
+
+        def _score_prompt(self, request: GenerateRequest, first: int) -> tuple[TokenInfo, ...]:
+            return tuple(replace(info, logprob=-1000.0) for info in super()._score_prompt(request, first))
+
+    client = await serve(Certain())
+    [entry] = (await post(client, PATH, Choices, {"input": "a", "choices": ["b"]}))["data"]
+    assert (entry["mean"], entry["perplexity"]) == (-1000, None)
+    [entry] = (await post(client, AI00, Chooses, {"input": "a", "choices": ["b"]}))["data"]
+    assert entry["perplexity"] == 1000
 
 
 async def test_tokens_are_told_on_request_alone(serve: Serve) -> None:
@@ -97,9 +114,9 @@ async def test_probabilities_of_a_figure(serve: Serve, figure: str) -> None:
 async def test_calibration_runs_the_choices_after_token_0(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
-    for path, kind in ((PATH, Choices), (AI00, Chooses)):
+    for path, kind, perplexity in ((PATH, Choices, 1), (AI00, Chooses, 0)):
         answer = await post(client, path, kind, {"input": "ab", "choices": ["x", "y"], "calibrate": True})
-        assert [entry["perplexity"] for entry in answer["data"]] == [0, 0]
+        assert [entry["perplexity"] for entry in answer["data"]] == [perplexity, perplexity]
     assert [list(request.prompt) for request in engine.requests[:4]] == [
         encode("abx"),
         encode("aby"),
@@ -188,8 +205,9 @@ async def test_demo_model_chooses(demo: Client) -> None:
     context = await tokenize(demo, QUESTION)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == len(context) - 1
     plain = await post(demo, AI00, Chooses, {"input": QUESTION, "choices": OPTIONS})
-    perplexities = [entry["perplexity"] for entry in answer["data"]]
-    assert [entry["perplexity"] for entry in plain["data"]] == pytest.approx(perplexities, abs=1e-4)
+    assert [entry["index"] for entry in plain["data"]] == [entry["index"] for entry in answer["data"]]
+    logarithms = [math.log(entry["perplexity"]) for entry in answer["data"]]
+    assert [entry["perplexity"] for entry in plain["data"]] == pytest.approx(logarithms, abs=1e-4)
 
 
 async def test_demo_model_scores_as_completions_do(demo: Client) -> None:
