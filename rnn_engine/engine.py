@@ -22,9 +22,10 @@ from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, RnnEngineError
 from rnn_engine.forward import Progress, WeightFormat
+from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
-from rnn_engine.requests import EngineInfo, EngineStats, Event, Finished, GenerateRequest
+from rnn_engine.requests import Event, Finished, GenerateRequest
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Scheduler, Worker, parse_policy
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats

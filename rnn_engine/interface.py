@@ -1,14 +1,40 @@
-"""What the server, the command line and the tasks need of an engine, be it in this process or somewhere else."""
+"""What the server, the command line and the operations need of an engine, in this process or somewhere else."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from rnn_engine.requests import EngineInfo, EngineStats, Event, GenerateRequest
+from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.types import ModelShape
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
 from states.named.registry import StateRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """The facts of a loaded engine that clients may see; they never change."""
+
+    model: str  # the name that clients use
+    shape: ModelShape
+    device: str
+    weights: str  # "f16" or "f32"
+    num_slots: int
+    max_logprobs: int  # the most alternatives a token
+    tokenizer: str
+    created: int  # Unix time of the load, seconds
+    device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """How busy an engine is at one moment."""
+
+    active: int  # requests that hold a slot
+    queued: int
+    failed: bool = False  # the engine has stopped though nobody closed it, and takes no more requests
 
 
 class EngineLike(Protocol):

@@ -124,30 +124,6 @@ class Finished:
 Event: TypeAlias = Started | PromptScored | TextDelta | Finished
 
 
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What a client may know of a loaded engine."""
-
-    model: str  # the name that clients use
-    shape: ModelShape
-    device: str
-    weights: str  # "f16" or "f32"
-    num_slots: int
-    max_logprobs: int  # the most alternatives a token
-    tokenizer: str
-    created: int  # Unix time of the load, seconds
-    device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the scheduler."""
-
-    active: int  # requests that hold a slot
-    queued: int
-    failed: bool = False  # the engine has stopped though nobody closed it, and takes no more requests
-
-
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
     """What stands for a text without tokens: nothing where it is known what follows `initial_state`, else token 0."""
     return () if initial_state is not None and initial_state.logits is not None else BEGINNING

@@ -16,8 +16,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.interface import EngineLike
-from rnn_engine.requests import EngineInfo
+from rnn_engine.interface import EngineInfo, EngineLike
 from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle, ServerSettings
 from server.http.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware
 from server.http.routing import add_routes

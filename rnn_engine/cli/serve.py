@@ -17,8 +17,8 @@ from rnn_engine.cli.options import batching_option, device_option, model_argumen
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
 from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.states import StateFile, StateSettings
-from rnn_engine.requests import EngineInfo
 from server.app import ServerSettings, run
 from states.cache.config import CacheConfig
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rnn_engine.forward import GpuRunner, Progress, WeightFormat
+from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
-from rnn_engine.requests import EngineInfo
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache.cache import StateCache

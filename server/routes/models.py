@@ -7,7 +7,7 @@ from typing import cast
 from aiohttp import web
 
 from rnn_engine.errors import NotFoundError
-from rnn_engine.requests import EngineInfo
+from rnn_engine.interface import EngineInfo
 from server.http.bodies import json_response
 from server.http.context import ENGINE
 from server.http.routing import Route

@@ -14,10 +14,10 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
-from rnn_engine.interface import EngineLike
+from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.requests import EngineStats, Event, Finished, GenerateRequest, SamplingParams, Started
+from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
 from rnn_engine.scheduler.policies import Adaptive
 from rnn_engine.types import Batch, InitialState, Runner

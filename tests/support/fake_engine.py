@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
+from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import (
     EndState,
-    EngineInfo,
-    EngineStats,
     Event,
     Finished,
     FinishReason,

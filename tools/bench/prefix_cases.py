@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rnn_engine.engine import Engine
-from rnn_engine.requests import EngineInfo
+from rnn_engine.interface import EngineInfo
 from states.cache.checkpoint import Tier
 from states.cache.config import CacheConfig, DiskConfig
 from tools.bench.ask import Answer, ask
