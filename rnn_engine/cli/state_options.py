@@ -12,7 +12,7 @@ from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateFile, StateSettings
-from states.named.entry import check_name
+from states.named.entry import check_new_name
 from states.named.registry import DEFAULT_CAPACITY
 
 _ONLY = "state"  # what a command calls the one state that it was given
@@ -28,7 +28,7 @@ def _named_file(text: str) -> StateFile:
     if not equals or not path:
         raise click.BadParameter(f"{text!r} is not allowed; expected NAME=FILE")
     try:
-        check_name(name, "NAME")
+        check_new_name(name, "NAME")
     except InvalidRequestError as error:
         raise click.BadParameter(str(error)) from error
     return StateFile(Path(path), name)

@@ -88,8 +88,8 @@ async def fork(request: web.Request) -> web.Response:
 async def take(request: web.Request) -> web.Response:
     body = await read_body(request, TakeStateRequest)
     states = request.app[ENGINE].states
-    name = states.get(_name(request)).name
-    taken = await asyncio.to_thread(states.take, name, body.name or name, body.keeping)
+    named = states.get(_name(request))
+    taken = await asyncio.to_thread(states.take, str(named.id), body.name or named.name, body.keeping)
     return json_response(state_entry(states, taken))
 
 

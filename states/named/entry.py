@@ -58,6 +58,25 @@ class Retention:
         return None if self.persistent else self.owner or name
 
 
+def parse_id(text: str) -> uuid.UUID | None:
+    """The id that `text` spells in any of the forms of a UUID; None where it spells none."""
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        return None
+
+
+def check_new_name(name: str, field: str) -> None:
+    """Raise InvalidRequestError, which names `field`, where a state can't be given this name.
+
+    Ids are looked up before names, so a state whose name spells an id could be out of reach. States of earlier
+    versions may have such names and keep them.
+    """
+    check_name(name, field)
+    if parse_id(name) is not None:
+        raise InvalidRequestError(field, name, "a name that is no UUID, since ids of states are UUIDs")
+
+
 def check_name(name: str, field: str) -> None:
     """Raise InvalidRequestError, which names `field`, where this can't be the name of a state or an owner."""
     sayable = name.isprintable() and not set(name) & set("/\\") and name.strip() == name and name.strip(".") != ""

@@ -21,7 +21,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention
+from states.named.entry import NamedState, Retention, check_new_name
 from states.named.keyed_locks import KeyedLocks
 from states.named.saved import SavedStates
 from states.named.table import NamedStateTable
@@ -76,6 +76,8 @@ class StateRegistry:
 
         One that calls itself the default becomes it.
         """
+        if name is not None:
+            check_new_name(name, "state name")
         loaded = self.files.read(path)
         entry = self.add(loaded, name or loaded.name or path.stem, path.name)
         if loaded.default:
@@ -131,7 +133,7 @@ class StateRegistry:
             self._check_place(shelf, name, keeping, num_bytes)
 
     def get(self, name_or_id: str) -> NamedState:
-        """The state of this name or, else, this id; its owner's lease has its full time from now on.
+        """The state of this id or, else, of this name; its owner's lease has its full time from now on.
 
         Raises NotFoundError, which lists the names and says what became of this one.
         """
@@ -157,14 +159,15 @@ class StateRegistry:
     def default(self) -> NamedState | None:
         """What a request that names none starts from; None means the fill values."""
         with self._changing() as shelf:
-            return None if shelf.default is None else shelf.find(shelf.default)
+            return None if shelf.default is None else shelf.named(shelf.default)
 
     def set_default(self, name: str | None) -> None:
         """Make a persistent state the default. Raises NotFoundError, or InvalidRequestError for a leased one."""
         with self._changing() as shelf:
-            if name is not None and not shelf.find(name).persistent:
+            entry = None if name is None else shelf.find(name)
+            if entry is not None and not entry.persistent:
                 raise InvalidRequestError("default state", name, "a persistent state")
-            shelf.default = name
+            shelf.default = None if entry is None else entry.name
 
     def fork(self, name_or_id: str, names: Sequence[str], keeping: Retention) -> tuple[NamedState, ...]:
         """Enter a state under more names, all of them or none. They share its arrays."""
@@ -238,6 +241,7 @@ class StateRegistry:
 
     def _check_place(self, shelf: NamedStateTable, name: str, keeping: Retention, num_bytes: int) -> None:
         self._check_keeping(keeping)
+        check_new_name(name, "name")
         shelf.check_free(name, "name")
         shelf.check_room(num_bytes, keeping.owner_of(name))
 
@@ -296,6 +300,6 @@ def _named(
 ) -> NamedState:
     """The state's own id, or one that follows from name and values, so that it is the same at every start."""
     key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{initial.digest}")
-    if shelf.of_id(key) is not None:
+    if shelf.of_id(key) is not None or shelf.named(str(key)) is not None:
         key = uuid.uuid4()
     return NamedState(name, key, form, source, time.time(), owner, initial)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_name
+from states.named.entry import NamedState, Retention, check_name, parse_id
 from states.named.index import NameIndex
 from states.named.leases import DEFAULT_TTL, Lease, Leases
 from states.named.reference_counts import ReferenceCounts
@@ -53,8 +53,12 @@ class NamedStateTable:
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
     def find(self, name_or_id: str) -> NamedState:
-        """Raises NotFoundError, which lists the names and says what became of this one."""
-        entry = self._index.named(name_or_id) or self._of_id(name_or_id)
+        """The state of this id or, else, of this name.
+
+        Raises NotFoundError, which lists the names and says what became of this one.
+        """
+        key = parse_id(name_or_id)
+        entry = (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
         if entry is None:
             reason = self._gone.reason(name_or_id)
             fate = "does not exist" if reason is None else f"is gone: {reason}"
@@ -64,6 +68,10 @@ class NamedStateTable:
     def holds(self, entry: NamedState) -> bool:
         """Whether its name still stands for it."""
         return self._index.named(entry.name) is entry
+
+    def named(self, name: str) -> NamedState | None:
+        """The state of this name, if it is here."""
+        return self._index.named(name)
 
     def of_id(self, key: uuid.UUID) -> NamedState | None:
         """The state of this id, if it is here."""
@@ -122,12 +130,6 @@ class NamedStateTable:
         names = sorted(entry.name for entry in self._index)
         more = len(names) - _NAMES_TOLD
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
-
-    def _of_id(self, text: str) -> NamedState | None:
-        try:
-            return self._index.of_id(uuid.UUID(text))
-        except ValueError:
-            return None
 
     def _release(self, entry: NamedState) -> None:
         """Let go of what stands in no index any more."""

@@ -115,6 +115,24 @@ async def test_an_advance_reads_out_and_goes_on(serve: Serve) -> None:
     assert (await listed(client))["data"] == [state]
 
 
+async def test_an_id_is_no_name_and_advances_its_own_state(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    first, second = [(await create(client, name, name))["state"] for name in ("first", "second")]
+    refused = "is not allowed; expected a name that is no UUID, since ids of states are UUIDs"
+    for path, body in (
+        (PATH, {"name": first["id"], "prompt": "x"}),
+        (f"{PATH}/second/open", {"name": first["id"]}),
+        (f"{PATH}/second/fork", {"names": ["x", first["id"]]}),
+        (f"{PATH}/second/take", {"name": first["id"]}),
+    ):
+        error = await error_of(await client.post(path, json=body), 400)
+        assert refused in error["message"]
+    await post(client, f"{PATH}/{first['id']}/advance", AdvancedState, {"input": "y"})
+    entries = {entry["name"]: entry for entry in (await listed(client))["data"]}
+    assert entries["first"]["digest"] != first["digest"]
+    assert entries["second"] == second
+
+
 async def test_an_advance_without_tokens_only_reads_out(serve: Serve) -> None:
     client = await serve(FakeEngine())
     before = (await create(client, "a"))["state"]

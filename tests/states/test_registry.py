@@ -105,6 +105,39 @@ def test_ids_are_the_files_own_where_they_are_free() -> None:
     assert again.id == make_registry().add(LoadedState("tuned", some_state(1)), "b", "elsewhere").id
 
 
+@pytest.mark.parametrize("spelled", ["{}", "{{{}}}", "urn:uuid:{}"])
+def test_a_name_that_spells_an_id_is_refused(spelled: str, tmp_path: Path) -> None:
+    states = make_registry(tmp_path)
+    first = put(states, "first")
+    name = spelled.format(first.id)
+    put(states, "second", 2)
+    allowed = "a name that is no UUID, since ids of states are UUIDs"
+    for enter in (
+        lambda: put(states, name, 2),
+        lambda: states.fork("second", ["x", name], KEPT),
+        lambda: states.take("second", name, KEPT),
+        lambda: states.add_file(tmp_path / "any", name),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"name: .* is not allowed; expected {allowed}"):
+            enter()
+    assert names(states) == ["first", "second"]
+
+
+def test_an_id_means_its_state_whatever_an_older_state_is_called(tmp_path: Path) -> None:
+    key = uuid.uuid4()
+    files = make_registry().files
+    files.save(tmp_path / f"{uuid.uuid4()}.state", str(key), some_initial(1))
+    states = make_registry(tmp_path)  # as an earlier version left it
+    assert states.get(str(key)).initial.digest == some_initial(1).digest
+    states.set_default(str(key))
+    assert put(states, "new", 2).id != key
+    later = states.put("later", some_initial(3), KEPT, source="test", key=key)
+    assert later.id != key  # it would take the name's place
+    old = states.get(str(key))
+    moved = states.take(str(old.id), "moved", PERSISTENT)
+    assert (states.get("moved"), states.default) == (moved, moved)
+
+
 def test_the_digest_follows_the_values_and_not_the_name() -> None:
     states = make_registry()
     digests = [put(states, name, seed).initial.for_request.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
