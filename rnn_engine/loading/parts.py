@@ -20,6 +20,7 @@ from rnn_engine.types import Runner
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.device import SlotPool
+from states.cache.make import make_cache
 from states.files.folder import OwnedFolder
 from states.named.registry import StateRegistry
 
@@ -129,4 +130,4 @@ def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheC
         return None
     num_slabs = runner.num_slots - num_slots
     pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
-    return StateCache(runner.shape, fingerprint, runner, config, pool)
+    return make_cache(runner.shape, fingerprint, runner, config, pool)

@@ -54,7 +54,7 @@ def _totals(stats: CacheStats) -> CacheTotals:
         "tokens_saved": stats.tokens_saved,
         "misses": {reason.value: count for reason, count in stats.misses.items()},
         "checkpoints": stats.checkpoints,
-        "path_marks": stats.path_marks,
+        "path_marks": stats.ghosts,
         "not_stored": stats.not_stored,
         "writes_refused": stats.writes_refused,
         "lost_files": stats.lost_files,
@@ -64,7 +64,7 @@ def _totals(stats: CacheStats) -> CacheTotals:
 
 def _tier(stats: TierStats) -> CacheTier:
     return {
-        "tier": stats.tier.value,
+        "tier": stats.tier,
         "capacity": stats.capacity,
         "used": stats.used,
         "copies": stats.copies,
@@ -85,13 +85,11 @@ def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:
         "length": node.length,
         "tokens": list(node.head),
         "text": engine.detokenize(node.head).decode(errors="replace"),
-        "label": node.label,
         "kind": node.kind.value,
-        "bytes": {tier.value: size for tier, size in node.sizes.items()},
+        "bytes": node.sizes,
         "hits": node.hits,
         "saves": node.saves,
         "has_logits": node.has_logits,
-        "pinned": node.pinned,
         "in_use": node.in_use,
     }
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-TierName = Literal["device", "host", "disk"]
 KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end"]
 MissName = Literal[
     "no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "not_fetched", "damaged"
@@ -31,13 +30,13 @@ class CacheTotals(TypedDict):
 
 
 class CacheTier(TypedDict):
-    """One place where states are kept, with what it holds and, since the start, what came and went.
+    """One place where states are kept (`device`, `host` or `disk`), what it holds and what came and went.
 
     `capacity` and `used` are bytes. A copy is promoted to a quicker tier by a hit and demoted to a slower one by
     an eviction.
     """
 
-    tier: TierName
+    tier: str
     capacity: int
     used: int
     copies: int
@@ -64,13 +63,11 @@ class CacheNode(TypedDict):
     length: int
     tokens: list[int]
     text: str
-    label: str
     kind: KindName
-    bytes: dict[TierName, int]
+    bytes: dict[str, int]
     hits: int
     saves: int
     has_logits: bool
-    pinned: bool
     in_use: bool
 
 

@@ -14,29 +14,24 @@ How a scheduler uses it, all on the thread that owns the runner:
 Where `match.logits` is not None the whole prompt was found, and its next token is drawn from these logits without a
 forward pass. A match that is not restored is given back by `release`. Requests that arrive together go through
 `states.cache.inflight.InFlight` first, so that what they share runs once.
-
-Knows tokens and arrays; knows no device, no text and no HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rnn_engine.types import F32, ModelShape
-from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, Tier
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.counters import CacheStats, Counters, collect_stats
-from states.cache.device import DevicePool, LiveStates
+from rnn_engine.types import F32
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
+from states.cache.config import CacheConfig
+from states.cache.counters import CacheStats, TierStats
+from states.cache.device import LiveStates
 from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
-from states.cache.tiers.device import DeviceTier
-from states.cache.tiers.disk import DiskTier
-from states.cache.tiers.host import HostTier
-from states.cache.tiers.tiered import TieredStore
-from states.cache.tiers.writer import BackgroundWriter, InlineWriter, Writer
+from states.cache.tiers.tier import Tier
+from states.cache.tiers.tiered import Access, TieredStore
 from states.cache.tree import TokenTree
 from states.payload import Payload
 from states.tokens import pack
@@ -50,7 +45,7 @@ class Match:
     saved: int  # tokens that need not be run
     known: int  # tokens along which the prompt follows a known path: where it leaves is a branch point
     miss: MissReason | None  # why nothing was saved; None where something was
-    tier: Tier | None  # the quickest tier that had the state
+    tier: str | None  # the quickest tier that had the state
     logits: F32 | None  # [V] read-only: those after the last token, where the whole prompt was found
     checkpoint: Checkpoint | None = field(repr=False)
     fetched: Payload | None = field(repr=False)  # where the state is in no quick tier
@@ -58,38 +53,19 @@ class Match:
 
 
 class StateCache:
-    """One model's cache. Not thread-safe, and it calls the device: one thread owns it. Only `stats` may be called
-    from other threads."""
+    """One model's cache. For the thread that owns the device; only `stats` may be called on others."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        model: str,
-        live: LiveStates,
-        config: CacheConfig | None = None,
-        pool: DevicePool | None = None,
-        writer: Writer | None = None,
-    ) -> None:
-        """`model` is the fingerprint of whatever must be equal for a state to be continued: weights and their format.
+    def __init__(self, live: LiveStates, tiers: Sequence[Tier], config: CacheConfig) -> None:
+        """`tiers` are ordered from the quickest to the slowest, see `states.cache.make`.
 
-        Takes in the files of earlier runs of the same model. `writer` writes the files; None is one as configured.
+        Takes in what earlier processes left in slow tiers.
         """
-        config = config or CacheConfig()
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
-        self._marks = GhostEntries(config.max_mark_tokens)
-        self._counters = Counters()
-        disk = None if config.disk is None else _disk_tier(config.disk, model, shape, writer)
-        self._tiers = TieredStore(
-            live,
-            None if pool is None else DeviceTier(pool),
-            HostTier(config.host_capacity, config.host_precision),
-            disk,
-            self._counters,
-            self._become_mark,
-            config.fetch_capacity,
-        )
-        if disk is not None:
-            self._adopt_files(disk)
+        self._ghosts = GhostEntries(config.max_mark_tokens)
+        self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
+        self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config.fetch_capacity)
+        for tier in tiers:
+            self._adopt_copies(tier)
 
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
@@ -104,7 +80,7 @@ class StateCache:
             return None
         self._tiers.settle()
         checkpoint = self._best(root, tokens, limit)
-        if checkpoint is None or not self._tiers.is_slow(checkpoint):
+        if checkpoint is None or self._tiers.access(checkpoint) is not Access.SLOW:
             return None
         return self._tiers.start_fetch(checkpoint, on_done)
 
@@ -117,8 +93,8 @@ class StateCache:
         any. One that lies in a slow tier alone serves only where `fetch` has brought it: this never waits for a file.
         """
         self._tiers.settle()
-        self._counters.look_ups += 1
-        self._counters.tokens_looked_up += len(tokens)
+        self._stats.look_ups += 1
+        self._stats.tokens_looked_up += len(tokens)
         tree = self._trees.get(root)
         if tree is None:
             return self._missed(len(tokens), 0, MissReason.NO_PATHS)
@@ -126,16 +102,19 @@ class StateCache:
         reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
         for checkpoint in place.values_back():
             if not checkpoint.resumable:
-                self._marks.touch(checkpoint)
-            if (obstacle := _obstacle(checkpoint, len(tokens), limit)) is not None:
+                self._ghosts.touch(checkpoint)
+            obstacle = self._obstacle(checkpoint, len(tokens), limit)
+            if obstacle is not None:
                 reason = _weightier(reason, obstacle)
                 continue
-            fetched = self._tiers.payload(checkpoint, fetch)
-            if fetched is None and self._tiers.is_slow(checkpoint):
+            if self._tiers.access(checkpoint) is Access.AT_HAND:
+                payload = self._tiers.payload(checkpoint)
+                if not checkpoint.resumable:
+                    return self._missed(len(tokens), place.length, MissReason.DAMAGED)
+            elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
                 reason = _weightier(reason, MissReason.NOT_FETCHED)
                 continue
-            tier = min(checkpoint.sizes, key=_QUICKEST_FIRST.index)
-            return self._hit(checkpoint, tier, fetched, len(tokens), place.length)
+            return self._hit(checkpoint, payload, len(tokens), place.length)
         return self._missed(len(tokens), place.length, reason)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
@@ -169,52 +148,31 @@ class StateCache:
         *,
         kind: CheckpointKind,
         logits: F32 | None = None,  # [V] those after the last token
-        label: str = "",
-        pinned: bool = False,
     ) -> bool:
         """Keep a copy of the live state of `slot`, which has run exactly `tokens`; the path is known from now on.
 
         False where no tier had room. Where these tokens have a checkpoint already, it stays, unless it lacks logits
-        that are given now. `pinned` keeps it in its tier until `unpin`.
+        that are given now.
         """
         if len(tokens) == 0:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
         self._tiers.settle()
-        checkpoint = self._record(root, pack(tokens), kind, label)
+        checkpoint = self._record(root, pack(tokens), kind)
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
-            checkpoint.pinned |= pinned
             self._tiers.touch(checkpoint)
             return True
         self._tiers.drop(checkpoint)
-        self._marks.discard(checkpoint)
-        checkpoint.kind, checkpoint.label = kind, label
+        self._ghosts.discard(checkpoint)
+        checkpoint.kind = kind
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         try:
             stored = self._tiers.save(checkpoint, slot, None if logits is None else _kept(logits))
         finally:
             if not checkpoint.resumable:
-                self._become_mark(checkpoint)
+                self._become_ghost(checkpoint)
         if stored:
             checkpoint.absence = MissReason.EVICTED
-        checkpoint.pinned |= pinned and stored
         return stored
-
-    def unpin(self, root: str, tokens: Sequence[int]) -> bool:
-        """Let a pinned checkpoint be evicted again. False where there is none."""
-        checkpoint = self._find(root, tokens)
-        if checkpoint is None or not checkpoint.pinned:
-            return False
-        checkpoint.pinned = False
-        self._tiers.touch(checkpoint)
-        return True
-
-    def drop(self, root: str, tokens: Sequence[int]) -> bool:
-        """Forget one checkpoint and its path. False where there is none, or where a match has locked it."""
-        checkpoint = self._find(root, tokens)
-        if checkpoint is None or checkpoint.locks > 0:
-            return False
-        self._drop(checkpoint)
-        return True
 
     def drop_root(self, root: str) -> int:
         """Forget all checkpoints of an initial state but the locked ones; returns how many went."""
@@ -225,7 +183,7 @@ class StateCache:
         return len(going)
 
     def drop_all(self) -> int:
-        """Forget everything but the locked checkpoints; returns how many positions, path marks included, went."""
+        """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
         return sum(self.drop_root(root) for root in list(self._trees))
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -234,15 +192,22 @@ class StateCache:
 
     def stats(self) -> CacheStats:
         """The counts and sizes of this moment. Thread-safe; single numbers may be from neighbouring moments."""
-        path_marks = len(self._marks)
-        positions = sum(len(tree) for tree in list(self._trees.values()))
-        device_logits_bytes = self._tiers.device_logits_bytes
-        return collect_stats(
-            self._counters, self._tiers.ledgers, positions - path_marks, path_marks, device_logits_bytes
+        tiers, ghosts = self._tiers.tiers, len(self._ghosts)
+        return replace(
+            self._stats,
+            misses=dict(self._stats.misses),
+            writes_refused=sum(tier.writes_refused for tier in tiers),
+            checkpoints=sum(len(tree) for tree in list(self._trees.values())) - ghosts,
+            ghosts=ghosts,
+            device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
+            tiers=tuple(
+                replace(stats, used=tier.queue.used, copies=len(tier.queue))
+                for stats, tier in zip(self._stats.tiers, tiers, strict=True)
+            ),
         )
 
     def close(self) -> None:
-        """Bring the most valuable checkpoints to the disk, where there is a disk tier, and free the device's slabs."""
+        """Bring the most valuable checkpoints to the quickest slow tier, where there is one, and close all tiers."""
         self._tiers.flush()
         self._tiers.close()
 
@@ -252,48 +217,56 @@ class StateCache:
         if tree is None:
             return None
         checkpoints = tree.follow(pack(tokens)).values_back()
-        return next((one for one in checkpoints if _obstacle(one, len(tokens), limit) is None), None)
+        return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
 
-    def _hit(self, checkpoint: Checkpoint, tier: Tier, fetched: Payload | None, length: int, known: int) -> Match:
+    def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
+        """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
+        if not checkpoint.resumable:
+            return checkpoint.absence
+        if limit is not None and checkpoint.length > limit:
+            return MissReason.BEYOND_LIMIT
+        if checkpoint.length == length and not checkpoint.has_logits:
+            return MissReason.NO_LOGITS
+        return MissReason.NOT_FETCHED if self._tiers.access(checkpoint) is Access.MOVING else None
+
+    def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
+        tier = self._tiers.quickest(checkpoint)
         exact = checkpoint.length == length
         checkpoint.hits += 1
         checkpoint.locks += 1
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         self._tiers.touch(checkpoint)
-        self._counters.hits[tier] += 1
-        self._counters.exact_hits += exact
-        self._counters.tokens_saved += checkpoint.length
+        self._stats.hits += 1
+        self._stats.exact_hits += exact
+        self._stats.tokens_saved += checkpoint.length
         logits = self._tiers.logits(checkpoint, fetched) if exact else None
-        return Match(length, checkpoint.length, known, None, tier, logits, checkpoint, fetched, True)
+        self._stats.tiers[self._tiers.tiers.index(tier)].hits += 1
+        return Match(length, checkpoint.length, known, None, tier.name, logits, checkpoint, fetched, True)
 
     def _missed(self, length: int, known: int, reason: MissReason) -> Match:
-        self._counters.misses[reason] += 1
+        self._stats.misses[reason] += 1
         return Match(length, 0, known, reason, None, None, None, None, False)
 
-    def _record(self, root: str, tokens: bytes, kind: CheckpointKind, label: str) -> Checkpoint:
+    def _record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:
         tree = self._trees.setdefault(root, TokenTree())
         checkpoint = tree.get(tokens)
         if checkpoint is None:
-            checkpoint = Checkpoint(root, kind, label)
+            checkpoint = Checkpoint(root, kind)
             checkpoint.place = tree.put(tokens, checkpoint)
         return checkpoint
-
-    def _find(self, root: str, tokens: Sequence[int]) -> Checkpoint | None:
-        tree = self._trees.get(root)
-        return None if tree is None else tree.get(pack(tokens))
 
     def _tokens_to_shorter(self, checkpoint: Checkpoint) -> int:
         above = checkpoint.known_place().values_back()
         shorter = next((other for other in above if other is not checkpoint and other.resumable), None)
         return checkpoint.length - (0 if shorter is None else shorter.length)
 
-    def _become_mark(self, checkpoint: Checkpoint) -> None:
-        for forgotten in self._marks.add(checkpoint):
+    def _become_ghost(self, checkpoint: Checkpoint) -> None:
+        for forgotten in self._ghosts.add(checkpoint):
             self._forget(forgotten)
 
     def _drop(self, checkpoint: Checkpoint) -> None:
         self._tiers.drop(checkpoint)
-        self._marks.discard(checkpoint)
+        self._ghosts.discard(checkpoint)
         self._forget(checkpoint)
 
     def _forget(self, checkpoint: Checkpoint) -> None:
@@ -303,35 +276,22 @@ class StateCache:
         if len(tree) == 0:
             del self._trees[checkpoint.root]
 
-    def _adopt_files(self, disk: DiskTier) -> None:
-        files = disk.find_files()
-        excess = sum(found.num_bytes for found in files) - disk.ledger.capacity
-        for found in files:
+    def _adopt_copies(self, tier: Tier) -> None:
+        copies = tier.find_copies()
+        excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
+        for found in copies:
             if excess > 0:
                 excess -= found.num_bytes
-                disk.forget_file(found)
+                tier.discard(found)
                 continue
-            origin = found.origin
-            checkpoint = self._record(origin.initial_state, found.tokens, CheckpointKind(origin.kind), origin.label)
+            checkpoint = self._record(found.root, found.tokens, found.kind)
             checkpoint.absence = MissReason.EVICTED
             checkpoint.has_logits = found.has_logits
             checkpoint.saves = self._tokens_to_shorter(checkpoint)
-            disk.adopt(checkpoint, found)
+            tier.adopt(checkpoint, found)
 
 
-_QUICKEST_FIRST = list(Tier)
 _LIGHTEST_FIRST = list(MissReason)
-
-
-def _obstacle(checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
-    """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
-    if not checkpoint.resumable:
-        return checkpoint.absence
-    if limit is not None and checkpoint.length > limit:
-        return MissReason.BEYOND_LIMIT
-    if checkpoint.length == length and not checkpoint.has_logits:
-        return MissReason.NO_LOGITS
-    return None
 
 
 def _weightier(first: MissReason, second: MissReason) -> MissReason:
@@ -342,9 +302,3 @@ def _kept(logits: F32) -> F32:
     kept = np.array(logits, np.float32)
     kept.setflags(write=False)
     return kept
-
-
-def _disk_tier(config: DiskConfig, model: str, shape: ModelShape, writer: Writer | None) -> DiskTier:
-    if writer is None:
-        writer = BackgroundWriter(config.background_bytes) if config.background_bytes > 0 else InlineWriter()
-    return DiskTier(config.folder, config.capacity, config.precision, model, shape, writer)

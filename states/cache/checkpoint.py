@@ -1,7 +1,4 @@
-"""What the cache knows of one position on a token path: a checkpoint while a tier holds its state, else a path mark.
-
-Knows its place and its sizes, not the tiers themselves nor the arrays.
-"""
+"""A position on a token path: a checkpoint while a tier has its state, else a ghost entry."""
 
 from __future__ import annotations
 
@@ -9,14 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from states.cache.tree import Place
-
-
-class Tier(Enum):
-    """Where the copies of a state are kept, the quickest first."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
 
 
 class CheckpointKind(Enum):
@@ -48,25 +37,18 @@ class Checkpoint:
 
     root: str
     kind: CheckpointKind
-    label: str
     place: Place[Checkpoint] | None = None  # None once the tree has forgotten it
     has_logits: bool = False  # its copies keep the logits of its last token too
-    sizes: dict[Tier, int] = field(default_factory=dict)  # bytes of the copy in each tier that has one
+    sizes: dict[str, int] = field(default_factory=dict)  # tier -> bytes of its copy, for each tier that has one
     saves: int = 0  # tokens between the next shorter checkpoint and this one, when it was last inserted or hit
     hits: int = 0
-    locks: int = 0
-    pinned: bool = False
+    locks: int = 0  # its copies stay where they are while there are any
     absence: MissReason = MissReason.NO_CHECKPOINT  # why no tier holds its state, while none does
 
     @property
     def resumable(self) -> bool:
         """Whether some tier holds its state."""
         return bool(self.sizes)
-
-    @property
-    def held(self) -> bool:
-        """Whether its copies must stay where they are."""
-        return self.pinned or self.locks > 0
 
     def known_place(self) -> Place[Checkpoint]:
         """Its place; only for records that the tree knows."""

@@ -1,21 +1,21 @@
 """How the cache reaches live states and the pool of checkpoint slabs on the device.
 
-The two protocols are all that this package knows of a device. Every method is called on the one thread that owns
-the runner. `SlotPool` is the pool for a runner that has slots to spare.
+Every method is called on the one thread that owns the runner. `SlotPool` is the pool for a runner that has slots to
+spare.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from rnn_engine.types import F32, Runner, State
+from rnn_engine.types import PendingState, Runner, State
 
 
 class LiveStates(Protocol):
     """The slots in which sequences run. Every `Runner` has these two methods."""
 
-    def read_state(self, slot: int) -> dict[str, F32]:
-        """A copy of the state that `slot` holds."""
+    def start_read(self, slot: int) -> PendingState:
+        """Start to copy the state that `slot` holds to the host; the slot may go on right after the call."""
         ...
 
     def write_state(self, slot: int, state: State | None) -> None:
@@ -40,8 +40,8 @@ class DevicePool(Protocol):
         """Copy a slab into the live state of `slot`."""
         ...
 
-    def read(self, handle: int) -> dict[str, F32]:
-        """A copy of a slab on the host."""
+    def start_read(self, handle: int) -> PendingState:
+        """Start to copy a slab to the host; it may be freed right after the call."""
         ...
 
     def free(self, handle: int) -> None:
@@ -73,8 +73,8 @@ class SlotPool:
     def load(self, handle: int, slot: int) -> None:
         self._runner.copy_state(handle, slot)
 
-    def read(self, handle: int) -> dict[str, F32]:
-        return self._runner.read_state(handle)
+    def start_read(self, handle: int) -> PendingState:
+        return self._runner.start_read(handle)
 
     def free(self, handle: int) -> None:
         self._unused.append(handle)

@@ -1,10 +1,8 @@
-"""The books of one tier: the exact bytes in use, and which checkpoint gives way first.
+"""The eviction queue of a tier: the bytes in use, and which checkpoint gives way first.
 
 A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it takes
 (GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
 later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
-
-Knows sizes and worth; moves no data.
 """
 
 from __future__ import annotations
@@ -12,13 +10,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from states.cache.checkpoint import Checkpoint, Tier
+from states.cache.checkpoint import Checkpoint
 
 
 class EvictionQueue:
-    """Bytes in use are at most `capacity` as long as callers add only what `free` allows."""
+    """The copies in a tier, ordered by worth. At most `capacity` bytes, as callers add only what `free` allows."""
 
-    def __init__(self, tier: Tier, capacity: int) -> None:
+    def __init__(self, tier: str, capacity: int) -> None:
         self.tier = tier
         self.capacity = capacity
         self.used = 0
@@ -40,14 +38,14 @@ class EvictionQueue:
 
     def add(self, checkpoint: Checkpoint, size: int) -> None:
         """Enter a copy of `size` bytes."""
-        assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier.value}"
-        assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier.value}"
+        assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
+        assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier}"
         checkpoint.sizes[self.tier] = size
         self.used += size
         self.touch(checkpoint)
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Strike the copy out."""
+        """Take a copy out."""
         self.used -= checkpoint.sizes.pop(self.tier)
         del self._current[checkpoint]
 
@@ -62,13 +60,13 @@ class EvictionQueue:
             heapq.heapify(self._queue)
 
     def weakest(self) -> Checkpoint | None:
-        """The checkpoint that gives way first, or None where all are held. Advances the clock to its worth."""
+        """Return the checkpoint that gives way first, or None where all are locked. Advances the clock to its worth."""
         while self._queue:
             priority, _, checkpoint = self._queue[0]
-            if self._is_current(self._queue[0]) and not checkpoint.held:
+            if self._is_current(self._queue[0]) and checkpoint.locks == 0:
                 self._clock = max(self._clock, priority)
                 return checkpoint
-            heapq.heappop(self._queue)  # a held one comes back by the touch at its release
+            heapq.heappop(self._queue)  # a locked one comes back by the touch at its release
         return None
 
     def _is_current(self, entry: tuple[float, int, Checkpoint]) -> bool:

@@ -37,7 +37,7 @@ class Fetch:
         future = self._read.future
         if self._released or checkpoint is not self._read.checkpoint or future is None or not future.done():
             return None
-        return None if future.cancelled() or future.exception() is not None else future.result()
+        return None if future.cancelled() or self._read.error is not None else future.result()
 
     def release(self) -> None:
         """Unlock the checkpoint and let go of what was read, if no other fetch has it. Idempotent."""
@@ -57,6 +57,13 @@ class _Read:
         self.waiting: list[Callable[[], None]] = []  # to be called when it is done; empty from the start of the read on
         self.future: Future[Payload] | None = None  # None until there is room for it
 
+    @property
+    def error(self) -> BaseException | None:
+        """Why the read failed; None where it has not ended, or ended well."""
+        if self.future is None or not self.future.done() or self.future.cancelled():
+            return None
+        return self.future.exception()
+
 
 class Fetches:
     """The reads that requests wait for, in the order in which they were asked for."""
@@ -70,6 +77,7 @@ class Fetches:
         self._on_unlock = on_unlock
         self._reads: dict[Checkpoint, _Read] = {}
         self._queued: deque[_Read] = deque()
+        self._failed: list[tuple[Checkpoint, BaseException]] = []  # of reads that nobody claims any more
         self.num_bytes = 0  # of the reads that have begun and are claimed
 
     def begin(
@@ -100,6 +108,8 @@ class Fetches:
             return
         if self._reads.get(read.checkpoint) is read:
             del self._reads[read.checkpoint]
+            if (error := read.error) is not None:
+                self._failed.append((read.checkpoint, error))
         if read.future is None:
             self._queued.remove(read)
         else:
@@ -110,11 +120,9 @@ class Fetches:
 
     def take_failed(self) -> list[tuple[Checkpoint, BaseException]]:
         """The checkpoints whose reads have failed since the last call, and why."""
-        failed = []
+        failed, self._failed = self._failed, []
         for read in list(self._reads.values()):
-            if read.future is None or not read.future.done() or read.future.cancelled():
-                continue
-            if (error := read.future.exception()) is not None:
+            if (error := read.error) is not None:
                 del self._reads[read.checkpoint]
                 failed.append((read.checkpoint, error))
         return failed

@@ -1,14 +1,11 @@
-"""A picture of the cache: its positions as a tree, with what each holds.
-
-Knows checkpoints; draws nothing.
-"""
+"""A snapshot of the cache: its positions as a tree, with what each holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
+from states.cache.checkpoint import Checkpoint, CheckpointKind
 from states.tokens import TOKEN_BYTES, unpack
 
 
@@ -21,14 +18,12 @@ class SnapshotNode:
     start: int  # the parent's length
     length: int
     head: tuple[int, ...]  # the first tokens after the parent
-    label: str
     kind: CheckpointKind
     hits: int
     saves: int  # tokens between the next shorter checkpoint and this one, when it was last inserted or hit
-    sizes: dict[Tier, int]  # bytes by tier; empty for a path mark
+    sizes: dict[str, int]  # bytes by tier; empty for a ghost entry
     has_logits: bool
-    pinned: bool
-    in_use: bool
+    in_use: bool  # locked by a request
 
 
 def snapshot(checkpoints: Iterable[Checkpoint], limit: int = 1000, head_tokens: int = 32) -> tuple[SnapshotNode, ...]:
@@ -53,12 +48,10 @@ def _node(checkpoint: Checkpoint, index: dict[Checkpoint, int], head_tokens: int
         start=start,
         length=checkpoint.length,
         head=tuple(unpack(head)),
-        label=checkpoint.label,
         kind=checkpoint.kind,
         hits=checkpoint.hits,
         saves=checkpoint.saves,
         sizes=dict(checkpoint.sizes),
         has_logits=checkpoint.has_logits,
-        pinned=checkpoint.pinned,
         in_use=checkpoint.locks > 0,
     )

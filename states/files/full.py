@@ -54,7 +54,7 @@ class Origin:
     initial_state: str  # what the sequence started from; see `states.frozen.NO_INITIAL_STATE`
     num_tokens: int  # run since then
     kind: str
-    label: str
+    name: str = ""  # of a named state; `label` in the file
     last_tokens: tuple[int, ...] = ()  # the last of them, as far as they are known
 
 
@@ -148,7 +148,7 @@ def _metadata(origin: Origin, model_version: str, checksums: Mapping[str, int]) 
         "initial_state": origin.initial_state,
         "num_tokens": str(origin.num_tokens),
         "kind": origin.kind,
-        "label": origin.label,
+        "label": origin.name,
         "last_tokens": " ".join(map(str, origin.last_tokens)),
     }
     metadata |= {_CHECKSUM_PREFIX + name: f"{checksum:08x}" for name, checksum in checksums.items()}
@@ -209,7 +209,7 @@ def _origin(metadata: Mapping[str, str], path: Path) -> Origin:
             initial_state=metadata["initial_state"],
             num_tokens=int(metadata["num_tokens"]),
             kind=metadata["kind"],
-            label=metadata["label"],
+            name=metadata["label"],
             last_tokens=tuple(map(int, metadata["last_tokens"].split())),
         )
     except (KeyError, ValueError) as error:

@@ -117,7 +117,7 @@ def _from_saved(saved: SavedState) -> LoadedState:
         logits=saved.payload.logits,
         num_tokens=origin.num_tokens,
         last_tokens=origin.last_tokens if saved.tokens is None else tuple(unpack(saved.tokens)[-MAX_LAST_TOKENS:]),
-        name=origin.label or None,
+        name=origin.name or None,
     )
 
 

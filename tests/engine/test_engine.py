@@ -22,6 +22,7 @@ from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
 from rnn_engine.scheduler.policies import Adaptive
 from rnn_engine.types import Batch, InitialState, Runner
 from states.cache.cache import StateCache
+from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -245,7 +246,7 @@ async def test_a_worker_that_can_not_go_on_ends_every_request_and_says_so(monkey
 async def test_a_question_to_a_worker_that_ends_is_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     runner = FakeRunner(HELLO, on_step=gate)
-    cache = StateCache(runner.shape, "a model", runner)
+    cache = make_cache(runner.shape, "a model", runner)
     async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
         request = asyncio.create_task(listen(engine, ask()))
         await reach(lambda: len(runner.batches) == 1)
@@ -277,7 +278,7 @@ async def test_a_request_that_can_not_be_queued_ends_with_an_error_alone(monkeyp
 @pytest.mark.parametrize(("marked", "cached"), [(False, [0, 0, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])])
 async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool, cached: list[int]) -> None:
     runner = FakeRunner(HELLO, max_tokens=256)
-    cache = StateCache(runner.shape, "a model", runner)
+    cache = make_cache(runner.shape, "a model", runner)
     text = "Long. " * 233 + "::"
     async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
         for question, saved in zip(("Who??", "Do I?", "Am I?", "Is it", "Can I"), cached, strict=True):
@@ -289,7 +290,7 @@ async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
     """Its wkv is finite, and so accepted; what the model makes of it is not."""
     model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
     runner = load_runner(model, "cpu", num_slots=4, max_tokens=256)
-    cache = StateCache(model.shape, "a model", runner)
+    cache = make_cache(model.shape, "a model", runner)
     huge = model.shape.initial_state()
     huge["wkv"][:] = 3e38
     bad = replace(ask("Hi" * 50, max_tokens=4), initial_state=InitialState("huge", huge), stop_tokens=[], keep_end=True)

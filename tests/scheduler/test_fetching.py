@@ -9,8 +9,8 @@ import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import ModelShape
-from states.cache.cache import StateCache
 from states.cache.config import CacheConfig, DiskConfig
+from states.cache.make import make_cache
 from states.files.full import SavedState, read_full_state
 from tests.support.clients import Clients
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -47,7 +47,7 @@ def clients(tmp_path: Path) -> Clients:
     """A scheduler of two slots whose cache has the state after KEPT in a file alone."""
     runner = FakeRunner(random_logits(VOCAB_SIZE), num_slots=2)
     config = CacheConfig(host_capacity=0, disk=DiskConfig(tmp_path, background_bytes=0))
-    clients = Clients(runner, lambda token: bytes([token % 256]), StateCache(runner.shape, "model", runner, config))
+    clients = Clients(runner, lambda token: bytes([token % 256]), make_cache(runner.shape, "model", runner, config))
     clients.ask(ask(KEPT, 0))
     return clients
 

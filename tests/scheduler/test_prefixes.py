@@ -15,8 +15,8 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDe
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Batch, Ticket
 from rnn_engine.versions.v7 import run_layers
-from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from tests.support.models import random_model, tiny_shape
 
 MODEL = random_model(tiny_shape(), seed=41)
@@ -52,7 +52,7 @@ class Desk:
 
     def __init__(self, num_bytes: int = 1 << 24, num_slots: int = 3) -> None:
         self.runner = CountingRunner(num_slots)
-        self.cache = StateCache(MODEL.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
+        self.cache = make_cache(MODEL.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
         self.scheduler = Scheduler(self.runner, lambda token: bytes([token]), self.cache if num_bytes else None)
         self.num_requests = 0
 

@@ -10,7 +10,7 @@ import pytest
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started, TextDelta
 from rnn_engine.types import F32, Batch, State
-from states.cache.cache import StateCache
+from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -252,7 +252,7 @@ def test_a_run_that_is_not_sound_ends_its_own_request_and_nothing_of_it_is_kept(
         return np.full(VOCAB_SIZE, value if 7 in tokens else 0.0, np.float32)
 
     runner = FakeRunner(logits)
-    cache = StateCache(runner.shape, "a model", runner)
+    cache = make_cache(runner.shape, "a model", runner)
     everyone = Clients(runner, TOKENIZER.decode_bytes, cache)
     good = everyone.send(GenerateRequest([5] * 90, max_tokens=3, sampling=GREEDY))
     bad = everyone.send(GenerateRequest([7] * 90, marks=[50], max_tokens=3, sampling=GREEDY))

@@ -8,8 +8,8 @@ import pytest
 
 from rnn_engine.errors import EngineClosedError, StepError
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -23,7 +23,7 @@ ROOM = 1 << 30
 
 def make(num_slots: int = 8, room: int = ROOM) -> Clients:
     runner = FakeRunner(LOGITS, num_slots=num_slots, max_tokens=64)
-    cache = StateCache(runner.shape, "a model", runner, CacheConfig(host_capacity=room))
+    cache = make_cache(runner.shape, "a model", runner, CacheConfig(host_capacity=room))
     return Clients(runner, TOKENIZER.decode_bytes, cache)
 
 

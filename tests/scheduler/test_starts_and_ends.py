@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import Finished, GenerateRequest, PromptScored, SamplingParams, Started
-from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
+from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
@@ -24,7 +24,7 @@ PROMPT = [1 + place % 7 for place in range(90)]
 def make(*, cached: bool = True, says: str | None = None) -> Clients:
     logits = LOGITS if says is None else scripted_logits(TOKENIZER.size, TOKENIZER.encode(says))
     runner = FakeRunner(logits)
-    cache = StateCache(runner.shape, "a model", runner) if cached else None
+    cache = make_cache(runner.shape, "a model", runner) if cached else None
     return Clients(runner, TOKENIZER.decode_bytes, cache)
 
 

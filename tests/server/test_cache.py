@@ -8,6 +8,7 @@ from server.schemas.cache import Cache, CacheDropped
 from server.schemas.models import Health
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
@@ -18,11 +19,11 @@ SHAPE = toy_shape(vocab=VOCAB_SIZE)
 def filled() -> StateCache:
     """A system text that was hit twice, a chat that goes on from it, and a third text in use."""
     device = ToyDevice(SHAPE, num_slabs=1)
-    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=1 << 20), device)
-    keep(cache, device, encode("Be brief. "), label="system")
+    cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=1 << 20), device)
+    keep(cache, device, encode("Be brief. "))
     for _ in range(2):
         cache.release(cache.look_up(ROOT, encode("Be brief. Hi")))
-    keep(cache, device, encode("Be brief. é?"), logits=False, pinned=True)
+    keep(cache, device, encode("Be brief. é?"), logits=False)
     keep(cache, device, encode("held"), root="pirate")
     cache.look_up("pirate", encode("held"))
     cache.look_up(ROOT, encode("unknown"))
@@ -47,7 +48,7 @@ async def test_totals_and_tiers(serve: Serve) -> None:
     device, host = body["tiers"]
     assert (device["tier"], device["copies"], device["used"], device["capacity"]) == ("device", 1, 384, 384)
     assert (host["tier"], host["copies"], host["capacity"]) == ("host", 2, 1 << 20)
-    assert (device["evictions"], host["demotions"]) == (1, 1)
+    assert (device["evictions"], host["demotions"]) == (2, 2)
 
 
 async def test_positions_as_a_tree(serve: Serve) -> None:
@@ -56,14 +57,9 @@ async def test_positions_as_a_tree(serve: Serve) -> None:
     assert seen == [("Be brief. ", None, 0, 10), ("é?", 0, 10, 13), ("held", None, 0, 4)]
     system, chat, held = body["nodes"]
     assert [node["id"] for node in body["nodes"]] == [0, 1, 2]
-    assert (system["label"], system["root"], system["kind"], system["hits"]) == ("system", ROOT, "prompt_end", 2)
-    assert (chat["tokens"], chat["bytes"], chat["has_logits"], chat["pinned"]) == (
-        encode("é?"),
-        {"device": 384},
-        False,
-        True,
-    )
-    assert (held["root"], held["in_use"], held["bytes"]) == ("pirate", True, {"host": 384 + 4 * VOCAB_SIZE})
+    assert (system["root"], system["kind"], system["hits"]) == (ROOT, "prompt_end", 2)
+    assert (chat["tokens"], chat["bytes"], chat["has_logits"]) == (encode("é?"), {"host": 384}, False)
+    assert (held["root"], held["in_use"], held["bytes"]) == ("pirate", True, {"device": 384})
 
 
 async def test_the_limit_keeps_what_was_hit_most(serve: Serve) -> None:

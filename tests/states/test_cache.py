@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.types import F32
+from rnn_engine.types import F32, PendingState
 from states.cache.cache import Match, StateCache
-from states.cache.checkpoint import CheckpointKind, MissReason, Tier
+from states.cache.checkpoint import CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
+from states.cache.make import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_logits, toy_shape, toy_state
 
 SHAPE = toy_shape()
@@ -24,18 +25,18 @@ PROMPT = list(range(1, 21))
 
 def make(config: CacheConfig = ROOMY, slabs: int = 0) -> tuple[StateCache, ToyDevice]:
     device = ToyDevice(SHAPE, num_slots=2, num_slabs=slabs)
-    return StateCache(SHAPE, "model", device, config, device if slabs else None), device
+    return make_cache(SHAPE, "model", device, config, device if slabs else None), device
 
 
 def disk(folder: Path, capacity: int = 1 << 20) -> DiskConfig:
     return DiskConfig(folder, capacity, background_bytes=0)
 
 
-def used(cache: StateCache) -> dict[Tier, int]:
+def used(cache: StateCache) -> dict[str, int]:
     return {tier.tier: tier.used for tier in cache.stats().tiers}
 
 
-def copies(cache: StateCache, tokens: Sequence[int]) -> set[Tier]:
+def copies(cache: StateCache, tokens: Sequence[int]) -> set[str]:
     match = look_up(cache, tokens)
     cache.release(match)
     assert match.checkpoint is not None
@@ -54,7 +55,7 @@ def test_an_exact_repeat_gives_state_and_logits_back() -> None:
     cache, device = make()
     keep(cache, device, PROMPT)
     match = look_up(cache, PROMPT)
-    assert (match.saved, match.known, match.miss, match.tier) == (20, 20, None, Tier.HOST)
+    assert (match.saved, match.known, match.miss, match.tier) == (20, 20, None, "host")
     assert match.logits is not None
     assert np.array_equal(match.logits, toy_logits(SHAPE, PROMPT))
     assert restored(cache, device, match)
@@ -127,7 +128,7 @@ def test_a_peek_counts_and_locks_nothing() -> None:
     before = cache.stats()
     assert [cache.peek(ROOT, PROMPT), cache.peek(ROOT, [*PROMPT, 9]), cache.peek("tuned", PROMPT)] == [5, 20, 0]
     assert cache.stats() == before
-    assert cache.drop(ROOT, PROMPT[:5])
+    assert cache.drop_root(ROOT) == 2
 
 
 def test_roots_share_nothing() -> None:
@@ -143,14 +144,14 @@ def test_roots_share_nothing() -> None:
         ([99, 1], MissReason.UNKNOWN_PROMPT),
         ([1, 2, 3], MissReason.NO_CHECKPOINT),
         ([*PROMPT[:12], 99], MissReason.NO_CHECKPOINT),
-        ([40, 41], MissReason.NO_LOGITS),
+        ([40, 41, 42, 43], MissReason.NO_LOGITS),
         ([30, 31, 32, 33], MissReason.EVICTED),
     ],
 )
 def test_a_miss_says_why(prompt: list[int], reason: MissReason) -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS + STATE))
     keep(cache, device, [30, 31, 32])
-    keep(cache, device, [40, 41], logits=False, pinned=True)
+    keep(cache, device, [40, 41, 42, 43], logits=False)
     keep(cache, device, PROMPT)  # the first has to go
     match = look_up(cache, prompt)
     assert (match.saved, match.miss) == (0, reason)
@@ -182,17 +183,17 @@ def test_a_full_tier_hands_its_weakest_down_and_a_hit_brings_it_up(tmp_path: Pat
     prompts = [[10 * n + 1, 10 * n + 2] for n in range(3)]
     for prompt in prompts:
         keep(cache, device, prompt)
-    assert [copies(cache, prompt) for prompt in prompts] == [{Tier.DISK}, {Tier.HOST}, {Tier.DEVICE}]
-    assert used(cache) == {Tier.DEVICE: STATE, Tier.HOST: STATE + LOGITS, Tier.DISK: folder_bytes(tmp_path)}
+    assert [copies(cache, prompt) for prompt in prompts] == [{"disk"}, {"host"}, {"device"}]
+    assert used(cache) == {"device": STATE, "host": STATE + LOGITS, "disk": folder_bytes(tmp_path)}
 
     match = look_up(cache, prompts[0])
-    assert match.tier is Tier.DISK
+    assert match.tier == "disk"
     assert match.logits is not None
     assert np.array_equal(match.logits, toy_logits(SHAPE, prompts[0]))
     assert restored(cache, device, match)
-    assert copies(cache, prompts[0]) == {Tier.DEVICE, Tier.DISK}
-    assert copies(cache, prompts[2]) == {Tier.HOST}
-    assert copies(cache, prompts[1]) == {Tier.DISK}
+    assert copies(cache, prompts[0]) == {"device", "disk"}
+    assert copies(cache, prompts[2]) == {"host"}
+    assert copies(cache, prompts[1]) == {"disk"}
     for prompt in prompts:
         assert restored(cache, device, look_up(cache, prompt))
 
@@ -202,32 +203,32 @@ def test_a_copy_below_lets_the_one_above_go_without_a_transfer() -> None:
     keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])  # moves the first to the host
     cache.restore(look_up(cache, [1, 2]), 1)  # and back: now in both
-    assert copies(cache, [1, 2]) == {Tier.DEVICE, Tier.HOST}
+    assert copies(cache, [1, 2]) == {"device", "host"}
     before = cache.stats()
     keep(cache, device, [5, 6])
     after = cache.stats()
-    assert copies(cache, [1, 2]) == {Tier.HOST}
+    assert copies(cache, [1, 2]) == {"host"}
     assert [tier.demotions for tier in after.tiers] == [tier.demotions for tier in before.tiers]
 
 
-def test_what_gives_way_everywhere_stays_as_a_path_mark() -> None:
+def test_what_gives_way_everywhere_stays_as_a_ghost_entry() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS))
     keep(cache, device, PROMPT)
     keep(cache, device, [50, 51])
     stats = cache.stats()
-    assert (stats.checkpoints, stats.path_marks) == (1, 1)
+    assert (stats.checkpoints, stats.ghosts) == (1, 1)
     match = look_up(cache, [*PROMPT[:7], 99])
     assert (match.saved, match.known) == (0, 7)
     assert keep(cache, device, PROMPT)
     assert look_up(cache, PROMPT).saved == 20
 
 
-def test_path_marks_are_bounded_in_tokens() -> None:
+def test_ghost_entries_are_bounded_in_tokens() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=25))
     for start in (100, 200, 300, 400):
         keep(cache, device, range(start, start + 10))
     stats = cache.stats()
-    assert (stats.checkpoints, stats.path_marks) == (1, 2)
+    assert (stats.checkpoints, stats.ghosts) == (1, 2)
     assert look_up(cache, [100, 101]).known == 0
     assert look_up(cache, [200, 201]).known == 2
 
@@ -244,25 +245,24 @@ def test_a_mark_that_prompts_pass_outlives_others() -> None:
 
 def test_a_prompt_longer_than_all_marks_may_be_is_stored_or_forgotten() -> None:
     cache, device = make(CacheConfig(host_capacity=STATE + LOGITS, max_mark_tokens=5))
-    assert keep(cache, device, PROMPT, pinned=True)
+    assert keep(cache, device, PROMPT)
+    match = look_up(cache, PROMPT)
     assert not keep(cache, device, [50, 51, 52, 53, 54, 55])
-    assert look_up(cache, PROMPT).saved == 20
+    assert match.saved == 20
     assert look_up(cache, [50]).known == 0
 
 
-def test_pinned_and_locked_checkpoints_stay_and_an_insert_may_find_no_room() -> None:
+def test_locked_checkpoints_stay_and_an_insert_may_find_no_room() -> None:
     cache, device = make(CacheConfig(host_capacity=2 * (STATE + LOGITS)))
-    keep(cache, device, [1, 2], pinned=True)
+    keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])
-    match = look_up(cache, [3, 4])
+    first, second = look_up(cache, [1, 2]), look_up(cache, [3, 4])
     assert not keep(cache, device, [5, 6])
     assert cache.stats().not_stored == 1
-    cache.release(match)
-    assert keep(cache, device, [5, 6])
-    assert look_up(cache, [3, 4]).miss is MissReason.EVICTED
-    assert cache.unpin(ROOT, [1, 2])
-    assert not cache.unpin(ROOT, [1, 2])
+    cache.release(second)
     assert keep(cache, device, list(range(60, 70)))
+    assert look_up(cache, [3, 4]).miss is MissReason.EVICTED
+    cache.release(first)
     assert keep(cache, device, list(range(70, 80)))
     assert look_up(cache, [1, 2]).miss is MissReason.EVICTED
 
@@ -270,7 +270,7 @@ def test_pinned_and_locked_checkpoints_stay_and_an_insert_may_find_no_room() -> 
 def test_a_state_larger_than_a_tier_goes_to_the_next(tmp_path: Path) -> None:
     cache, device = make(CacheConfig(host_capacity=100, disk=disk(tmp_path)))
     assert keep(cache, device, PROMPT)
-    assert copies(cache, PROMPT) == {Tier.DISK}
+    assert copies(cache, PROMPT) == {"disk"}
     assert restored(cache, device, look_up(cache, PROMPT))
 
 
@@ -286,8 +286,8 @@ def test_without_a_device_tier_a_hit_on_disk_comes_up_to_the_host(tmp_path: Path
     keep(cache, device, [1, 2])
     keep(cache, device, [3, 4])
     assert restored(cache, device, look_up(cache, [1, 2]))
-    assert copies(cache, [1, 2]) == {Tier.HOST, Tier.DISK}
-    assert copies(cache, [3, 4]) == {Tier.DISK}
+    assert copies(cache, [1, 2]) == {"host", "disk"}
+    assert copies(cache, [3, 4]) == {"disk"}
 
 
 def test_what_a_checkpoint_saves_is_counted_from_the_next_shorter_one() -> None:
@@ -316,7 +316,7 @@ def test_states_in_f16_take_half_the_bytes(tmp_path: Path) -> None:
     config = CacheConfig(host_precision="f16", disk=replace(disk(tmp_path), precision="f16"))
     cache, device = make(config)
     keep(cache, device, PROMPT)
-    assert used(cache)[Tier.HOST] == STATE // 2 + LOGITS
+    assert used(cache)["host"] == STATE // 2 + LOGITS
     assert restored(cache, device, look_up(cache, PROMPT))
     cache.close()
     again, device = make(config)
@@ -331,7 +331,7 @@ def test_a_value_beyond_f16_keeps_its_tensor_in_f32() -> None:
     cache.insert(ROOT, PROMPT, 0, kind=CheckpointKind.MARK)
     cache.restore(look_up(cache, [*PROMPT, 1]), 1)
     assert same(device.read_state(1), state)
-    assert used(cache)[Tier.HOST] == state["wkv"].nbytes + (STATE - state["wkv"].nbytes) // 2
+    assert used(cache)["host"] == state["wkv"].nbytes + (STATE - state["wkv"].nbytes) // 2
 
 
 def test_drop_forgets_a_path_but_not_a_locked_one() -> None:
@@ -340,16 +340,14 @@ def test_drop_forgets_a_path_but_not_a_locked_one() -> None:
     keep(cache, device, [3, 4])
     keep(cache, device, [3, 4, 5], root="tuned")
     match = look_up(cache, [3, 4])
-    assert not cache.drop(ROOT, [3, 4])
-    assert cache.drop(ROOT, [1, 2])
-    assert not cache.drop(ROOT, [1, 2])
+    assert cache.drop_root(ROOT) == 1
     assert look_up(cache, [1, 2]).known == 0
     assert cache.drop_root("tuned") == 1
     assert cache.drop_root("tuned") == 0
     assert cache.drop_root(ROOT) == 0
     cache.release(match)
     assert cache.drop_root(ROOT) == 1
-    assert used(cache) == {Tier.DEVICE: 0, Tier.HOST: 0}
+    assert used(cache) == {"device": 0, "host": 0}
     assert device.slabs == {}
     assert cache.stats().device_logits_bytes == 0
 
@@ -358,17 +356,17 @@ def test_a_device_that_fails_leaves_the_cache_whole() -> None:
     class Failing(ToyDevice):
         fails = False
 
-        def read_state(self, slot: int) -> dict[str, F32]:
+        def start_read(self, source: int) -> PendingState:
             if self.fails:
                 raise RuntimeError("device lost")
-            return super().read_state(slot)
+            return super().start_read(source)
 
     device = Failing(SHAPE)
-    cache = StateCache(SHAPE, "model", device)
+    cache = make_cache(SHAPE, "model", device)
     device.fails = True
     with pytest.raises(RuntimeError, match="device lost"):
         keep(cache, device, PROMPT)
-    assert used(cache) == {Tier.HOST: 0}
+    assert used(cache) == {"host": 0}
     device.fails = False
     assert look_up(cache, PROMPT).miss is MissReason.NO_CHECKPOINT
     assert keep(cache, device, PROMPT)

@@ -23,9 +23,13 @@ class Machine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="states-"))
         self.model = CacheModel(self.folder)
 
-    @rule(root=ROOTS, word=WORDS, logits=st.booleans(), pinned=st.sampled_from([False, False, False, True]))
-    def insert(self, root: str, word: str, logits: bool, pinned: bool) -> None:
-        self.model.insert(root, word, logits=logits, pinned=pinned)
+    @rule(root=ROOTS, word=WORDS, logits=st.booleans())
+    def insert(self, root: str, word: str, logits: bool) -> None:
+        self.model.insert(root, word, logits=logits)
+
+    @rule()
+    def arrive(self) -> None:
+        self.model.arrive()
 
     @rule(root=ROOTS, prompt=WORDS)
     def match(self, root: str, prompt: str) -> None:
@@ -45,13 +49,9 @@ class Machine(RuleBasedStateMachine):
     def fork(self, root: str, prompt: str, tails: tuple[str, str]) -> None:
         self.model.fork(root, prompt, tails)
 
-    @rule(root=ROOTS, word=WORDS)
-    def unpin(self, root: str, word: str) -> None:
-        self.model.unpin(root, word)
-
-    @rule(root=ROOTS, word=WORDS)
-    def drop(self, root: str, word: str) -> None:
-        self.model.drop(root, word)
+    @rule(root=ROOTS)
+    def drop_root(self, root: str) -> None:
+        self.model.drop_root(root)
 
     @rule()
     def restart(self) -> None:
@@ -78,6 +78,4 @@ def test_a_long_seeded_run_without_a_disk(tmp_path: Path) -> None:
     model = CacheModel(tmp_path, disk_bytes=0)
     run_random(model, seed=4, operations=4000, check_every=100)
     model.end()
-    assert set(model.operations) == {
-        "insert", "match", "let_go", "restore", "fork", "unpin", "drop", "drop_root", "restart"
-    }  # fmt: skip
+    assert set(model.operations) == {"insert", "match", "let_go", "restore", "fork", "arrive", "drop_root", "restart"}

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind, MissReason, Tier
+from states.cache.checkpoint import CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
+from states.cache.make import make_cache
 from states.cache.snapshot import snapshot
 from states.cache.tiers.writer import BackgroundWriter, Writer
 from states.files.full import SavedState, read_full_state, save_full_state
@@ -32,7 +33,7 @@ def make(
 ) -> tuple[StateCache, ToyDevice]:
     device = ToyDevice(SHAPE)
     config = CacheConfig(host_capacity=host, disk=DiskConfig(folder, capacity, background_bytes=0))
-    return StateCache(SHAPE, model, device, config, writer=writer), device
+    return make_cache(SHAPE, model, device, config, writer=writer), device
 
 
 def found(cache: StateCache, device: ToyDevice, tokens: list[int]) -> bool:
@@ -47,7 +48,7 @@ def found(cache: StateCache, device: ToyDevice, tokens: list[int]) -> bool:
 
 
 def disk_used(cache: StateCache) -> int:
-    return next(tier.used for tier in cache.stats().tiers if tier.tier is Tier.DISK)
+    return next(tier.used for tier in cache.stats().tiers if tier.tier == "disk")
 
 
 def folder_bytes(folder: Path) -> int:
@@ -61,7 +62,7 @@ def only_file(folder: Path) -> Path:
 
 def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     cache, device = make(tmp_path, host=1 << 20)
-    keep(cache, device, PROMPT, label="a chat")
+    keep(cache, device, PROMPT)
     keep(cache, device, OTHER, logits=False)
     assert list(tmp_path.iterdir()) == []  # they were in host memory
     cache.close()
@@ -71,8 +72,8 @@ def test_a_restart_brings_everything_back(tmp_path: Path) -> None:
     assert found(again, device, PROMPT)
     assert look_up(again, OTHER).miss is MissReason.NO_LOGITS
     assert look_up(again, [*OTHER, 5]).saved == 3
-    nodes = {node.length: (node.label, node.kind, node.saves) for node in snapshot(again.checkpoints())}
-    assert nodes == {20: ("a chat", CheckpointKind.PROMPT_END, 20), 3: ("", CheckpointKind.PROMPT_END, 3)}
+    nodes = {node.length: (node.kind, node.saves) for node in snapshot(again.checkpoints())}
+    assert nodes == {20: (CheckpointKind.PROMPT_END, 20), 3: (CheckpointKind.PROMPT_END, 3)}
 
 
 def test_without_close_what_was_written_is_there(tmp_path: Path) -> None:
@@ -183,10 +184,8 @@ def test_a_truncated_file_is_a_miss_that_says_so(tmp_path: Path, caplog: pytest.
     assert "a checkpoint is lost" in caplog.text
     assert match.saved == 5  # the next shorter one serves
     cache.release(match)
-    assert cache.drop(ROOT, PROMPT[:5])
-    assert look_up(cache, PROMPT).miss is MissReason.DAMAGED
     assert cache.stats().lost_files == 1
-    assert disk_used(cache) == folder_bytes(tmp_path) == 0
+    assert disk_used(cache) == folder_bytes(tmp_path) == shorter.stat().st_size
 
 
 def test_a_lost_file_is_the_reason_of_the_miss(tmp_path: Path) -> None:
@@ -267,10 +266,10 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
     writer.submit(gate, 1)
     cache, device = make(tmp_path, writer=writer)
     keep(cache, device, PROMPT)
-    keep(cache, device, OTHER)
+    keep(cache, device, OTHER, root="tuned")
     assert list(tmp_path.iterdir()) == []
     assert found(cache, device, PROMPT)
-    assert cache.drop(ROOT, OTHER)
+    assert cache.drop_root("tuned") == 1
     gate.opened.set()
     cache.close()
     assert disk_used(cache) == only_file(tmp_path).stat().st_size
@@ -282,7 +281,7 @@ def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monke
     cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
     keep(cache, device, PROMPT)
     gate.entered.wait()
-    assert cache.drop(ROOT, PROMPT)
+    assert cache.drop_root(ROOT) == 1
     gate.opened.set()
     cache.close()
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.fetch import Fetch, Fetches
+from states.cache.make import make_cache
 from states.payload import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
@@ -42,7 +43,7 @@ class Reads:
 
 
 def some_checkpoint() -> Checkpoint:
-    return Checkpoint(ROOT, CheckpointKind.PROMPT_END, "")
+    return Checkpoint(ROOT, CheckpointKind.PROMPT_END)
 
 
 def test_fetches_of_one_checkpoint_share_a_read_and_all_hear_of_its_end() -> None:
@@ -107,7 +108,7 @@ def test_a_read_that_fails_is_told_once_and_begun_anew_by_the_next() -> None:
 def states_on_disk(folder: Path, *prompts: list[int]) -> Iterator[StateCache]:
     device = ToyDevice(SHAPE)
     config = CacheConfig(host_capacity=0, disk=DiskConfig(folder, background_bytes=0))
-    cache = StateCache(SHAPE, "model", device, config)
+    cache = make_cache(SHAPE, "model", device, config)
     for prompt in prompts:
         keep(cache, device, prompt)
     yield cache

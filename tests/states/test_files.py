@@ -77,7 +77,7 @@ def test_a_full_state_comes_back_whole_and_as_large_as_foretold(tmp_path: Path) 
     summary = read_summary(path, None)
     assert (summary.origin, summary.tokens, summary.has_logits) == (origin, tokens, True)
     loaded = load(path)
-    assert (loaded.form, loaded.name) == ("full", origin.label)
+    assert (loaded.form, loaded.name) == ("full", origin.name)
     assert same(loaded.state, state)
 
 

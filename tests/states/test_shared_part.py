@@ -13,6 +13,7 @@ import pytest
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.inflight import InFlight, Lead
+from states.cache.make import make_cache
 from states.cache.policy import plan_checkpoints
 from states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
@@ -51,14 +52,14 @@ def device() -> ToyDevice:
 
 @pytest.mark.parametrize("shift", [0, 100])
 def test_after_two_requests_every_other_one_saves_all_that_is_shared(device: ToyDevice, shift: int) -> None:
-    cache = StateCache(SHAPE, "model", device)
+    cache = make_cache(SHAPE, "model", device)
     saved = [serve(cache, device, prompt) for prompt in prompts(shift)]
     shared = len(SYSTEM) + shift + len(SHARED)
     assert saved == [0, 0] + [shared] * (PROMPTS - 2)
 
 
 def test_where_each_request_shifts_by_other_tokens_the_system_text_is_saved(device: ToyDevice) -> None:
-    cache = StateCache(SHAPE, "model", device)
+    cache = make_cache(SHAPE, "model", device)
     texts = [[*SYSTEM, *range(90_000 + 100 * n, 90_100 + 100 * n), *SHARED, n] for n in range(PROMPTS)]
     saved = [serve(cache, device, prompt) for prompt in texts]
     assert saved == [0, 0] + [len(SYSTEM)] * (PROMPTS - 2)
@@ -66,14 +67,14 @@ def test_where_each_request_shifts_by_other_tokens_the_system_text_is_saved(devi
 
 def test_both_shifts_in_turn_under_a_small_bound(device: ToyDevice) -> None:
     """Half of the requests shifted, and room for eight states only: what is shared outlives what is not."""
-    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=8 * 480))
+    cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=8 * 480))
     both = [prompt for pair in zip(prompts(0), prompts(100), strict=True) for prompt in pair]
     saved = [serve(cache, device, prompt) for prompt in both]
     assert all(saved[number] >= 930 for number in range(4, len(saved)))
 
 
 def test_requests_that_arrive_together_run_the_shared_part_once(device: ToyDevice) -> None:
-    cache, table = StateCache(SHAPE, "model", device), InFlight()
+    cache, table = make_cache(SHAPE, "model", device), InFlight()
     waiting = dict(enumerate(prompts(100)))
     tokens_run = 0
     while waiting:

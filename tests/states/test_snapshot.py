@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from states.cache.snapshot import snapshot
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
@@ -14,30 +14,29 @@ BYTES = 480  # of a state with its logits
 
 def test_positions_form_a_tree_with_what_they_hold() -> None:
     device = ToyDevice(SHAPE)
-    cache = StateCache(SHAPE, "model", device, CacheConfig(host_capacity=3 * BYTES))
+    cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=3 * BYTES))
     system = list(range(100, 150))
-    keep(cache, device, system, label="system", pinned=True)
-    keep(cache, device, [*system, 1, 2], label="gone")
+    keep(cache, device, system)
+    keep(cache, device, [*system, 1, 2])
     for _ in range(2):
         cache.release(cache.look_up(ROOT, [*system, 9]))
-    keep(cache, device, [*system, 1, 2, 3, 4], label="longer", logits=False)
-    keep(cache, device, [7, 7], label="alone", root="tuned")
+    keep(cache, device, [*system, 1, 2, 3, 4], logits=False)
+    keep(cache, device, [7, 7], root="tuned")
     held = cache.look_up("tuned", [7, 7])
 
     nodes = snapshot(cache.checkpoints(), head_tokens=3)
-    seen = [(node.label, node.parent, node.start, node.length, node.head, node.saves) for node in nodes]
+    seen = [(node.parent, node.start, node.length, node.head, node.saves) for node in nodes]
     assert seen == [
-        ("system", None, 0, 50, (100, 101, 102), 50),
-        ("gone", 0, 50, 52, (1, 2), 2),
-        ("longer", 1, 52, 54, (3, 4), 2),
-        ("alone", None, 0, 2, (7, 7), 2),
+        (None, 0, 50, (100, 101, 102), 50),
+        (0, 50, 52, (1, 2), 2),
+        (1, 52, 54, (3, 4), 2),
+        (None, 0, 2, (7, 7), 2),
     ]
-    assert [node.sizes for node in nodes] == [{Tier.HOST: BYTES}, {}, {Tier.HOST: BYTES - 96}, {Tier.HOST: BYTES}]
+    assert [node.sizes for node in nodes] == [{"host": BYTES}, {}, {"host": BYTES - 96}, {"host": BYTES}]
     assert [node.hits for node in nodes] == [2, 0, 0, 1]
-    assert [node.pinned for node in nodes] == [True, False, False, False]
     assert [node.in_use for node in nodes] == [False, False, False, True]
     assert {node.kind for node in nodes} == {CheckpointKind.PROMPT_END}
     cache.release(held)
 
-    assert [node.label for node in snapshot(cache.checkpoints(), limit=2)] == ["system", "alone"]
+    assert [node.length for node in snapshot(cache.checkpoints(), limit=2)] == [50, 2]
     assert snapshot([]) == ()

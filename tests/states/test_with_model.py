@@ -10,10 +10,10 @@ import pytest
 
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import F32, TokenRun, run_step
-from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind, Tier
+from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.device import SlotPool
+from states.cache.make import make_cache
 from states.payload import Precision
 from tests.support.models import random_model, tiny_shape
 from tests.support.toy_states import look_up
@@ -33,7 +33,7 @@ class Session:
         host = STATE_BYTES + 4 * SHAPE.vocab_size
         disk = DiskConfig(folder, 1 << 20, precision, background_bytes=0)
         pool = SlotPool(self.runner, first_slot=2, num_slabs=2)
-        self.cache = StateCache(SHAPE, "model", self.runner, CacheConfig(host, precision, disk), pool)
+        self.cache = make_cache(SHAPE, "model", self.runner, CacheConfig(host, precision, disk), pool)
 
     def run(self, slot: int, tokens: Sequence[int]) -> F32:
         """Advance a slot. -> [V] the logits after the last token"""
@@ -52,7 +52,7 @@ class Session:
         for number in range(times):
             self.keep([number, *TURN, *TURN, *TURN])
 
-    def cached(self, tokens: Sequence[int], tier: Tier) -> F32:
+    def cached(self, tokens: Sequence[int], tier: str) -> F32:
         """The logits after `tokens`, going on from what the cache has in `tier`."""
         match = look_up(self.cache, tokens)
         assert match.tier is tier
@@ -63,9 +63,9 @@ class Session:
         return self.run(1, tokens[match.saved :])
 
 
-@pytest.mark.parametrize(("pushed", "tier"), [(0, Tier.DEVICE), (2, Tier.HOST), (3, Tier.DISK)])
+@pytest.mark.parametrize(("pushed", "tier"), [(0, "device"), (2, "host"), (3, "disk")])
 @pytest.mark.parametrize("prompt", [TURN, [*TURN, *NEXT]], ids=["exact repeat", "longer prompt"])
-def test_logits_are_the_same_from_every_tier(tmp_path: Path, prompt: list[int], pushed: int, tier: Tier) -> None:
+def test_logits_are_the_same_from_every_tier(tmp_path: Path, prompt: list[int], pushed: int, tier: str) -> None:
     session = Session(tmp_path)
     session.keep(TURN)
     session.push_down(pushed)
@@ -85,7 +85,7 @@ def test_logits_are_the_same_after_a_restart(tmp_path: Path) -> None:
     before.cache.close()
     after = Session(tmp_path)
     expected = _two_steps(after)
-    assert np.array_equal(after.cached([*TURN, *NEXT], Tier.DISK), expected)
+    assert np.array_equal(after.cached([*TURN, *NEXT], "disk"), expected)
 
 
 def test_a_branch_inside_a_turn_goes_on_from_its_cut(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_branch_inside_a_turn_goes_on_from_its_cut(tmp_path: Path) -> None:
     session.uncached(TURN[:40])
     assert session.cache.insert(ROOT, TURN[:40], 0, kind=CheckpointKind.BRANCH)
     expected = session.run(0, NEXT)
-    assert np.array_equal(session.cached(branch, Tier.DEVICE), expected)
+    assert np.array_equal(session.cached(branch, "device"), expected)
 
 
 def test_states_in_f16_change_log_probabilities_by_less_than_a_hundredth(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_states_in_f16_change_log_probabilities_by_less_than_a_hundredth(tmp_pat
     session.keep(TURN)
     session.push_down(3)
     expected = _two_steps(session)
-    difference = np.abs(_log_softmax(session.cached([*TURN, *NEXT], Tier.DISK)) - _log_softmax(expected)).max()
+    difference = np.abs(_log_softmax(session.cached([*TURN, *NEXT], "disk")) - _log_softmax(expected)).max()
     assert 0 < difference < 1e-2
 
 

@@ -11,7 +11,7 @@ from states.cache.counters import CacheStats
 def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:
     """`records` are all that the cache knows, `stats` are those of the same moment."""
     assert stats.checkpoints == sum(record.resumable for record in records)
-    assert stats.path_marks == len(records) - stats.checkpoints
+    assert stats.ghosts == len(records) - stats.checkpoints
     for tier in stats.tiers:
         sizes = [record.sizes[tier.tier] for record in records if tier.tier in record.sizes]
         assert (tier.used, tier.copies) == (sum(sizes), len(sizes))

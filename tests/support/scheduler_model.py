@@ -18,6 +18,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from tests.support.cache_books import check_books
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
@@ -134,7 +135,7 @@ class SchedulerModel:
 
     def _make_cache(self, num_states: int) -> StateCache:
         num_bytes = num_states * (self.runner.shape.state_bytes + 4 * VOCAB_SIZE)
-        return StateCache(self.runner.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
+        return make_cache(self.runner.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
 
     def _step(self) -> None:
         self.runner.batches.clear()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_engine.types import F32, ModelShape, State
+from rnn_engine.types import F32, ModelShape, PendingState, ReadyState, State
 from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.fetch import Fetch
@@ -26,15 +26,36 @@ def toy_shape(vocab: int = 24) -> ModelShape:
     return tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=vocab)
 
 
+class ToyRead:
+    """A state on its way to the host."""
+
+    def __init__(self, device: ToyDevice, state: dict[str, F32]) -> None:
+        self._device = device
+        self._state = state
+        self.arrived = False
+
+    def done(self) -> bool:
+        return self.arrived
+
+    def result(self) -> dict[str, F32]:
+        self._device.num_waits += not self.arrived
+        self.arrived = True
+        return self._state
+
+
 class ToyDevice:
     """The live slots and the pool of slabs of one model; see `states.cache.device`."""
 
-    def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0) -> None:
+    def __init__(self, shape: ModelShape, num_slots: int = 2, num_slabs: int = 0, *, slow_reads: bool = False) -> None:
+        """With `slow_reads` a state that is read arrives at the next `arrive`, or when somebody waits for it."""
         self.shape = shape
+        self.slow_reads = slow_reads
+        self.reads: list[ToyRead] = []  # begun since the last `arrive`
+        self.num_waits = 0  # how many were waited for
         self._slots = [shape.initial_state() for _ in range(num_slots)]
         self._num_slabs = num_slabs
         self.slabs: dict[int, dict[str, F32]] = {}  # handle -> state
-        self._next_handle = 0
+        self._next_handle = num_slots
 
     def run(self, tokens: Sequence[int], slot: int = 0) -> None:
         """Advance a slot's state by tokens."""
@@ -50,6 +71,21 @@ class ToyDevice:
 
     def read_state(self, slot: int) -> dict[str, F32]:
         return {name: array.copy() for name, array in self._slots[slot].items()}
+
+    def start_read(self, source: int) -> PendingState:
+        """Of a slot or of a slab; the handles of slabs are greater than the slots."""
+        state = self._slots[source] if source < len(self._slots) else self.slabs[source]
+        copy = {name: array.copy() for name, array in state.items()}
+        if not self.slow_reads:
+            return ReadyState(copy)
+        self.reads.append(ToyRead(self, copy))
+        return self.reads[-1]
+
+    def arrive(self) -> None:
+        """Let all states that are being read arrive."""
+        for read in self.reads:
+            read.arrived = True
+        self.reads.clear()
 
     def write_state(self, slot: int, state: State | None) -> None:
         source = self.shape.initial_state() if state is None else state
@@ -71,9 +107,6 @@ class ToyDevice:
 
     def load(self, handle: int, slot: int) -> None:
         self.write_state(slot, self.slabs[handle])
-
-    def read(self, handle: int) -> dict[str, F32]:
-        return {name: array.copy() for name, array in self.slabs[handle].items()}
 
     def free(self, handle: int) -> None:
         del self.slabs[handle]
@@ -98,14 +131,12 @@ def keep(
     *,
     root: str = ROOT,
     logits: bool = True,
-    pinned: bool = False,
-    label: str = "",
 ) -> bool:
     """Run tokens from the start and insert what comes out."""
     device.start(tokens)
     row = toy_logits(device.shape, tokens) if logits else None
     kind = CheckpointKind.PROMPT_END
-    return cache.insert(root, tokens, 0, kind=kind, logits=row, pinned=pinned, label=label)
+    return cache.insert(root, tokens, 0, kind=kind, logits=row)
 
 
 def look_up(cache: StateCache, tokens: Sequence[int], limit: int | None = None, *, root: str = ROOT) -> Match:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineInfo
-from states.cache.checkpoint import Tier
 from states.cache.config import CacheConfig, DiskConfig
 from tools.bench.ask import Answer, ask
 
@@ -57,9 +56,9 @@ def small_tiers(info: EngineInfo, folder: Path) -> CacheConfig:
 async def evicted_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> AsyncIterator[Warm]:
     """`engine` has the tiers of `small_tiers`, and has not seen `prefix` before."""
     await ask(engine, prefix)
-    for tier, case in ((Tier.HOST, "after eviction to host"), (Tier.DISK, "after eviction to disk")):
+    for tier, case in (("host", "after eviction to host"), ("disk", "after eviction to disk")):
         await _evict_to(engine, tier, len(prefix), draw)
-        yield replace(await _measure(case, engine, prefix), tier=tier.value)
+        yield replace(await _measure(case, engine, prefix), tier=tier)
 
 
 async def restarted_case(engine: Engine, prefix: Sequence[int]) -> Warm:
@@ -71,17 +70,17 @@ async def _measure(case: str, engine: Engine, prompt: Sequence[int]) -> Warm:
     before = _hits(engine)
     answer = await ask(engine, prompt)
     after = _hits(engine)
-    hit = [tier.value for tier in after if after[tier] > before[tier]]
+    hit = [tier for tier in after if after[tier] > before[tier]]
     return Warm(case, prompt, " ".join(hit) or "none", answer)
 
 
-def _hits(engine: Engine) -> dict[Tier, int]:
+def _hits(engine: Engine) -> dict[str, int]:
     stats = engine.cache_stats()
     assert stats is not None, "the engine keeps nothing"
     return {tier.tier: tier.hits for tier in stats.tiers}
 
 
-async def _evict_to(engine: Engine, tier: Tier, length: int, draw: Draw) -> None:
+async def _evict_to(engine: Engine, tier: str, length: int, draw: Draw) -> None:
     """Run short prompts until the one state after `length` tokens is in `tier` alone."""
     for _ in range(_EVICTIONS):
         (sizes,) = [node.sizes for node in await engine.cache_nodes(1000) if node.length == length]

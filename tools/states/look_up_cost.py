@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pygtrie
 
-from rnn_engine.types import F32, State
+from rnn_engine.types import ReadyState, State
 from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
+from states.cache.make import make_cache
 from states.cache.tree import TokenTree
 from states.tokens import pack
 from tests.support.models import tiny_shape
@@ -35,8 +36,8 @@ SHAPE = tiny_shape(layers=1, width=4, head_size=4, ffn=4, vocab=8)
 class OneSlot:
     """A live state that never changes."""
 
-    def read_state(self, slot: int) -> dict[str, F32]:  # noqa: ARG002
-        return SHAPE.initial_state()
+    def start_read(self, slot: int) -> ReadyState:  # noqa: ARG002
+        return ReadyState(SHAPE.initial_state())
 
     def write_state(self, slot: int, state: State | None) -> None:
         """Nothing runs here."""
@@ -55,7 +56,7 @@ def main() -> None:
 
 
 def _measure_cache(checkpoints: int, prompt: int, own: int, look_ups: int, chance: random.Random) -> None:
-    cache = StateCache(SHAPE, "model", OneSlot(), CacheConfig(host_capacity=1 << 40))
+    cache = make_cache(SHAPE, "model", OneSlot(), CacheConfig(host_capacity=1 << 40))
     system = _tokens(prompt - own, chance)
     paths = []
     inserts = []

@@ -9,15 +9,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from rnn_engine.atomic_file import TEMPORARY_SUFFIX
 from rnn_engine.errors import StateError
-from rnn_engine.types import ModelShape
-from states.cache.checkpoint import Checkpoint, CheckpointKind, Tier
+from rnn_engine.types import F32, ModelShape
+from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.config import DiskConfig
 from states.cache.eviction import EvictionQueue
+from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.cache.tiers.writer import Writer
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.payload import Payload, Precision
@@ -27,134 +32,160 @@ SUFFIX = ".state"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A file of an earlier run that belongs to this model."""
+class DiskTier(Tier):
+    """Copies in files. The writer's thread runs `_write`, the reader's `_read`; all else is the cache's thread."""
 
-    path: Path
-    origin: Origin
-    tokens: bytes  # packed
-    has_logits: bool
-    num_bytes: int
-
-
-class DiskTier:
-    """Copies in files. All methods are called on one thread; the writer's runs `_write`, the reader's `_read`."""
+    name = "disk"
+    slow = True
 
     def __init__(
-        self, folder: Path, capacity: int, precision: Precision, model: str, shape: ModelShape, writer: Writer
+        self, config: DiskConfig, model: str, shape: ModelShape, writer: Writer, reader: ThreadPoolExecutor
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.ledger = EvictionQueue(Tier.DISK, capacity)
-        self._folder = folder
-        self._precision: Precision = precision
+        """`reader` has one thread. Both are closed with the tier."""
+        config.folder.mkdir(parents=True, exist_ok=True)
+        self.queue = EvictionQueue(self.name, config.capacity)
+        self._folder = config.folder
+        self._precision: Precision = config.precision
         self._model = model
         self._shape = shape
+        self._sample = _sample_payload(shape, config.precision)
         self._writer = writer
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
-        self._paths: dict[Checkpoint, Path] = {}
-        self._lock = threading.Lock()  # guards the two below, which both threads use
-        self._waiting: dict[Path, SavedState] = {}
-        self._failed: list[tuple[Path, SavedState]] = []
+        self._reader = reader
+        self._names: dict[Checkpoint, str] = {}  # of files
+        self._lock = threading.Lock()  # guards those below, which several threads use
+        self._waiting: dict[str, SavedState] = {}
+        self._failed: list[tuple[str, SavedState]] = []
+        self._reads: Counter[str] = Counter()  # under way, by file
+        self._doomed: set[str] = set()  # files to be deleted when the last read of them has ended
 
-    def find_files(self) -> list[FoundFile]:
-        """The files of earlier runs, the longest unused first. Call it once, before anything is put."""
+    def find_copies(self) -> Sequence[FoundCopy]:
         for leftover in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=_modified)
         return [found for found in map(self._inspect, paths) if found is not None]
 
-    def adopt(self, checkpoint: Checkpoint, found: FoundFile) -> None:
-        """Count a file of an earlier run as the copy of `checkpoint`."""
-        self.ledger.add(checkpoint, found.num_bytes)
-        self._paths[checkpoint] = found.path
+    def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        self.queue.add(checkpoint, found.num_bytes)
+        self._names[checkpoint] = found.key
 
-    def forget_file(self, found: FoundFile) -> None:
-        """Delete a file of an earlier run that does not fit any more."""
-        found.path.unlink(missing_ok=True)
+    def discard(self, found: FoundCopy) -> None:
+        (self._folder / found.key).unlink(missing_ok=True)
 
-    def prepare(self, checkpoint: Checkpoint, payload: Payload) -> tuple[SavedState, int]:
-        """What is going to be written, and the exact size of the file."""
-        origin = Origin(self._model, checkpoint.root, checkpoint.length, checkpoint.kind.value, checkpoint.label)
-        saved = SavedState(origin, checkpoint.known_place().tokens(), payload.stored_as(self._precision))
-        return saved, full_state_bytes(saved, self._shape.version)
+    def copy_bytes(self, checkpoint: Checkpoint) -> int:
+        logits = self._sample.logits if checkpoint.has_logits else None
+        return full_state_bytes(self._to_save(checkpoint, Payload(self._sample.state, logits)), self._shape.version)
 
-    def put(self, checkpoint: Checkpoint, saved: SavedState, num_bytes: int, *, wait: bool = False) -> bool:
-        """Write what `prepare` gave. The ledger must have room for it. False where the writer is too far behind."""
-        path = self._folder / _file_name(saved.origin, saved.tokens)
-        with self._lock:
-            self._waiting[path] = saved
-        if not self._writer.submit(lambda: self._write(path, saved), num_bytes, wait=wait):
-            with self._lock:
-                del self._waiting[path]
+    def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
+        saved = self._to_save(checkpoint, payload.stored_as(self._precision))
+        num_bytes = full_state_bytes(saved, self._shape.version)
+        if not make_room(num_bytes):
             return False
-        self.ledger.add(checkpoint, num_bytes)
-        self._paths[checkpoint] = path
+        name = _file_name(saved.origin, saved.tokens)
+        with self._lock:
+            self._waiting[name] = saved
+            doomed = name in self._doomed
+            self._doomed.discard(name)
+        if not self._writer.submit(lambda: self._write(name, saved), num_bytes, wait=wait):
+            with self._lock:
+                del self._waiting[name]
+                if doomed:
+                    self._delete(name)
+            self.writes_refused += 1
+            return False
+        self.queue.add(checkpoint, num_bytes)
+        self._names[checkpoint] = name
         return True
 
-    def get_waiting(self, checkpoint: Checkpoint) -> Payload | None:
-        """What is kept of a checkpoint whose file is not written yet; None where it is."""
+    def get(self, checkpoint: Checkpoint) -> Payload | None:
+        """The copy while its file is not written yet."""
         with self._lock:
-            waiting = self._waiting.get(self._paths[checkpoint])
+            waiting = self._waiting.get(self._names[checkpoint])
         return None if waiting is None else waiting.payload
 
-    def start_read(self, checkpoint: Checkpoint) -> Future[Payload]:
-        """Have the file of a checkpoint read on the reader's thread.
+    def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
+        waiting = self.get(checkpoint)
+        return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
 
-        The result raises StateError where the file can't be used: drop the copy then.
-        """
-        return self._reader.submit(self._read, self._paths[checkpoint], checkpoint.has_logits)
+    def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
+        """Have the file read on the reader's thread. The result raises StateError where it can't be used."""
+        name = self._names[checkpoint]
+        with self._lock:
+            self._reads[name] += 1
+        future = self._reader.submit(self._read, name, checkpoint.has_logits)
+        future.add_done_callback(lambda _: self._end_read(name))
+        return future
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Delete the file."""
-        path = self._paths.pop(checkpoint)
-        self.ledger.remove(checkpoint)
+        name = self._names.pop(checkpoint)
+        self.queue.remove(checkpoint)
         with self._lock:
-            self._waiting.pop(path, None)
-            path.unlink(missing_ok=True)
+            self._waiting.pop(name, None)
+            self._delete(name)
 
-    def take_failed(self) -> list[Checkpoint]:
-        """The checkpoints whose files could not be written since the last call: drop them."""
+    def take_failed(self) -> Sequence[Checkpoint]:
         with self._lock:
             failed, self._failed = self._failed, []
-            lost = {path for path, saved in failed if self._waiting.get(path) is saved}
-        return [checkpoint for checkpoint, path in self._paths.items() if path in lost] if lost else []
+            lost = {name for name, saved in failed if self._waiting.get(name) is saved}
+        return [checkpoint for checkpoint, name in self._names.items() if name in lost] if lost else []
 
     def close(self) -> None:
-        """Return when every file is written and no file is being read."""
+        """Return when every file is written and none is being read."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.close()
 
-    def _read(self, path: Path, has_logits: bool) -> Payload:
+    def _to_save(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
+        origin = Origin(self._model, checkpoint.root, checkpoint.length, checkpoint.kind.value)
+        return SavedState(origin, checkpoint.known_place().tokens(), payload)
+
+    def _read(self, name: str, has_logits: bool) -> Payload:
+        path = self._folder / name
         saved = read_full_state(path, self._shape, self._model)
-        if _file_name(saved.origin, saved.tokens) != path.name:
-            raise StateError(f"{path.name}: is not named after its tokens")
+        if _file_name(saved.origin, saved.tokens) != name:
+            raise StateError(f"{name}: is not named after its tokens")
         if (saved.payload.logits is not None) != has_logits:
-            raise StateError(f"{path.name}: is another file than the one that was written or found")
+            raise StateError(f"{name}: is another file than the one that was written or found")
         path.touch()
         return saved.payload
 
-    def _write(self, path: Path, saved: SavedState) -> None:
+    def _end_read(self, name: str) -> None:
+        with self._lock:
+            self._reads[name] -= 1
+            if self._reads[name] > 0:
+                return
+            del self._reads[name]
+            if name in self._doomed:
+                self._doomed.remove(name)
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        """Delete a file, or have that done when the last read of it has ended. The lock is held."""
+        if name in self._reads:
+            self._doomed.add(name)
+        else:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _write(self, name: str, saved: SavedState) -> None:
+        path = self._folder / name
         try:
             with self._lock:
-                if self._waiting.get(path) is not saved:
+                if self._waiting.get(name) is not saved:
                     return  # dropped, or replaced by a later one
             save_full_state(path, saved, self._shape.version)
         except OSError as error:
-            _log.warning("a checkpoint can't be written: %s: %s", path.name, error)
+            _log.warning("a checkpoint can't be written: %s: %s", name, error)
             with self._lock:
-                self._failed.append((path, saved))
+                self._failed.append((name, saved))
             return
         with self._lock:
-            if self._waiting.get(path) is saved:
-                del self._waiting[path]
-            elif path not in self._waiting:
-                path.unlink(missing_ok=True)  # dropped while it was being written
+            if self._waiting.get(name) is saved:
+                del self._waiting[name]
+            elif name not in self._waiting:
+                self._delete(name)  # dropped while it was being written
 
-    def _inspect(self, path: Path) -> FoundFile | None:
+    def _inspect(self, path: Path) -> FoundCopy | None:
         try:
             summary = read_summary(path, self._model)
-            CheckpointKind(summary.origin.kind)
+            kind = CheckpointKind(summary.origin.kind)
             num_bytes = path.stat().st_size
         except (StateError, OSError, ValueError) as error:
             _log.warning("a state file is skipped: %s", error)
@@ -162,7 +193,16 @@ class DiskTier:
         if not summary.tokens or _file_name(summary.origin, summary.tokens) != path.name:
             _log.warning("a state file is skipped: %s is not named after its tokens", path.name)
             return None
-        return FoundFile(path, summary.origin, summary.tokens, summary.has_logits, num_bytes)
+        root = summary.origin.initial_state
+        return FoundCopy(path.name, root, summary.tokens, kind, summary.has_logits, num_bytes)
+
+
+def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
+    """A payload of the usual size, whose arrays take no memory."""
+    dtype = np.float16 if precision == "f16" else np.float32
+    state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
+    logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
+    return Payload(state, logits)
 
 
 def _file_name(origin: Origin, tokens: bytes | None) -> str:

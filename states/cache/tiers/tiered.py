@@ -1,250 +1,311 @@
-"""The tiers as one: where a new state goes, how copies move down when a tier is full and up when they are hit.
+"""The tiers as one store: where a new state goes, how copies move down when a tier is full and up when they are hit.
 
-A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next, unless it has
-one there: device -> host -> disk -> gone. A hit copies it up and leaves what is below, so that the quick copy gives
-way without a transfer. Held checkpoints (pinned or locked) keep all their copies.
+A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next that takes it,
+unless a slower tier has one already. A hit copies it to a quicker tier and leaves what is below, so that the quick
+copy gives way without a transfer. Locked checkpoints keep all their copies.
 
-Called on the thread that owns the device. Knows the tiers; knows no tokens and no tree.
+A copy that has to be read first, from the device or from a slow tier, moves in the background: from the start of the
+read it counts as the lower tier's, and is put there when it has arrived.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 
+from rnn_engine.errors import StateError
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, MissReason, Tier
-from states.cache.counters import Counters
+from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.counters import CacheStats
 from states.cache.device import LiveStates
-from states.cache.eviction import EvictionQueue
 from states.cache.fetch import Fetch, Fetches
-from states.cache.tiers.device import DeviceTier
-from states.cache.tiers.disk import DiskTier
-from states.cache.tiers.host import HostTier
+from states.cache.tiers.tier import DevicePayload, PendingPayload, ReadyPayload, Tier
 from states.payload import Payload
 
 _log = logging.getLogger(__name__)
 
 
+class Access(Enum):
+    """How a sequence gets at a checkpoint."""
+
+    AT_HAND = "at_hand"  # it can go on from it now
+    SLOW = "slow"  # it has to be fetched first
+    MOVING = "moving"  # between two slow tiers
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a tier gets a copy from: a live slot, for tiers on the device, or a copy on the host, read when needed."""
+
+    start_read: Callable[[], PendingPayload]
+    logits: F32 | None = None  # [V] where they are known before the copy has arrived
+    slot: int | None = None
+    slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A copy on its way to a tier, whose queue counts it already."""
+
+    tier: Tier
+    source: _Source
+    pending: PendingPayload
+
+
 class TieredStore:
-    """`on_lost` is told of every checkpoint that has just lost its last copy."""
+    """The copies of checkpoints in all tiers. For the thread that owns the device."""
 
     def __init__(
         self,
         live: LiveStates,
-        device: DeviceTier | None,
-        host: HostTier,
-        disk: DiskTier | None,
-        counters: Counters,
+        tiers: Sequence[Tier],
+        stats: CacheStats,
         on_lost: Callable[[Checkpoint], None],
         fetch_capacity: int,
     ) -> None:
+        """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
+
+        `on_lost` is called with each checkpoint that has just lost its last copy. `fetch_capacity` bounds the bytes
+        that are read ahead from slow tiers.
+        """
+        self.tiers = tuple(tiers)
         self._live = live
-        self._device = device
-        self._host = host
-        self._disk = disk
-        self._counters = counters
+        self._stats = stats
+        self._stats_of = {one.tier: one for one in stats.tiers}
         self._on_lost = on_lost
         self._fetches = Fetches(fetch_capacity, self.touch)
-
-    @property
-    def ledgers(self) -> tuple[EvictionQueue, ...]:
-        """The books of the tiers that there are."""
-        return tuple(tier.ledger for tier in (self._device, self._host, self._disk) if tier is not None)
-
-    @property
-    def device_logits_bytes(self) -> int:
-        """What the device tier's logits take on the host."""
-        return 0 if self._device is None else self._device.logits_bytes
+        self._moves: dict[Checkpoint, _Move] = {}
+        self.any_slow = any(tier.slow for tier in self.tiers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
         """Keep the live state of `slot` in the quickest tier that has or makes room. False where none does."""
         checkpoint.has_logits = logits is not None
-        tier = self._save_on_device(checkpoint, slot, logits)
-        if tier is None:
-            tier = self._put_on_host_or_disk(checkpoint, Payload(self._live.read_state(slot), logits))
-        if tier is None:
-            self._counters.not_stored += 1
-            return False
-        self._counters.stored[tier] += 1
-        return True
+        source = _Source(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
+        for tier in self.tiers:
+            if self._add(tier, checkpoint, source):
+                self._stats_of[tier.name].stored += 1
+                return True
+        self._stats.not_stored += 1
+        return False
 
-    @property
-    def any_slow(self) -> bool:
-        """Whether there is a tier that has to be read from ahead."""
-        return self._disk is not None
+    def access(self, checkpoint: Checkpoint) -> Access:
+        """Tell how a sequence gets at a checkpoint that has a copy."""
+        move = self._moves.get(checkpoint)
+        if move is not None:
+            return Access.MOVING if move.source.slow else Access.AT_HAND
+        holders = [tier for tier in self.tiers if tier.name in checkpoint.sizes]
+        at_hand = any(not tier.slow or tier.get(checkpoint) is not None for tier in holders)
+        return Access.AT_HAND if at_hand else Access.SLOW
 
-    def is_slow(self, checkpoint: Checkpoint) -> bool:
-        """Whether the only copy is in a file that has to be read."""
-        disk = self._disk
-        return disk is not None and set(checkpoint.sizes) == {Tier.DISK} and disk.get_waiting(checkpoint) is None
+    def quickest(self, checkpoint: Checkpoint) -> Tier:
+        """The quickest tier that has a copy."""
+        return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
-        """Begin to read a checkpoint that `is_slow`. Where the file can't be used, `settle` drops the copy."""
-        disk = self._disk
-        assert disk is not None
+        """Begin to read a checkpoint whose access is slow. Where its copy is damaged, `settle` drops that."""
+        tier = self.quickest(checkpoint)
         return self._fetches.begin(
-            checkpoint, checkpoint.sizes[Tier.DISK], lambda: disk.start_read(checkpoint), on_done
+            checkpoint, checkpoint.sizes[tier.name], lambda: tier.start_fetch(checkpoint), on_done
         )
 
-    def payload(self, checkpoint: Checkpoint, fetch: Fetch | None) -> Payload | None:
-        """The copy of a checkpoint that is not in a quick tier, where it is in memory: fetched, or not written yet."""
-        if self._disk is None or set(checkpoint.sizes) != {Tier.DISK}:
+    def payload(self, checkpoint: Checkpoint) -> Payload | None:
+        """The copy of a checkpoint at hand where no quick tier keeps it, so that it has to be held on to.
+
+        Where the device can't be read, the checkpoint is lost.
+        """
+        move = self._moves.get(checkpoint)
+        tier = self.quickest(checkpoint)
+        if not tier.slow:
             return None
-        fetched = None if fetch is None else fetch.payload_of(checkpoint)
-        return fetched or self._disk.get_waiting(checkpoint)
+        if move is None:
+            return tier.get(checkpoint)
+        payload = self._arrived(checkpoint)
+        self._tell_if_lost(checkpoint)
+        return payload
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
-        """The last logits of a checkpoint; `fetched` is what `payload` gave for it."""
+        """The last logits of a checkpoint that is at hand or `fetched`."""
         if fetched is not None:
             return fetched.logits
-        if self._device is not None and Tier.DEVICE in checkpoint.sizes:
-            return self._device.logits(checkpoint)
-        return self._host.get(checkpoint).logits
+        move = self._moves.get(checkpoint)
+        return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
-        """Make the state of `checkpoint` live in `slot`, and promote it. `fetched` is what `payload` gave for it."""
-        if self._device is not None and Tier.DEVICE in checkpoint.sizes:
-            self._device.load(checkpoint, slot)
+        """Make the state of a checkpoint that is at hand or `fetched` live in `slot`, and promote it.
+
+        Raises StateError where its copy has been lost.
+        """
+        payload = fetched or self._arrived(checkpoint)
+        tier = self.quickest(checkpoint) if checkpoint.resumable else None
+        if tier is not None and tier.on_device:
+            tier.load(checkpoint, slot)
             return
-        payload = self._host.get(checkpoint) if fetched is None else fetched
+        if payload is None and tier is not None:
+            payload = tier.get(checkpoint)
+        if payload is None:
+            raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
-        if not checkpoint.resumable:
-            return  # dropped since it was fetched
-        promoted = self._save_on_device(checkpoint, slot, payload.logits)
-        if promoted is None and Tier.HOST not in checkpoint.sizes:
-            promoted = self._put_on_host(checkpoint, payload)
-        if promoted is not None:
-            self._counters.promotions[promoted] += 1
+        if tier is not None:
+            self._promote(checkpoint, tier, _Source(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value a checkpoint anew in every tier that has a copy."""
-        for ledger in self.ledgers:
-            if ledger.tier in checkpoint.sizes:
-                ledger.touch(checkpoint)
+        for tier in self.tiers:
+            if tier.name in checkpoint.sizes:
+                tier.queue.touch(checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
-        """Forget every copy. `on_lost` is not told."""
-        for tier in (self._device, self._host, self._disk):
-            if tier is not None and tier.ledger.tier in checkpoint.sizes:
-                tier.drop(checkpoint)
+        """Forget every copy. `on_lost` is not called."""
+        for tier in self.tiers:
+            if tier.name in checkpoint.sizes:
+                self._drop_copy(tier, checkpoint)
 
     def settle(self) -> None:
-        """Drop the copies whose files could not be written or read."""
-        if self._disk is None:
-            return
+        """Put what has arrived where it belongs, and drop the copies that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
             _log.warning("a checkpoint is lost: %s", error)
-            checkpoint.absence = MissReason.DAMAGED
-            if Tier.DISK in checkpoint.sizes:
-                self._lose(self._disk, checkpoint)
-        for checkpoint in self._disk.take_failed():
-            self._lose(self._disk, checkpoint)
+            if checkpoint.resumable and self.access(checkpoint) is Access.SLOW:
+                self._lose(self.quickest(checkpoint), checkpoint)
+        for tier in self.tiers:
+            for checkpoint in tier.take_failed():
+                self._lose(tier, checkpoint)
+        if self._moves:
+            self._finish_moves(wait=False)
 
     def flush(self) -> None:
-        """Write the most valuable checkpoints that are not on disk yet, as many as fit there. Waits for the writer."""
-        disk = self._disk
-        if disk is None:
+        """Write the most valuable checkpoints that no slow tier has yet to the quickest of these, as many as fit."""
+        self._finish_moves(wait=True)
+        keeper = next((tier for tier in self.tiers if tier.slow), None)
+        if keeper is None:
             return
-        budget = disk.ledger.capacity
-        resident = {checkpoint for ledger in self.ledgers for checkpoint in ledger}
-        for checkpoint in sorted(resident, key=_value, reverse=True):
-            if Tier.DISK in checkpoint.sizes:
-                budget -= checkpoint.sizes[Tier.DISK]
-                continue
-            if not checkpoint.resumable:
-                continue  # its only copy was on disk and has given way to a better one
-            saved, size = disk.prepare(checkpoint, self._read(checkpoint))
+        budget = keeper.queue.capacity
+
+        def make_room(size: int) -> bool:
+            nonlocal budget
             budget -= size
-            if budget < 0 or not self._make_room(disk.ledger, size, self._evict_from_disk):
-                return
-            disk.put(checkpoint, saved, size, wait=True)
+            return budget >= 0 and self._make_room(keeper, size)
+
+        for checkpoint in sorted({one for tier in self.tiers for one in tier.queue}, key=_value, reverse=True):
+            slow = [tier for tier in self.tiers if tier.slow and tier.name in checkpoint.sizes]
+            if slow:
+                budget -= checkpoint.sizes.get(keeper.name, 0)
+            elif checkpoint.resumable:  # else its only copy has given way to a better one just now
+                payload = self.quickest(checkpoint).start_read(checkpoint).result()
+                if not keeper.put(checkpoint, payload, make_room, wait=True):
+                    break
+        self._finish_moves(wait=True)
 
     def close(self) -> None:
-        """Return when every file is written, then give the device's slabs back."""
-        if self._disk is not None:
-            self._disk.close()
-        if self._device is not None:
-            for checkpoint in list(self._device.ledger):
-                self._device.drop(checkpoint)
+        """Close every tier; what was put is written then."""
+        for tier in self.tiers:
+            tier.close()
 
-    def _read(self, checkpoint: Checkpoint) -> Payload:
-        if Tier.HOST in checkpoint.sizes or self._device is None:
-            return self._host.get(checkpoint)
-        return self._device.read(checkpoint)
-
-    def _save_on_device(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> Tier | None:
-        device = self._device
-        if device is None or not self._make_room(device.ledger, device.copy_bytes, self._evict_from_device):
-            return None
-        device.save(checkpoint, slot, logits)
-        return Tier.DEVICE
-
-    def _put_on_host_or_disk(self, checkpoint: Checkpoint, payload: Payload) -> Tier | None:
-        return self._put_on_host(checkpoint, payload) or self._put_on_disk(checkpoint, payload)
-
-    def _put_on_host(self, checkpoint: Checkpoint, payload: Payload) -> Tier | None:
-        stored = payload.stored_as(self._host.precision)
-        if not self._make_room(self._host.ledger, stored.num_bytes, self._evict_from_host):
-            return None
-        self._host.put(checkpoint, stored)
-        return Tier.HOST
-
-    def _put_on_disk(self, checkpoint: Checkpoint, payload: Payload) -> Tier | None:
-        if self._disk is None:
-            return None
-        saved, size = self._disk.prepare(checkpoint, payload)
-        if not self._make_room(self._disk.ledger, size, self._evict_from_disk):
-            return None
-        if not self._disk.put(checkpoint, saved, size):
-            self._counters.writes_refused += 1
-            return None
-        return Tier.DISK
-
-    def _make_room(self, ledger: EvictionQueue, size: int, evict: Callable[[Checkpoint], None]) -> bool:
-        if size > ledger.capacity:
-            return False
-        while ledger.free < size:
-            weakest = ledger.weakest()
-            if weakest is None:
+    def _add(self, tier: Tier, checkpoint: Checkpoint, source: _Source) -> bool:
+        """Copy a state into a tier that makes room for it; False where it does not."""
+        if tier.on_device:
+            if source.slot is None or not self._make_room(tier, tier.copy_bytes(checkpoint)):
                 return False
-            self._counters.evictions[ledger.tier] += 1
-            evict(weakest)
+            tier.save(checkpoint, source.slot, source.logits)
+            return True
+        expected = tier.copy_bytes(checkpoint)
+        if not self._make_room(tier, expected):
+            return False
+        pending = source.start_read()
+        if pending.done():
+            return tier.put(checkpoint, pending.result(), partial(self._make_room, tier))
+        assert checkpoint not in self._moves, "a second move of one checkpoint"
+        tier.queue.add(checkpoint, expected)
+        self._moves[checkpoint] = _Move(tier, source, pending)
         return True
 
-    def _evict_from_device(self, checkpoint: Checkpoint) -> None:
-        assert self._device is not None
-        to_disk = self._disk is not None and Tier.DISK not in checkpoint.sizes
-        if Tier.HOST not in checkpoint.sizes and (self._host.ledger.capacity > 0 or to_disk):
-            self._demote(checkpoint, self._device.read(checkpoint), self._put_on_host_or_new_on_disk)
-        self._device.drop(checkpoint)
-        self._tell_if_lost(checkpoint)
+    def _promote(self, checkpoint: Checkpoint, tier: Tier, source: _Source) -> None:
+        for quicker in self.tiers[: self.tiers.index(tier)]:
+            if self._add(quicker, checkpoint, source):
+                self._stats_of[quicker.name].promotions += 1
+                return
 
-    def _evict_from_host(self, checkpoint: Checkpoint) -> None:
-        if Tier.DISK not in checkpoint.sizes:
-            self._demote(checkpoint, self._host.get(checkpoint), self._put_on_disk)
-        self._host.drop(checkpoint)
-        self._tell_if_lost(checkpoint)
+    def _make_room(self, tier: Tier, size: int) -> bool:
+        queue = tier.queue
+        if size > queue.capacity:
+            return False
+        while queue.free < size:
+            weakest = queue.weakest()
+            if weakest is None:
+                return False
+            self._stats_of[tier.name].evictions += 1
+            self._give_way(tier, weakest)
+            self._tell_if_lost(weakest)
+        return True
 
-    def _evict_from_disk(self, checkpoint: Checkpoint) -> None:
-        assert self._disk is not None
-        self._disk.drop(checkpoint)
-        self._tell_if_lost(checkpoint)
+    def _give_way(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Drop a tier's copy, which is demoted unless a slower tier has one."""
+        move = self._moves.get(checkpoint)
+        arriving = move is not None and move.tier is tier
+        slower = self.tiers[self.tiers.index(tier) + 1 :]
+        if arriving:
+            del self._moves[checkpoint]
+        if not any(other.name in checkpoint.sizes for other in slower):
+            try:
+                self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
+            except Exception:
+                _log.exception("a copy of a state can't be read; it is not kept in a slower tier")
+        if arriving:
+            tier.queue.remove(checkpoint)
+        else:
+            tier.drop(checkpoint)
 
-    def _put_on_host_or_new_on_disk(self, checkpoint: Checkpoint, payload: Payload) -> Tier | None:
-        tier = self._put_on_host(checkpoint, payload)
-        return tier if tier is not None or Tier.DISK in checkpoint.sizes else self._put_on_disk(checkpoint, payload)
+    def _source(self, tier: Tier, checkpoint: Checkpoint, move: _Move | None) -> _Source:
+        if move is not None:
+            return replace(move.source, start_read=lambda: move.pending)
+        logits = None if tier.slow else tier.logits(checkpoint)
+        return _Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
 
-    def _demote(
-        self, checkpoint: Checkpoint, payload: Payload, put: Callable[[Checkpoint, Payload], Tier | None]
-    ) -> None:
-        tier = put(checkpoint, payload)
-        if tier is not None:
-            self._counters.demotions[tier] += 1
+    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: _Source) -> None:
+        for tier in slower:
+            if self._add(tier, checkpoint, source):
+                self._stats_of[tier.name].demotions += 1
+                return
 
-    def _lose(self, disk: DiskTier, checkpoint: Checkpoint) -> None:
-        self._counters.lost_files += 1
-        disk.drop(checkpoint)
+    def _finish_moves(self, *, wait: bool) -> None:
+        for checkpoint, move in list(self._moves.items()):
+            if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
+                self._arrived(checkpoint)
+                self._tell_if_lost(checkpoint)
+
+    def _arrived(self, checkpoint: Checkpoint) -> Payload | None:
+        """Wait for a checkpoint that moves, put it where it is to be, and return it; None where it does not move or the
+        read failed. Whoever calls this tells if it was lost.
+        """
+        move = self._moves.pop(checkpoint, None)
+        if move is None:
+            return None
+        move.tier.queue.remove(checkpoint)
+        try:
+            payload = move.pending.result()
+        except Exception:
+            _log.exception("a checkpoint is lost: its copy can't be read")
+            return None
+        if not move.tier.put(checkpoint, payload, partial(self._make_room, move.tier)):
+            slower = self.tiers[self.tiers.index(move.tier) + 1 :]
+            self._demote(checkpoint, slower, _Source(partial(ReadyPayload, payload), payload.logits))
+        return payload
+
+    def _drop_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        move = self._moves.get(checkpoint)
+        if move is None or move.tier is not tier:
+            tier.drop(checkpoint)
+            return
+        del self._moves[checkpoint]
+        tier.queue.remove(checkpoint)
+
+    def _lose(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        self._stats.lost_files += 1
+        self._drop_copy(tier, checkpoint)
+        if not checkpoint.resumable:
+            checkpoint.absence = MissReason.DAMAGED
         self._tell_if_lost(checkpoint)
 
     def _tell_if_lost(self, checkpoint: Checkpoint) -> None:

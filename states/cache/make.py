@@ -1,0 +1,39 @@
+"""Making a cache with the tiers that a configuration asks for."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from rnn_engine.types import ModelShape
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
+from states.cache.device import DevicePool, LiveStates
+from states.cache.tiers.device import DeviceTier
+from states.cache.tiers.disk import DiskTier
+from states.cache.tiers.host import HostTier
+from states.cache.tiers.tier import Tier
+from states.cache.tiers.writer import BackgroundWriter, InlineWriter, Writer
+
+
+def make_cache(
+    shape: ModelShape,
+    model: str,
+    live: LiveStates,
+    config: CacheConfig | None = None,
+    pool: DevicePool | None = None,
+    writer: Writer | None = None,
+) -> StateCache:
+    """A cache with the tiers that are configured: the device's `pool` where there is one, host memory, disk.
+
+    `model` is the fingerprint of whatever must be equal for a state to be continued: weights and their format.
+    `writer` writes the files; None is one as configured.
+    """
+    config = config or CacheConfig()
+    tiers: list[Tier] = [] if pool is None else [DeviceTier(pool)]
+    tiers.append(HostTier(shape, config.host_capacity, config.host_precision))
+    if (disk := config.disk) is not None:
+        if writer is None:
+            writer = BackgroundWriter(disk.background_bytes) if disk.background_bytes > 0 else InlineWriter()
+        reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
+        tiers.append(DiskTier(disk, model, shape, writer, reader))
+    return StateCache(live, tiers, config)

@@ -1,0 +1,147 @@
+"""What the cache asks of a tier, a place where copies of states are kept, and how copies are on their way to one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rnn_engine.types import F32, PendingState
+from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.eviction import EvictionQueue
+from states.payload import Payload
+
+MakeRoom: TypeAlias = Callable[[int], bool]
+"""Make room for so many bytes in a tier's queue; whether there is room now."""
+
+
+class PendingPayload(Protocol):
+    """A copy that is on its way; a `Future` is one, too."""
+
+    def done(self) -> bool:
+        """Whether `result` returns or raises without waiting."""
+        ...
+
+    def result(self) -> Payload:
+        """Wait for the copy. Raises what went wrong. Called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPayload:
+    """A copy that is there."""
+
+    payload: Payload
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Payload:
+        return self.payload
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePayload:
+    """A state on its way from the device, with logits that are on the host."""
+
+    state: PendingState
+    logits: F32 | None  # [V]
+
+    def done(self) -> bool:
+        return self.state.done()
+
+    def result(self) -> Payload:
+        return Payload(self.state.result(), self.logits)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCopy:
+    """A copy that an earlier process left in a tier."""
+
+    key: str  # the tier's own name for it
+    root: str
+    tokens: bytes  # packed
+    kind: CheckpointKind
+    has_logits: bool
+    num_bytes: int
+
+
+class Tier(ABC):
+    """A place where copies of states are kept, bounded in bytes by its queue. A new kind of place subclasses this.
+
+    All methods are called on the cache's thread and return at once; what takes long happens on threads of the tier's
+    own. A tier `on_device` copies from and to live slots: it has `save` and `load` instead of `put` and `get`. The
+    copies of a `slow` tier outlive the process, and have to be read before a sequence can go on from them.
+    """
+
+    name: str
+    queue: EvictionQueue
+    on_device: bool = False
+    slow: bool = False
+    writes_refused: int = 0  # copies that were not made because the tier was too busy
+    logits_bytes: int = 0  # host memory that the tier takes besides what its queue counts
+
+    @abstractmethod
+    def copy_bytes(self, checkpoint: Checkpoint) -> int:
+        """How many bytes a copy is expected to take, before it is there."""
+
+    def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> None:
+        """Copy the live state of `slot`; the queue has room for `copy_bytes`."""
+        raise NotImplementedError
+
+    def load(self, checkpoint: Checkpoint, slot: int) -> None:
+        """Copy into the live state of `slot`."""
+        raise NotImplementedError
+
+    def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
+        """Keep a copy, whose exact size is asked of `make_room`. False without room, or where the tier is too busy.
+
+        `wait` waits until it is not. Reading and dropping the copy work from now on, written out or not.
+        """
+        raise NotImplementedError
+
+    def get(self, checkpoint: Checkpoint) -> Payload | None:
+        """The copy where it is in host memory; None where it has to be read."""
+        raise NotImplementedError
+
+    def logits(self, checkpoint: Checkpoint) -> F32 | None:
+        """The last logits of a copy that need not be read."""
+        payload = self.get(checkpoint)
+        return None if payload is None else payload.logits
+
+    @abstractmethod
+    def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
+        """Begin to read a copy, which may be dropped right after the call."""
+
+    def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
+        """Begin to read a copy that `get` does not have. The result raises an exception where it is damaged.
+
+        Only for slow tiers. The copy stays until the future is done or cancelled.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a copy, and take it out of the queue."""
+
+    def take_failed(self) -> Sequence[Checkpoint]:
+        """The checkpoints whose copies could not be written since the last call; they are to be dropped."""
+        return ()
+
+    def find_copies(self) -> Sequence[FoundCopy]:
+        """What earlier processes left, the longest unused first. Called once, before anything is put."""
+        return ()
+
+    def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        """Take over what an earlier process left as the copy of `checkpoint`; the queue has room for it."""
+        raise NotImplementedError
+
+    def discard(self, found: FoundCopy) -> None:
+        """Delete what an earlier process left."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the tier holds, once all that was put is written. Nothing may be called afterwards."""
