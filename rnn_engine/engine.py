@@ -21,7 +21,7 @@ from typing import Self, TypeAlias, TypeVar
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, RnnEngineError
-from rnn_engine.forward import Progress, WeightFormat
+from rnn_engine.forward import Progress, WeightFormatName
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
@@ -80,7 +80,7 @@ class Engine:
         name: str | None = None,
         tokenizer: str = "auto",
         device: str = "auto",
-        weights: WeightFormat = "f16",
+        weights: WeightFormatName = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
         batching: str = "eager",

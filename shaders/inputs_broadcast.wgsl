@@ -1,4 +1,4 @@
-// The eight inputs of a block, one loaded by each lane: for SPLITS == 1.
+// The eight inputs of eight columns, one loaded by each lane: for SPLITS == 1.
 
 #include broadcast
 

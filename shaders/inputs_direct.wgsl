@@ -1,4 +1,4 @@
-// Every thread loads the eight inputs of a block itself.
+// Every thread loads the eight inputs of eight columns itself.
 
 fn load_input(index: u32, lane: u32) -> Eight {
     return Eight(inputs[index], inputs[index + 1u]);

@@ -1,6 +1,6 @@
 // Matrices times up to TOKENS vectors, every weight read once.
 // A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows: one row a lane, and each
-// of the SPLITS threads of a row takes every SPLITS-th block of 8 columns. Workgroups: (tiles, ceil(T / TOKENS)).
+// of the SPLITS threads of a row takes every SPLITS-th eight of columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
 #include eight
 #include WEIGHTS
@@ -25,8 +25,7 @@ fn main(
     let group = thread / (PANEL * SPLITS);
     let first_panel = tile_row / PANEL + group * PANELS;
     let first_token = workgroup.y * TOKENS;
-    let panel_size = segment.num_blocks * PANEL;
-    let start = segment.weights_start + first_panel * panel_size + lane;
+    let start = segment.weights_start + first_panel * segment.panel_blocks;
     let num_tokens = count_tokens();
 
     var sums: array<array<f32, TOKENS>, PANELS>;
@@ -35,13 +34,13 @@ fn main(
         let token = min(first_token + t, num_tokens - 1u);
         first_input[t] = (segment.inputs_start + token * segment.inputs_stride) / 4u;
     }
-    for (var block = split; block < segment.num_blocks; block += SPLITS) {
+    for (var eight = split; eight < segment.num_eights; eight += SPLITS) {
         var panel: array<Eight, PANELS>;
         for (var p = 0u; p < PANELS; p++) {
-            panel[p] = load_block(start + p * panel_size + block * PANEL);
+            panel[p] = load_weights(start + p * segment.panel_blocks, eight, lane);
         }
         for (var t = 0u; t < TOKENS; t++) {
-            let input = load_input(first_input[t] + block * 2u, lane);
+            let input = load_input(first_input[t] + eight * 2u, lane);
             for (var p = 0u; p < PANELS; p++) {
                 sums[p][t] = multiply_add(panel[p], input, sums[p][t]);
             }

@@ -7,9 +7,9 @@
 #include segments
 
 const TILE = 64u;
-const BLOCKS = 2u;              // blocks of columns in workgroup memory at once
-const DEPTH = BLOCKS * PANEL;
-const LOADERS = TILE * BLOCKS;  // threads that load weights; as many load inputs
+const EIGHTS = 2u;              // eights of columns in workgroup memory at once
+const DEPTH = EIGHTS * 8u;
+const LOADERS = TILE * EIGHTS;  // threads that load weights; as many load inputs
 const EACH = 4u;                // rows, and tokens, of a thread
 const SIDE = TILE / EACH;
 
@@ -26,32 +26,31 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let loader = thread % LOADERS;
     let loads_weights = thread < LOADERS;
     let line = loader % TILE;         // the row, or the token, that this thread loads
-    let block_in_tile = loader / TILE;
-    let panel = (first_row + line) / PANEL;
-    let first_block = segment.weights_start + panel * segment.num_blocks * PANEL + line % PANEL;
+    let eight_in_tile = loader / TILE;
+    let panel = segment.weights_start + (first_row + line) / PANEL * segment.panel_blocks;
     let loaded_token = min(first_token + line, num_tokens - 1u);
     let first_input = (segment.inputs_start + loaded_token * segment.inputs_stride) / 4u;
 
     let own_row = (thread % SIDE) * EACH;
     let own_token = (thread / SIDE) * EACH;
     var sums: array<vec4<f32>, EACH>; // [tokens] of rows
-    for (var start = 0u; start < segment.num_blocks; start += BLOCKS) {
-        let block = start + block_in_tile;
+    for (var start = 0u; start < segment.num_eights; start += EIGHTS) {
+        let eight = start + eight_in_tile;
         var low = vec4<f32>(0.0);
         var high = vec4<f32>(0.0);
-        if block < segment.num_blocks {
+        if eight < segment.num_eights {
             if loads_weights {
-                let loaded = load_block(first_block + block * PANEL);
+                let loaded = load_weights(panel, eight, line % PANEL);
                 low = loaded.low;
                 high = loaded.high;
             } else {
-                low = inputs[first_input + 2u * block];
-                high = inputs[first_input + 2u * block + 1u];
+                low = inputs[first_input + 2u * eight];
+                high = inputs[first_input + 2u * eight + 1u];
             }
         }
         workgroupBarrier();
         for (var column = 0u; column < 4u; column++) {
-            let place = (block_in_tile * PANEL + column) * TILE + line;
+            let place = (eight_in_tile * 8u + column) * TILE + line;
             if loads_weights {
                 weights_tile[place] = low[column];
                 weights_tile[place + 4u * TILE] = high[column];

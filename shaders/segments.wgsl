@@ -1,15 +1,18 @@
 // A matmul is one or more matrices, each times inputs of its own, computed by one dispatch.
 // Each matrix, or the part of it that fits a binding, is a segment. Its rows are stored in panels of 8 rows, a panel
-// in blocks of 8 columns: [rows / 8][columns / 8][8 rows][8 columns], both padded with zeros to multiples of 8.
+// in blocks of as many columns as its weight format says: [rows / 8][columns / B][8 rows][B columns], both rounded up.
 // So the threads that own neighbouring rows read neighbouring memory, and any kernel below reads it in full lines.
+// A kernel loads 8 columns at once, and no column beyond the last 8 that the matrix has: what follows in the inputs is
+// another token's, and even times zero it would make a NaN of infinity.
 
-const PANEL = 8u; // rows of a panel, columns of a block
+const PANEL = 8u; // rows of a panel
 
 struct Segment {
     first_row: u32,     // where it starts among the rows of all segments, a multiple of 64
     num_rows: u32,      // rows that are real; the next segment starts at the next multiple of 64
-    num_blocks: u32,    // blocks of 8 columns
-    weights_start: u32, // index of its first block in `weights`
+    num_eights: u32,    // eights of columns, rounded up
+    panel_blocks: u32,  // blocks of a panel
+    weights_start: u32, // number of its first block
     inputs_start: u32,  // index of the first token's first input in `inputs`
     inputs_stride: u32, // floats from one token's inputs to the next
     outputs_start: u32, // index of the first token's first output in `outputs`
@@ -26,7 +29,6 @@ struct MatMul {
 
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> matmul: MatMul;
-@group(0) @binding(2) var<storage, read> weights: array<Packed>;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>;
 @group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> outputs: array<f32>;

@@ -3,8 +3,6 @@
 A kernel varies in two ways only. A line `#include NAME` is replaced by the file that the caller gives for NAME,
 or by NAME.wgsl itself. Constants become generated `const` lines at the top, since WGSL's `override` can't size
 an array. Bindings are numbered once, in the WGSL, and are known to everybody else by their variables' names.
-
-Knows text alone: nothing here touches a device.
 """
 
 from __future__ import annotations
@@ -13,9 +11,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import TypeAlias
 
 Constant: TypeAlias = int | float | bool
+
+Include: TypeAlias = str | Path
+"""A file to include: the name, without its ending, of one of this package, or the path of one elsewhere."""
 
 _INCLUDE = re.compile(r"^#include\s+(\w+)\s*$")
 _BINDING = re.compile(r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(storage)\s*,\s*(read|read_write)\s*>\s*(\w+)\s*:")
@@ -48,7 +51,9 @@ class ShaderSource:
         return f"{file}:{number}"
 
 
-def specialise(name: str, constants: Mapping[str, Constant], includes: Mapping[str, str] | None = None) -> ShaderSource:
+def specialise(
+    name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
+) -> ShaderSource:
     """The module of `name`.wgsl with `constants` fixed and each `#include X` resolved through `includes`.
 
     Raises KeyError for a constant or an include that the text never mentions: it would be a misspelling.
@@ -58,7 +63,7 @@ def specialise(name: str, constants: Mapping[str, Constant], includes: Mapping[s
     text: list[str] = list(header)
     origins = [("constants", number) for number in range(1, len(header) + 1)]
     used: set[str] = set()
-    _append(f"{name}.wgsl", chosen, used, text, origins)
+    _append(name, chosen, used, text, origins)
     body = "\n".join(text[len(header) :])
     if unknown := set(chosen) - used:
         raise KeyError(f"{name}.wgsl includes none of {sorted(unknown)}")
@@ -69,15 +74,16 @@ def specialise(name: str, constants: Mapping[str, Constant], includes: Mapping[s
 
 
 def _append(
-    file: str, chosen: Mapping[str, str], used: set[str], text: list[str], origins: list[tuple[str, int]]
+    include: Include, chosen: Mapping[str, Include], used: set[str], text: list[str], origins: list[tuple[str, int]]
 ) -> None:
-    for number, line in enumerate((files("shaders") / file).read_text("utf-8").splitlines(), 1):
+    file: Traversable = include if isinstance(include, Path) else files("shaders") / f"{include}.wgsl"
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         if match := _INCLUDE.match(line):
             used.add(match[1])
-            _append(f"{chosen.get(match[1], match[1])}.wgsl", chosen, used, text, origins)
+            _append(chosen.get(match[1], match[1]), chosen, used, text, origins)
         else:
             text.append(line)
-            origins.append((file, number))
+            origins.append((file.name, number))
 
 
 def _literal(value: Constant) -> str:

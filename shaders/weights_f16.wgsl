@@ -1,9 +1,9 @@
-// Weights as pairs of halves: eight consecutive weights of one matrix row are one vec4<u32>.
+// Weights as pairs of halves: a block is eight consecutive weights of one matrix row, one vec4<u32>.
 
-alias Packed = vec4<u32>;
+@group(0) @binding(2) var<storage, read> weights: array<vec4<u32>>;
 
-fn load_block(index: u32) -> Eight {
-    let packed = weights[index];
+fn load_weights(panel: u32, eight: u32, lane: u32) -> Eight {
+    let packed = weights[panel + eight * PANEL + lane];
     return Eight(
         vec4<f32>(unpack2x16float(packed.x), unpack2x16float(packed.y)),
         vec4<f32>(unpack2x16float(packed.z), unpack2x16float(packed.w)),

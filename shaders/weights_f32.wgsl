@@ -1,7 +1,8 @@
-// Weights as they are: eight consecutive weights of one matrix row are two vec4<f32>.
+// Weights as they are: a block is eight consecutive weights of one matrix row, two vec4<f32>.
 
-alias Packed = vec4<f32>;
+@group(0) @binding(2) var<storage, read> weights: array<vec4<f32>>;
 
-fn load_block(index: u32) -> Eight {
-    return Eight(weights[2u * index], weights[2u * index + 1u]);
+fn load_weights(panel: u32, eight: u32, lane: u32) -> Eight {
+    let block = panel + eight * PANEL + lane;
+    return Eight(weights[2u * block], weights[2u * block + 1u]);
 }

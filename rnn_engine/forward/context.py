@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels, Matrix
+from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
+from rnn_engine.forward.segments import Matrix, Weights
 from rnn_engine.forward.stages import KernelStage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
+from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import Buffer, Device, Kernels
 from rnn_engine.types import F32, Model
-from shaders import Constant
+from shaders import Constant, Include
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class BuildContext:
     """A model, the device that it goes to, and the buffers that its stages share."""
 
     model: Model
+    format_of: FormatOf
     device: Device
     kernels: Kernels
     matmuls: MatMulKernels
@@ -31,6 +34,11 @@ class BuildContext:
     state_layout: StateLayout
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
 
+    def weights(self, name: str, *, transposed: bool = False) -> Weights:
+        """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
+        tensor = self.model.tensor(name)
+        return Weights(tensor.T if transposed else tensor, self.format_of(name))
+
     def kernel_stage(
         self,
         label: str,
@@ -38,7 +46,7 @@ class BuildContext:
         constants: Mapping[str, Constant],
         buffers: Mapping[str, Buffer],
         workgroups: Callable[[StepSize], tuple[int, int]],
-        includes: Mapping[str, str] | None = None,
+        includes: Mapping[str, Include] | None = None,
     ) -> KernelStage:
         """Compile `name`.wgsl and bind `buffers`, and the step's batch, to its variables."""
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)

@@ -13,6 +13,7 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
+from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import Buffer, Device, Dispatch, Plan
 from rnn_engine.types import F32, Model
 
@@ -33,6 +34,7 @@ class ForwardPass:
         matmuls: MatMulKernels,
         limits: StepLimits,
         load_layers: LoadLayers,
+        format_of: FormatOf,
         progress: Progress,
     ) -> None:
         """Upload `model`, whose file may be closed afterwards."""
@@ -47,6 +49,7 @@ class ForwardPass:
         self.outputs = HeadOutputs.create_pair(shape, limits, device)
         context = BuildContext(
             model=model,
+            format_of=format_of,
             device=device,
             kernels=matmuls.kernels,
             matmuls=matmuls,

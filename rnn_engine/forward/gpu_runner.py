@@ -14,12 +14,12 @@ from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
 from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
-from rnn_engine.forward.packing import WeightFormat
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.forward.tuning import Tuning
+from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Download, Kernels, Plan, Recorder
 from rnn_engine.types import F32, Batch, Model, ModelShape, PendingState, Readout, State, Ticket, TokenRun, run_step
 
@@ -58,7 +58,7 @@ class GpuRunner:
         kernels: Kernels,
         tuning: Tuning,
         *,
-        weights: WeightFormat,
+        format_of: FormatOf,
         limits: StepLimits,
         progress: Progress,
     ) -> None:
@@ -73,9 +73,9 @@ class GpuRunner:
         self._closed = False
         self._recorder = Recorder(device)
         try:
-            matmuls = MatMulKernels(kernels, tuning, weights, limits.constants())
+            matmuls = MatMulKernels(kernels, tuning, limits.constants())
             self._embedding = Embedding(model)
-            self._forward = ForwardPass(model, device, matmuls, limits, load_layers, progress)
+            self._forward = ForwardPass(model, device, matmuls, limits, load_layers, format_of, progress)
             answer_bytes = 4 * limits.max_rows * limits.readout_words
             self._answers = [device.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
             self._states = SlotStates(

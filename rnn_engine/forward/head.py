@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.matmul import MatMul, MatMulBuffers, Matrix
+from rnn_engine.forward.matmul import MatMul, MatMulBuffers
+from rnn_engine.forward.segments import Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.step import HeadOutputs
 
@@ -15,7 +16,7 @@ class Head:
         shape = context.model.shape
         self._context = context
         self._norm = PackedVectors.load(context, "ln_out", "ln_out.", ("weight", "bias"))
-        matrix = Matrix(context.model.tensor("head.weight"), 0, shape.width, 0, shape.vocab_size)
+        matrix = Matrix(context.weights("head.weight"), 0, shape.width, 0, shape.vocab_size)
         self._matmul = MatMul("head", [matrix], context.matmuls, context.device, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> tuple[Stage, ...]:

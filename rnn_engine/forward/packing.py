@@ -1,44 +1,46 @@
-"""Matrices in the order that the matmul kernels read: panels of 8 rows, cut in blocks of 8 columns."""
+"""Matrices in the order that the matmul kernels read: panels of 8 rows, cut in blocks of columns."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-WeightFormat: TypeAlias = Literal["f16", "f32"]
+from rnn_engine.types import F32
 
-PANEL = 8  # rows of a panel, columns of a block
-_DTYPES: dict[str, type[np.floating[Any]]] = {"f16": np.float16, "f32": np.float32}
+PANEL_ROWS = 8  # the constant PANEL of segments.wgsl
+COLUMNS_AT_ONCE = 8  # that a kernel loads of a row, whatever the width of a block
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is no less than `count`."""
+    """Return the least multiple of `multiple` that is no less than `count`."""
     return -(-count // multiple) * multiple
 
 
-def element_bytes(weights: WeightFormat) -> int:
-    """Bytes of one stored weight."""
-    return np.dtype(_DTYPES[weights]).itemsize
+def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return [R, C] of any float type as [R / 8, C / B, 8 rows, B columns] of `dtype`, a float type.
 
-
-def pack_panels(matrix: NDArray[Any], weights: WeightFormat) -> NDArray[Any]:
-    """[R, C] of any float type -> [R / 8, C / 8, 8 rows, 8 columns], zero where R or C had to be padded.
-
-    A value beyond the range of f16 becomes its greatest finite value.
+    It is zero where R and C had to be rounded up. A value beyond the range of `dtype` becomes its greatest.
     """
-    dtype = _DTYPES[weights]
+    target = np.dtype(dtype)
     num_rows, num_columns = matrix.shape
-    panels = np.zeros((round_up(num_rows, PANEL) // PANEL, round_up(num_columns, PANEL) // PANEL, PANEL, PANEL), dtype)
-    limit = np.finfo(dtype).max
-    if np.dtype(matrix.dtype) != np.dtype(dtype):
+    shape = (-(-num_rows // PANEL_ROWS), -(-num_columns // block_columns), PANEL_ROWS, block_columns)
+    panels = np.zeros(shape, target)
+    if np.dtype(matrix.dtype) != target:
+        limit = np.finfo(target).max
         matrix = np.clip(matrix.astype(np.float32), -limit, limit)
-    view = panels.transpose(0, 2, 1, 3)  # [R / 8, 8, C / 8, 8]
-    whole = num_columns // PANEL
-    for row in range(PANEL):
-        lines = matrix[row::PANEL]  # every eighth row: one of each panel
-        view[: len(lines), row, :whole] = lines[:, : whole * PANEL].reshape(len(lines), whole, PANEL)
-        if num_columns % PANEL:
-            view[: len(lines), row, whole, : num_columns % PANEL] = lines[:, whole * PANEL :]
+    view = panels.transpose(0, 2, 1, 3)  # [R / 8, 8, C / B, B]
+    whole = num_columns // block_columns
+    for row in range(PANEL_ROWS):
+        lines = matrix[row::PANEL_ROWS]  # every eighth row: one of each panel
+        view[: len(lines), row, :whole] = lines[:, : whole * block_columns].reshape(len(lines), whole, block_columns)
+        if num_columns % block_columns:
+            view[: len(lines), row, whole, : num_columns % block_columns] = lines[:, whole * block_columns :]
     return panels
+
+
+def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
+    """Return the matrix [num_rows, num_columns] that `to_panels` made `panels` of."""
+    matrix = panels.transpose(0, 2, 1, 3).reshape(panels.shape[0] * PANEL_ROWS, -1)
+    return np.ascontiguousarray(matrix[:num_rows, :num_columns], np.float32)

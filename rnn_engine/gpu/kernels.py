@@ -12,7 +12,7 @@ import wgpu
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Buffer, Device
-from shaders import Constant, ShaderSource, specialise
+from shaders import Constant, Include, ShaderSource, specialise
 
 BindGroup: TypeAlias = wgpu.GPUBindGroup
 """The buffers that a kernel's variables stand for."""
@@ -38,7 +38,9 @@ class Kernels:
     def __len__(self) -> int:
         return len(self._kernels)
 
-    def get(self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, str] | None = None) -> Kernel:
+    def get(
+        self, name: str, constants: Mapping[str, Constant], includes: Mapping[str, Include] | None = None
+    ) -> Kernel:
         """The kernel of `name`.wgsl with these constants and includes; compiled at the first call.
 
         Raises DeviceError that shows the WGSL file and line where the device refuses it.

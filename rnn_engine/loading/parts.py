@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rnn_engine.forward import GpuRunner, Progress, WeightFormat
+from rnn_engine.forward import GpuRunner, Progress, WeightFormatName
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
@@ -54,7 +54,7 @@ def open_parts(
     name: str | None,
     tokenizer: str,
     device: str,
-    weights: WeightFormat,
+    weights: WeightFormatName,
     num_slots: int,
     cache: CacheConfig | None,
     states: StateSettings,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from rnn_engine.errors import DeviceMemoryError
-from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightFormat
+from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightFormatName
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import tuning_for
+from rnn_engine.forward.weight_formats import FormatOf, one_format
 from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
 from rnn_engine.types import Model, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
@@ -27,7 +28,7 @@ def load_runner(
     model: Model,
     device: str = "auto",
     *,
-    weights: WeightFormat = "f16",
+    weights: WeightFormatName | FormatOf = "f16",
     num_slots: int = 8,
     spare_bytes: int = 0,
     max_tokens: int | None = None,
@@ -40,6 +41,7 @@ def load_runner(
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
+    `weights` is the format of all matrices on a GPU, or gives the format of each by its tensor's name.
     After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
     room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
     index. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
@@ -50,6 +52,7 @@ def load_runner(
     num_candidates = min(num_candidates, vocab_size)
     if max_rows is None:
         max_rows = max(num_slots, min(64, _LOGITS_BYTES // (4 * vocab_size)))
+    format_of = one_format(weights) if isinstance(weights, str) else weights
     if device == "cpu":
         return CpuRunner(
             model,
@@ -78,7 +81,7 @@ def load_runner(
             opened,
             kernels,
             tuning,
-            weights=weights,
+            format_of=format_of,
             limits=limits,
             progress=progress,
         )

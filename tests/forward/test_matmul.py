@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rnn_engine.forward.matmul import Activation, MatMul, MatMulBuffers, MatMulKernels, Matrix
-from rnn_engine.forward.packing import WeightFormat, round_up
+from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
+from rnn_engine.forward.packing import round_up
+from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.tuning import Tuning
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Device, Kernels, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
+from tests.support.int8_format import Int8Format
 
 MAX_TOKENS = 150
 TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
+F32_FORMAT = WEIGHT_FORMATS["f32"]
+FORMATS: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS.values(), Int8Format())
+
+for_each_format = pytest.mark.parametrize("weights", FORMATS, ids=lambda weights: weights.name)
 
 
 @dataclass
@@ -35,13 +42,17 @@ class Bench:
         matrices: list[F32],
         inputs: F32,
         *,
-        weights: WeightFormat = "f32",
+        weights: WeightFormat | Sequence[WeightFormat] = F32_FORMAT,
         activation: Activation = Activation.NONE,
         bias: F32 | None = None,
         before: F32 | None = None,
         max_binding_bytes: int | None = None,
     ) -> tuple[list[F32], int]:
-        """All `matrices` [R, C] times `inputs` [T, C] by one matmul, and how many dispatches it took."""
+        """All `matrices` [R, C] times `inputs` [T, C] by one matmul, and how many dispatches it took.
+
+        `weights` is the format of all matrices, or that of each.
+        """
+        formats = weights if isinstance(weights, Sequence) else [weights] * len(matrices)
         count, columns = inputs.shape
         stride = round_up(columns, 8)
         total = sum(len(matrix) for matrix in matrices)
@@ -57,10 +68,10 @@ class Bench:
         matmul = MatMul(
             "test",
             [
-                Matrix(matrix, 0, stride, start, total, activation, start)
-                for matrix, start in zip(matrices, starts, strict=False)
+                Matrix(Weights(matrix, form), 0, stride, start, total, activation, start)
+                for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
-            MatMulKernels(self.kernels, self.tuning, weights, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}),
+            MatMulKernels(self.kernels, self.tuning, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}),
             self.device,
         )
         self.device.max_binding_bytes = limit
@@ -88,20 +99,39 @@ def draw(*shape: int, seed: int = 5) -> F32:
     return values.astype(np.float16).astype(np.float32)
 
 
+def stored(matrix: F32, weights: WeightFormat) -> F32:
+    """The matrix as it is after rounding."""
+    return weights.unpack(weights.pack(matrix), *matrix.shape)
+
+
 @pytest.mark.parametrize("count", TOKEN_COUNTS)
-@pytest.mark.parametrize("weights", ["f16", "f32"])
+@for_each_format
 def test_any_token_count(bench: Bench, count: int, weights: WeightFormat) -> None:
     matrix, inputs = draw(70, 40), draw(count, 40, seed=6)
     (found,), _ = bench.multiply([matrix], inputs, weights=weights)
-    np.testing.assert_allclose(found, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64)])
 @pytest.mark.parametrize("count", [1, 20])
-def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int) -> None:
+@for_each_format
+def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weights: WeightFormat) -> None:
     matrix, inputs = draw(rows, columns), draw(count, columns, seed=6)
-    (found,), _ = bench.multiply([matrix], inputs)
-    np.testing.assert_allclose(found, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+    (found,), _ = bench.multiply([matrix], inputs, weights=weights)
+    np.testing.assert_allclose(found, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [3, 20])
+@for_each_format
+def test_a_token_that_is_not_finite_leaves_its_neighbours_alone(
+    bench: Bench, count: int, weights: WeightFormat
+) -> None:
+    matrix, inputs = draw(70, 40), draw(count, 40, seed=6)
+    (expected,), _ = bench.multiply([matrix], inputs, weights=weights)
+    inputs[1] = np.nan
+    (found,), _ = bench.multiply([matrix], inputs, weights=weights)
+    assert np.isnan(found[1]).all()
+    assert np.array_equal(np.delete(found, 1, axis=0), np.delete(expected, 1, axis=0))
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -111,6 +141,26 @@ def test_several_matrices_at_once(bench: Bench, count: int) -> None:
     assert num_dispatches == 1
     for matrix, outputs in zip(matrices, found, strict=True):
         np.testing.assert_allclose(outputs, inputs @ matrix.T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_matrices_of_several_formats(bench: Bench, count: int) -> None:
+    matrices, inputs = [draw(rows, 40, seed=rows) for rows in (64, 5, 100, 1)], draw(count, 40)
+    formats = [FORMATS[0], FORMATS[2], FORMATS[0], FORMATS[1]]
+    found, num_dispatches = bench.multiply(matrices, inputs, weights=formats)
+    assert num_dispatches == 3
+    for matrix, weights, outputs in zip(matrices, formats, found, strict=True):
+        np.testing.assert_allclose(outputs, inputs @ stored(matrix, weights).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_no_buffer_of_a_format_outgrows_a_binding(bench: Bench, count: int) -> None:
+    matrices, inputs = [draw(rows, 40, seed=rows) for rows in (300, 10, 129)], draw(count, 40)
+    room_for_128_rows = 64 * 150  # each has two blocks of 32 bytes
+    found, num_dispatches = bench.multiply(matrices, inputs, weights=Int8Format(), max_binding_bytes=room_for_128_rows)
+    assert num_dispatches == 5
+    for matrix, outputs in zip(matrices, found, strict=True):
+        np.testing.assert_allclose(outputs, inputs @ stored(matrix, Int8Format()).T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 20])
@@ -154,5 +204,5 @@ def test_tanh_of_a_large_argument_is_one(bench: Bench) -> None:
 
 def test_a_weight_beyond_f16_becomes_its_greatest_value(bench: Bench) -> None:
     matrix = np.full((1, 8), [[1e6, 0, 0, 0, 0, 0, 0, -1e6]], np.float32)
-    (found,), _ = bench.multiply([matrix], np.eye(8, dtype=np.float32), weights="f16")
+    (found,), _ = bench.multiply([matrix], np.eye(8, dtype=np.float32), weights=WEIGHT_FORMATS["f16"])
     assert found[:, 0].tolist() == [65504, 0, 0, 0, 0, 0, 0, -65504]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shaders import Binding, specialise
@@ -36,3 +38,13 @@ def test_a_misspelt_constant_is_an_error() -> None:
 def test_a_misspelt_include_is_an_error() -> None:
     with pytest.raises(KeyError, match=r"copy_state.wgsl includes none of \['WEIGHTS'\]"):
         specialise("copy_state", {"THREADS": 8, "STATE_STRIDE": 16}, {"WEIGHTS": "weights_f16"})
+
+
+def test_an_include_may_be_a_file_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "plain.wgsl"
+    path.write_text("// plain\n#include eight\n")
+    constants = {"THREADS": 8, "WIDTH": 16, "MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": 1}
+    source = specialise("norm_rows", constants, {"norm": path})
+    line = source.text.splitlines().index("// plain") + 1
+    assert source.origin(line) == "plain.wgsl:1"
+    assert source.origin(line + 1) == "eight.wgsl:1"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rnn_engine.forward import GpuRunner, WeightFormat
+from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.weight_formats import FormatOf, WeightFormatName, one_format
 from rnn_engine.gpu import Device, DeviceInfo, Kernels, measure_subgroup_size
 from rnn_engine.types import Model
 from rnn_engine.versions.v7 import load_layers
@@ -30,7 +31,7 @@ def make_gpu_runner(
     max_rows: int,
     num_candidates: int,
     kind: str = "software",
-    weights: WeightFormat = "f32",
+    weights: WeightFormatName | FormatOf = "f32",
 ) -> GpuRunner:
     device, kernels, tuning = open_checked(kind)
     limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
@@ -40,7 +41,7 @@ def make_gpu_runner(
         device,
         kernels,
         tuning,
-        weights=weights,
+        format_of=one_format(weights) if isinstance(weights, str) else weights,
         limits=limits,
         progress=lambda what, done, total: None,
     )

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.matmul import Activation, Matrix
 from rnn_engine.forward.norm import norm_shift_stage
+from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
 from rnn_engine.reference.functions import layer_norm
@@ -86,12 +86,8 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
         block = f"blocks.{layer}"
         names = ("ln1.weight", "ln1.bias", "toy.mix")
         vectors = PackedVectors.load(context, f"{block} vectors", f"{block}.", names)
-        up = Matrix(
-            context.model.tensor(f"{block}.toy.up"), 0, shape.width, 0, shape.ffn_width, Activation.SQUARED_RELU
-        )
-        down = Matrix(
-            context.model.tensor(f"{block}.toy.down"), 0, shape.ffn_width, 0, shape.width, Activation.RESIDUAL
-        )
+        up = Matrix(context.weights(f"{block}.toy.up"), 0, shape.width, 0, shape.ffn_width, Activation.SQUARED_RELU)
+        down = Matrix(context.weights(f"{block}.toy.down"), 0, shape.ffn_width, 0, shape.width, Activation.RESIDUAL)
         yield (
             norm_shift_stage(
                 context,

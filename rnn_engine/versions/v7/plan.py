@@ -14,9 +14,10 @@ from typing import Final
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.matmul import Activation, BoundMatMul, Matrix
+from rnn_engine.forward.matmul import BoundMatMul
 from rnn_engine.forward.norm import norm_shift_stage
 from rnn_engine.forward.packing import round_up
+from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
 from rnn_engine.versions.v7.shape import ShapeV7
@@ -126,8 +127,8 @@ class _Layer:
 
     def _matrix(self, name: str, activation: Activation) -> Matrix:
         """A matrix that has inputs and outputs for itself."""
-        weights = self._context.model.tensor(f"blocks.{self._layer}.{name}.weight")
-        rows, columns = weights.shape
+        weights = self._context.weights(f"blocks.{self._layer}.{name}.weight")
+        rows, columns = weights.values.shape
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
     def _projections(self) -> list[Matrix]:
@@ -136,7 +137,7 @@ class _Layer:
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
             Matrix(
-                self._context.model.tensor(f"blocks.{self._layer}.att.{name}.weight"),
+                self._context.weights(f"blocks.{self._layer}.att.{name}.weight"),
                 inputs_start=_MIXES.index(mix) * self._plane,
                 inputs_stride=width,
                 outputs_start=plane * self._plane,
@@ -146,9 +147,9 @@ class _Layer:
         ]
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
-            down = self._context.model.tensor(f"blocks.{self._layer}.att.{adapter.name}1")  # [D, R]
+            down = self._context.weights(f"blocks.{self._layer}.att.{adapter.name}1", transposed=True)  # [R, D]
             mix_start = _MIXES.index(f"x_{adapter.name}") * self._plane
-            matrices.append(Matrix(down.T, mix_start, width, start, stride, adapter.first))
+            matrices.append(Matrix(down, mix_start, width, start, stride, adapter.first))
         return matrices
 
     def _gates(self) -> list[Matrix]:
@@ -156,10 +157,10 @@ class _Layer:
         matrices = []
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
-            up = self._context.model.tensor(f"blocks.{self._layer}.att.{adapter.name}2")  # [R, D]
+            up = self._context.weights(f"blocks.{self._layer}.att.{adapter.name}2", transposed=True)  # [D, R]
             bias = self._vectors.starts.get(f"att.{adapter.name}0", 0)
             place = adapter.plane * self._plane
-            matrices.append(Matrix(up.T, start, stride, place, self._shape.width, adapter.second, bias))
+            matrices.append(Matrix(up, start, stride, place, self._shape.width, adapter.second, bias))
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:

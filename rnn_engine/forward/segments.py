@@ -1,0 +1,146 @@
+"""Matrices cut into parts, each of which one dispatch multiplies: see segments.wgsl."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from numpy.typing import NDArray
+
+from rnn_engine.forward.packing import COLUMNS_AT_ONCE, PANEL_ROWS, round_up
+from rnn_engine.forward.weight_formats import WeightFormat
+
+ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
+MAX_SEGMENTS = 8  # of a part
+SEGMENT_WORDS = 11  # of struct Segment
+_CHUNK_BYTES = 16 << 20  # of weights in f32 that are packed at once
+
+
+class Activation(IntEnum):
+    """What a matmul does with a finished sum; the numbers are the WGSL's."""
+
+    NONE = 0
+    TANH = 1
+    SIGMOID = 2
+    SQUARED_RELU = 3
+    BIASED_SIGMOID = 4
+    DECAY = 5
+    RESIDUAL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The weights of a matrix, and how the device is to store them."""
+
+    values: NDArray[Any]  # [R, C], any float type
+    format: WeightFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """One matrix of a matmul: its weights, and where its inputs and outputs lie. Offsets count floats."""
+
+    weights: Weights
+    inputs_start: int
+    inputs_stride: int  # a multiple of 4, no less than C rounded up to 8
+    outputs_start: int
+    outputs_stride: int
+    activation: Activation = Activation.NONE
+    bias_start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start` to `end` of `matrix`, the first of them at `first_row` of its part."""
+
+    matrix: Matrix
+    start: int
+    end: int
+    first_row: int
+    weights_start: int  # blocks
+
+    def chunks(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the rows in pieces of whole panels, each with the place of its first row in the segment."""
+        values = self.matrix.weights.values[self.start : self.end]
+        chunk = max(1, _CHUNK_BYTES // (4 * values.shape[1]) // PANEL_ROWS) * PANEL_ROWS
+        for start in range(0, len(values), chunk):
+            yield start, values[start : start + chunk]
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of a row."""
+        return _row_blocks(self.matrix.weights)
+
+    def pack(self) -> list[int]:
+        """The fields of struct Segment."""
+        matrix = self.matrix
+        return [
+            self.first_row,
+            self.end - self.start,
+            -(-matrix.weights.values.shape[1] // COLUMNS_AT_ONCE),
+            PANEL_ROWS * self.row_blocks,
+            self.weights_start,
+            matrix.inputs_start,
+            matrix.inputs_stride,
+            matrix.outputs_start + self.start,
+            matrix.outputs_stride,
+            matrix.bias_start + self.start,
+            int(matrix.activation),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one dispatch computes: segments of one weight format, whose weights fit one binding."""
+
+    format: WeightFormat
+    segments: tuple[Segment, ...]
+
+    @property
+    def num_rows(self) -> int:
+        last = self.segments[-1]
+        return last.first_row + round_up(last.end - last.start, ROW_ALIGNMENT)
+
+    @property
+    def num_blocks(self) -> int:
+        last = self.segments[-1]
+        return last.weights_start + round_up(last.end - last.start, ROW_ALIGNMENT) * last.row_blocks
+
+
+def _row_blocks(weights: Weights) -> int:
+    num_columns: int = weights.values.shape[1]
+    return -(-num_columns // weights.format.block_columns)
+
+
+def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Part]:
+    """Share out `matrices` to parts of one format each, whose weights are at most `max_bytes` in any buffer."""
+    formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
+    for name, weights in formats.items():
+        max_blocks = max_bytes // max(weights.block_bytes.values())
+        alike = [matrix for matrix in matrices if matrix.weights.format.name == name]
+        yield from (Part(weights, segments) for segments in _split_rows(alike, max_blocks))
+
+
+def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:
+    """Share out the rows of `matrices` to parts of at most `max_blocks` blocks."""
+    part: list[Segment] = []
+    first_row = blocks = 0
+    for matrix in matrices:
+        num_rows = len(matrix.weights.values)
+        row_blocks = _row_blocks(matrix.weights)
+        start = 0
+        while start < num_rows:
+            room = (max_blocks - blocks) // row_blocks // ROW_ALIGNMENT * ROW_ALIGNMENT
+            if part and (room == 0 or len(part) == MAX_SEGMENTS):
+                yield tuple(part)
+                part, first_row, blocks = [], 0, 0
+                continue
+            end = min(num_rows, start + room)
+            part.append(Segment(matrix, start, end, first_row, blocks))
+            taken = round_up(end - start, ROW_ALIGNMENT)
+            first_row += taken
+            blocks += taken * row_blocks
+            start = end
+    yield tuple(part)
