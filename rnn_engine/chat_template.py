@@ -1,6 +1,6 @@
-"""A chat as one text: how the messages of a conversation become the prompt that a model continues.
+"""Turn the messages of a conversation into the text that a model continues.
 
-Knows text alone; knows neither tokens nor HTTP. A record is `{role}: {content}`, records are joined by a blank line,
+A record is `{role}: {content}`, records are joined by a blank line,
 and the prompt ends with the name of the one who speaks next, `Assistant:`. A blank line inside a message would look
 like the end of a record, so runs of blank lines become one line break.
 """
@@ -38,7 +38,7 @@ ROLE_WORDS: Mapping[str, Role] = MappingProxyType(
 
 
 def find_role(word: str) -> Role | None:
-    """The role that a client's word means, in any case of letters."""
+    """Return the role that a client's word means, in any case of letters."""
     return ROLE_WORDS.get(word.lower())
 
 
@@ -68,20 +68,20 @@ class ChatTemplate:
             raise InvalidRequestError("template.record", self.record, "a text with {content} in it")
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
-        """The prompt after which the assistant speaks."""
+        """Return the prompt, after which the assistant speaks."""
         names = {role.value.lower(): self._name(role) for role in Role}
         return "".join(self.turns(messages)) + _fill(self.prefix, names)
 
     def turns(self, messages: Sequence[ChatMessage]) -> list[str]:
-        """The messages' records, each with the separator after it.
+        """Return the messages' records, each with the separator after it.
 
-        A longer conversation begins with the same turns. Their ends are also where tokens end: what follows is the
-        first letter of a record, and hardly a vocabulary joins that to the separator.
+        A longer conversation begins with the same turns. A token ends where a turn does: the next one begins with a
+        letter, and hardly any vocabulary joins that to the separator.
         """
         return [self._record(message) + self.sep for message in messages]
 
     def follow(self, text: str) -> str:
-        """What comes between a text, of which the end is enough, and the next record: the separator's missing part."""
+        """Return what is missing of the separator after a text, of which the end is enough."""
         overlap = next(n for n in range(len(self.sep), -1, -1) if text.endswith(self.sep[:n]))
         return self.sep[overlap:]
 
@@ -93,7 +93,7 @@ class ChatTemplate:
 
 
 def clean(content: str) -> str:
-    """`content` without blank lines and without white space around it."""
+    """Return `content` without blank lines and without white space around it."""
     return re.sub(r"\n\s*\n", "\n", content).strip()
 
 

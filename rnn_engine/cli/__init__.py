@@ -1,4 +1,4 @@
-"""The command `rnn-engine`. One command a file; this one finds them and turns errors into one clear line."""
+"""The command `rnn-engine`: finds its commands, one a module, and shows an error as one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 class Commands(click.Group):
-    """Imports a command's module when it is asked for: the model's libraries take a while to load."""
+    """The group of commands. Imports a command's module when it is asked for, since some take a while to load."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(_COMMANDS)
@@ -27,7 +27,7 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
-        """Run a command. What went wrong is told in one line, with exit code 2 for a wrong value and 1 otherwise."""
+        """Run a command. Prints an error as one line and exits with 2 for a wrong value and with 1 for any other."""
         if ctx.params["debug"]:
             return super().invoke(ctx)
         try:

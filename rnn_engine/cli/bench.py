@@ -1,4 +1,4 @@
-"""`rnn-engine bench`: how fast a model runs on a device, measured through the runner alone.
+"""`rnn-engine bench`: measure how fast a model runs on a device, through the runner alone.
 
 Steps are timed whole, from the tokens to the candidates on the host. What is not measured: sampling, text, HTTP.
 """
@@ -52,7 +52,7 @@ class Measurement:
 
 
 def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """Every one of `slots` sequences advances by one token in each step."""
+    """Measure steps in which each of `slots` sequences advances by one token."""
     for slot in range(slots):
         runner.write_state(slot, None)
     batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
@@ -61,7 +61,7 @@ def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[],
 
 
 def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
-    """One prompt of `length` tokens, in steps as large as the runner takes."""
+    """Measure one prompt of `length` tokens, in steps as large as the runner takes."""
     prompt = [_token(runner.shape, position) for position in range(length)]
     parts = [prompt[start : start + runner.max_tokens] for start in range(0, length, runner.max_tokens)]
     runs = [TokenRun(0, part) for part in parts[:-1]] + [TokenRun(0, parts[-1], rows=1)]
@@ -76,12 +76,12 @@ def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[
 
 
 def _token(shape: ModelShape, position: int) -> int:
-    """A token id; which one makes no difference to the speed."""
+    """Return some token id; the speed does not depend on which."""
     return (position * 31 + 1) % shape.vocab_size
 
 
 def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
-    """The median time of `work`, after a warm-up."""
+    """Return the median time of `work`, in seconds, after a warm-up."""
     for _ in range(_WARM_UP):
         work()
     seconds = []

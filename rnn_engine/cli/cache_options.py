@@ -54,7 +54,7 @@ _OPTIONS = (
 
 
 def cache_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options, which the command takes together as `cache`."""
+    """Add the options to `command`, which takes them together as `cache`."""
 
     @wraps(command)
     def with_cache(

@@ -55,7 +55,7 @@ def command(
 
 
 def _read_line() -> str | None:
-    """What the user types; None at the end of the input or on Ctrl-C."""
+    """Return what the user types; None at the end of the input or on Ctrl-C."""
     try:
         return input("User: ").strip()
     except (EOFError, KeyboardInterrupt):
@@ -65,7 +65,7 @@ def _read_line() -> str | None:
 
 @dataclass
 class Conversation:
-    """The messages so far, and how the next answer is made."""
+    """The messages so far, and the settings of the next answer."""
 
     session: Session
     sampling: SamplingParams
@@ -73,7 +73,7 @@ class Conversation:
     messages: list[ChatMessage] = field(default_factory=list)
 
     def say(self, text: str) -> None:
-        """Print the answer to `text` as it comes. What Ctrl-C cuts off stays in the conversation as far as it got."""
+        """Print the answer to `text` as it comes. The conversation keeps what was printed before a Ctrl-C."""
         self.messages.append(ChatMessage(Role.USER, text))
         reply = _Reply()
         click.echo("Assistant:", nl=False)

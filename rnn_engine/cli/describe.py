@@ -1,4 +1,4 @@
-"""What the terminal says of a model."""
+"""Describe a model on the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rnn-engine logits`: the numbers of a forward pass in a file, to compare this engine with another."""
+"""`rnn-engine logits`: write the results of a forward pass to a file, to compare this engine with another."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _check(tokens: Sequence[int], vocab_size: int) -> None:
 
 
 def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report, initial: State | None) -> F32:
-    """The logits after every token of a sequence that begins at `initial`, `chunk` tokens a step.  # [T, V]"""
+    """Return the logits [T, V] after every token of a sequence that begins at `initial`, run `chunk` tokens a step."""
     logits = np.empty((len(tokens), runner.shape.vocab_size), np.float32)
     runner.write_state(_SLOT, initial)
     for start in range(0, len(tokens), chunk):
@@ -85,7 +85,7 @@ def run_logits(runner: Runner, tokens: Sequence[int], chunk: int, report: Report
 
 
 def _state(runner: Runner) -> dict[str, F32]:
-    """The state of the sequence, layer by layer."""
+    """Return the state of the sequence as arrays by layer and field."""
     return {
         f"state.{layer}.{name}": values
         for name, layers in runner.read_state(_SLOT).items()

@@ -17,7 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _or_demo(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path:
-    """The model that was named, or the one that comes with the project."""
+    """Return the model that was named, or the one that comes with the project."""
     if value is not None:
         return value
     demo = model_path()
@@ -81,14 +81,14 @@ def slots_option(default: int) -> Callable[[Command], Command]:
 
 
 def with_options(command: Callable[..., None], options: Sequence[Callable[[Any], Any]]) -> Callable[..., None]:
-    """`command` with `options`, which its help shows in their order."""
+    """Add `options` to `command`, whose help shows them in their order."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
 def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:
-    """A callback: token ids from `1,2,3` or from a .npy file with one axis of whole numbers."""
+    """Parse token ids from `1,2,3` or from a .npy file with one axis of whole numbers. A click callback."""
     if text is None:
         return None
     if not text.endswith(".npy"):

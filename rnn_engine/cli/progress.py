@@ -1,4 +1,4 @@
-"""A progress bar on the terminal. Nothing is drawn where stderr is no terminal."""
+"""Draw a progress bar on stderr, where that is a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Report: TypeAlias = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Report]:
-    """Gives the function to be told what is being done, how many parts are done, and how many there are."""
+    """Yield a function that takes what is being done, how many parts are done, and how many there are."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -1,4 +1,4 @@
-"""The options that say how tokens are drawn, made from `SamplingParams`."""
+"""The options for how tokens are drawn, made from `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help=
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """--max-tokens, which the command takes as it is, and the options that it takes together as `sampling`."""
+    """Add --max-tokens to `command`, and the options that it takes together as `sampling`."""
 
     @wraps(command)
     def with_sampling(**values: Any) -> None:  # noqa: ANN401
@@ -41,7 +41,7 @@ def _make_option(parameter: Parameter) -> Callable[[Any], Any]:
 
 
 def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int, float]:
-    """A callback: ID=NUMBER, several times."""
+    """Parse ID=NUMBER, given several times. A click callback."""
     bias = {}
     for text in texts:
         token, _, number = text.partition("=")

@@ -66,7 +66,7 @@ def command(
 
 
 def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """The demo model comes with a state to try, which is not the default; a name that is given otherwise stays so."""
+    """Add the demo model's own state to `states`, unless a file there has its name. It is not the default."""
     demo = StateFile(pirate_state_path(), "pirate")
     if model != model_path() or any(file.name == demo.name for file in states.files):
         return states

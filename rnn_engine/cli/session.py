@@ -1,4 +1,4 @@
-"""An engine for the time of one command, on an event loop that runs only while there is something to wait for."""
+"""An engine for the time of one command, with an event loop that runs only while something is waited for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EngineChoice:
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
-    """Load with a progress bar. Cancelling ends the work of the loading thread, too."""
+    """Load an engine and show the progress. Where it is cancelled, the loading thread ends too."""
     cancelled = threading.Event()
     with progress_bar("opening the model") as show:
 
@@ -69,7 +69,7 @@ class Session:
 
     @property
     def initial(self) -> FrozenState | None:
-        """What texts start from; None is an empty state."""
+        """Return the state that texts start from; None is the fill values."""
         default = self.engine.states.default
         return None if default is None else default.initial
 
@@ -77,13 +77,13 @@ class Session:
         return self.loop.run(work)
 
     def generate(self, request: GenerateRequest, on_delta: Callable[[TextDelta], None]) -> Finished:
-        """Run `request` and pass its text on as it comes."""
+        """Run `request` and call `on_delta` with its text as it comes."""
         return self.run(_generate(self.engine, request, on_delta))
 
 
 @contextmanager
 def engine_session(choice: EngineChoice) -> Iterator[Session]:
-    """A loaded engine; it is closed at the end of the block."""
+    """Load an engine, and close it at the end of the block."""
     with asyncio.Runner() as loop:
         engine = loop.run(load_engine(choice))
         try:

@@ -10,7 +10,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """A callback: bytes from a whole number, with K, M, G or T for powers of 1024."""
+    """Parse a number of bytes, with K, M, G or T for powers of 1024. A click callback."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)

@@ -19,7 +19,7 @@ _ONLY = "state"  # what a command calls the one state that it was given
 
 
 def _parse_named(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[StateFile]:
-    """A callback: NAME=FILE, several times."""
+    """Parse NAME=FILE, given several times. A click callback."""
     return [_named_file(text) for text in texts]
 
 
@@ -65,7 +65,7 @@ _SERVE_OPTIONS = (
 
 
 def state_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a server, which the command takes together as `states`."""
+    """Add a server's options to `command`, which takes them together as `states`."""
 
     @wraps(command)
     def with_states(
@@ -90,5 +90,5 @@ state_option = click.option(
 
 
 def only_state(file: Path | None) -> StateSettings:
-    """The settings of a command that starts from one file, if any."""
+    """Return the settings of a command that starts from one file, if any."""
     return StateSettings() if file is None else StateSettings([StateFile(file, _ONLY)], default=_ONLY)

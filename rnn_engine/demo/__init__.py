@@ -1,4 +1,4 @@
-"""The demo model that ships with the project: where its files lie. Knows paths alone."""
+"""The paths of the demo model's files, which come with the project."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _FOLDER = Path(__file__).parent
 
 
 def model_path() -> Path:
-    """The weights: RWKV-7, safetensors, f16."""
+    """Return the path of the weights: RWKV-7, safetensors, f16."""
     return _FOLDER / "demo.safetensors"
 
 
 def tokenizer_path() -> Path:
-    """The tokenizer: byte-level BPE."""
+    """Return the path of the tokenizer: byte-level BPE."""
     return _FOLDER / "tokenizer.json"
 
 
 def pirate_state_path() -> Path:
-    """A tuned initial state, from which the model answers like a pirate."""
+    """Return the path of a tuned initial state, from which the model answers like a pirate."""
     return _FOLDER / "pirate.safetensors"

@@ -1,4 +1,4 @@
-"""Brings a file's tensors to one set of names and one orientation, BlinkDL's, whatever convention they were saved in.
+"""Find the convention that a file's tensors were saved in, and translate it to BlinkDL's names and orientation.
 
 Two conventions are known. BlinkDL's own is the identity. ai00's `.st` has the same names for RWKV-7, and stores the
 low-rank adapters and the tuned initial state with their last two dimensions swapped. Nothing in such a file says so,
@@ -36,7 +36,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A way of naming and turning a model's tensors: `translate` maps BlinkDL's name of each to where it is stored."""
+    """A way of naming and orienting tensors: `translate` maps BlinkDL's name of each to where it is stored."""
 
     name: str
     matches: Callable[[Path, Tensors], bool]
@@ -44,7 +44,7 @@ class Convention:
 
 
 def find_convention(path: Path, tensors: Tensors) -> Convention:
-    """The convention in which the file's tensors were saved; BlinkDL's where no other is recognised."""
+    """Return the convention in which the file's tensors were saved; BlinkDL's where no other is recognised."""
     return next(convention for convention in _CONVENTIONS if convention.matches(path, tensors))
 
 
@@ -58,7 +58,7 @@ def _is_ai00(path: Path, tensors: Tensors) -> bool:
 
 
 def _swap_vote(name: str, info: TensorInfo, width: int | None) -> bool | None:
-    """Whether an adapter's shape shows it swapped; None where `name` is no adapter or its shape does not tell."""
+    """Return whether an adapter's shape shows it swapped; None where it is none or its shape does not show it."""
     if not _ADAPTER.fullmatch(name) or len(info.shape) < 2:
         return None
     rows, columns = info.shape[-2:]
@@ -69,7 +69,7 @@ def _swap_vote(name: str, info: TensorInfo, width: int | None) -> bool | None:
 
 
 def _width(tensors: Tensors) -> int | None:
-    """D, the second dimension of the embedding."""
+    """Return D, the second dimension of the embedding."""
     embedding = tensors.get("emb.weight")
     return embedding.shape[-1] if embedding is not None and embedding.shape else None
 

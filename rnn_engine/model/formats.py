@@ -1,4 +1,4 @@
-"""Tells file formats apart by how a file begins, and opens the file with the right reader.
+"""Tell file formats apart by a file's first bytes, and open the file with the right reader.
 
 A new format is one reader module and one line in `_FORMATS`.
 """

@@ -62,7 +62,7 @@ class PthFile:
 
 
 def _find_folder(path: Path, archive: ZipArchive) -> str:
-    """The folder inside the zip, named as torch pleased, that holds the pickle; with its slash."""
+    """Return the folder inside the zip that holds the pickle, with its slash."""
     found = [name for name in archive.names if name.rpartition("/")[2] == _PICKLE_NAME]
     if len(found) != 1:
         raise ModelError(f"{path} is a zip with {len(found)} entries named {_PICKLE_NAME}; a .pth file has one")
@@ -88,7 +88,7 @@ def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorR
 
 
 def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: TensorRef) -> None:
-    """Raises ModelError unless the tensor lies inside its storage and no larger than it."""
+    """Raise ModelError unless the tensor lies inside its storage and is no larger than it."""
     if entry not in archive.names:
         raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
     count = archive.size(entry) // ref.storage.dtype.itemsize
@@ -99,7 +99,7 @@ def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: T
 
 
 def _reach(ref: TensorRef) -> int:
-    """How many elements of its storage, counted from the storage's start, a tensor needs."""
+    """Return how many elements of its storage, counted from the storage's start, a tensor needs."""
     if 0 in ref.shape:
         return ref.offset
     return ref.offset + sum((size - 1) * step for size, step in zip(ref.shape, ref.strides, strict=True)) + 1

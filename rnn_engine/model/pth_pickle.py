@@ -1,9 +1,8 @@
-"""Reads the pickle inside a .pth file: a description of tensors, and no code.
+"""Read the descriptions of tensors in the pickle of a .pth file, without running code from it.
 
 A pickle is a program for a stack machine that may call anything it can name. This module runs such a program on a
-machine of its own that has no calls: a name is an inert value, and the few that describe tensors are understood by
-matching. Whatever else a pickle names or does ends the reading with an error. Knows nothing of the zip around the
-pickle, nor of the tensors' bytes.
+machine of its own that has no calls: a name is an inert value, and the few that describe tensors are recognised.
+Anything else that a pickle names or does is an error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class TensorRef:
 
 
 def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
-    """The tensors that a pickled state dict names.
+    """Return the tensors of a pickled state dict by name.
 
     Raises ModelError where the pickle is damaged, asks for anything but tensors, or holds no dict of them.
     """
@@ -65,7 +64,7 @@ def _state_dict(content: object) -> dict[str, TensorRef]:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """Something that the pickle would import; here a mere name."""
+    """The name of something that the pickle would import."""
 
     text: str
 
@@ -87,7 +86,7 @@ _KNOWN_NAMES: Final = frozenset({*_STORAGE_DTYPES, _DICT, _TENSOR, _PARAMETER})
 
 
 class _Machine:
-    """The pickle machine, without what imports, calls or changes objects."""
+    """The pickle machine, without the operations that import, call or change objects."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -95,7 +94,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> object:
-        """The value that the program leaves."""
+        """Run the program and return the value that it leaves."""
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name == "STOP":
                 return self._stack.pop()
@@ -155,7 +154,7 @@ class _Machine:
                 raise ModelError(f"the pickle uses the operation {opcode}, which a file of tensors has no use for")
 
     def _take(self, count: int) -> list[Any]:
-        """The topmost values, taken from the stack, in the order in which they were put there."""
+        """Take the topmost values from the stack and return them in the order in which they were put there."""
         if len(self._stack) < count:
             raise ModelError("the pickle is damaged: it takes a value that is not there")
         taken = self._stack[-count:]
@@ -170,14 +169,14 @@ class _Machine:
         self._top(list).extend(values)
 
     def _update(self, items: list[Any]) -> None:
-        """`items` are keys and values in turn."""
+        """Add `items`, keys and values in turn, to the topmost dict."""
         keys = items[::2]
         if not all(isinstance(key, str) for key in keys):
             raise ModelError("the pickle holds a dict whose keys are not all names")
         self._top(dict).update(zip(keys, items[1::2], strict=True))
 
     def _drop_attributes(self) -> None:
-        """torch sets `_metadata` on its dicts; nothing here has a use for it."""
+        """Drop the attributes that are set on the topmost dict: torch's `_metadata`."""
         self._take(1)
         self._top(dict)
 
@@ -199,7 +198,7 @@ def _name(module: object, name: object) -> _Name:
 
 
 def _make(callee: object, arguments: object) -> dict[Any, Any] | TensorRef:
-    """What a call would make."""
+    """Return what a call would make."""
     match callee, arguments:
         case _Name(), () if callee == _DICT:
             return {}

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the World vocabulary, Hugging Face tokenizers, or none."""
+"""Tokenizers: the World vocabulary, Hugging Face's, or none."""
 
 from rnn_engine.tokenizer.base import Tokenizer
 from rnn_engine.tokenizer.load import load_tokenizer

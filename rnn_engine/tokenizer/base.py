@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and the one check that all of them make of the text they are given."""
+"""The protocol of tokenizers, and the check that all of them make of their text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Tokenizer(Protocol):
 
     @property
     def size(self) -> int:
-        """Every id that `encode` gives lies in 0..size-1."""
+        """The size of the vocabulary: `encode` returns ids from 0 to size - 1."""
         ...
 
     def encode(self, text: str, /) -> list[int]:
-        """The ids of `text`, with no marks put before or after it.
+        """Return the ids of `text`, with no marks put before or after it.
 
         Raises InvalidRequestError where the text can't be encoded.
         """
         ...
 
     def decode_bytes(self, token: int, /) -> bytes:
-        """The bytes that a token stands for, which may be a part of a character; b"" for an id that has no text."""
+        """Return the bytes that a token stands for, perhaps a part of a character; b"" for an id without text."""
         ...
 
 
 def check_text(text: str) -> None:
-    """Raises InvalidRequestError for a text that has no UTF-8 form: JSON admits halves of surrogate pairs."""
+    """Raise InvalidRequestError for a text that has no UTF-8 form: JSON admits halves of surrogate pairs."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

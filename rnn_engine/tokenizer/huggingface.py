@@ -1,6 +1,6 @@
-"""Any tokenizer that comes as a Hugging Face tokenizer.json.
+"""Read Hugging Face's tokenizer.json.
 
-Text that spells one of the vocabulary's added tokens becomes that token, as everywhere in that world; other text in
+Text that spells one of the vocabulary's added tokens becomes that token, as with Hugging Face's library; other text in
 angle brackets is plain text. Nothing is put before or after a text, and none is cut.
 """
 
@@ -52,7 +52,7 @@ def _load(path: Path) -> LibraryTokenizer:
 
 
 def _read_pieces(path: Path, library: LibraryTokenizer) -> dict[int, bytes]:
-    """Token id -> its bytes; special tokens have none, and other added tokens are what they spell."""
+    """Return the bytes of every token id; a special token has none, and any other added token what it spells."""
     try:
         to_bytes = piece_decoder(json.loads(library.to_str())["decoder"])
     except TokenizerError as error:

@@ -1,4 +1,4 @@
-"""Chooses and loads the tokenizer of a model."""
+"""Choose and load the tokenizer of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE_NAME: Final = "tokenizer.json"
 
 
 def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
-    """The tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json.
+    """Load the tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json.
 
     `auto` takes a tokenizer.json that lies beside the model, else World where the model's vocabulary is as large as
     World's, else none. Raises TokenizerError where the file can't be read or the vocabulary does not fit the model.

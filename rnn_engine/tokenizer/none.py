@@ -1,4 +1,4 @@
-"""Stands in where a model has no tokenizer: clients then send and receive token ids."""
+"""The tokenizer of a model that has none: clients send and receive token ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rnn_engine.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True)
 class NoTokenizer:
-    """Knows the range of ids, no text, and why there is no tokenizer."""
+    """Refuses every text, and says why there is no tokenizer."""
 
     size: int
     reason: str

@@ -1,8 +1,8 @@
-"""Turns the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
+"""Turn the pieces of a Hugging Face vocabulary into bytes, one piece at a time.
 
-The library decodes whole sequences to text and puts a replacement mark where a piece ends inside a character; streaming
-needs the raw bytes of each piece. So the decoder that the tokenizer's file describes is read here as what it does to a
-single piece. What it does to a text as a whole, such as dropping the first space, has no place in that.
+The library decodes whole sequences and puts a replacement character where a piece ends inside a character; streaming
+needs the raw bytes of each piece. So the steps of the decoder that the tokenizer's file describes are applied here to
+single pieces. A step for a text as a whole, such as dropping the first space, is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE_STEPS: Final = frozenset({"ByteLevel", "ByteFallback", "Replace", "Metasp
 
 
 def piece_decoder(decoder: _Step | None) -> PieceDecoder:
-    """How the decoder of a tokenizer.json, given as its JSON, turns a single piece into bytes.
+    """Return what turns a single piece into bytes, from the JSON of a tokenizer.json's decoder.
 
     Raises TokenizerError for a decoder whose pieces have no bytes of their own.
     """
@@ -37,7 +37,7 @@ def piece_decoder(decoder: _Step | None) -> PieceDecoder:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """Byte-level BPE's alphabet: printable Latin-1 stands for itself, the other bytes for characters from U+0100 on."""
+    """Return byte-level BPE's alphabet: printable Latin-1 as itself, the other bytes as characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -74,7 +74,7 @@ def _flatten(decoder: _Step | None) -> Iterator[_Step]:
 
 
 def _replacement(step: _Step) -> tuple[str, str]:
-    """What to look for in a piece, and what to put there."""
+    """Return what a step of the decoder replaces, and by what."""
     if step["type"] == "Metaspace":
         return step["replacement"], " "
     if "String" not in step["pattern"]:

@@ -1,7 +1,7 @@
 """The World vocabulary, which most RWKV models use: 65529 byte strings, greedy longest match, and 0 as end of text.
 
-The library encodes. It can't decode a token that is a part of a character, so the table of byte strings is read here,
-from the vocabulary file that comes with it.
+The pyrwkv_tokenizer library encodes. It can't decode a token that is a part of a character, so the byte strings are
+read here, from the library's own vocabulary file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorldTokenizer:
 
 
 def _read_pieces(path: Path) -> dict[int, bytes]:
-    """Token id -> its bytes, from lines of an id, a Python literal (str or bytes) and a length."""
+    """Return the bytes of every token id, from lines of an id, a Python literal (str or bytes) and a length."""
     with path.open(encoding="utf-8", newline="\n") as lines:
         entries = [line.split(" ", 1) for line in lines]
     literals = ast.literal_eval(f"[{','.join(rest.rsplit(' ', 1)[0] for _, rest in entries)}]")

@@ -1,1 +1,1 @@
-"""Measures how fast the forward pass runs on a device, with random models of real shapes made on the spot."""
+"""Benchmarks: the forward pass on a device, the host's cost of a token, waiting, kept states, choices."""

@@ -68,7 +68,7 @@ def main(
 def measure(
     name: str, device: str, weights: WeightFormatName, slots: list[int], lengths: list[int], repeats: int, parts: bool
 ) -> dict[str, Any]:
-    """Load one shape, print its figures, and give them back."""
+    """Load one shape, print its figures, and return them."""
     begun = time.perf_counter()
     runner = load_runner(RandomModel(SHAPES[name]), device, weights=weights, num_slots=max(slots))
     if not isinstance(runner, GpuRunner):
@@ -100,7 +100,7 @@ def measure(
 
 
 def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> dict[str, Any]:
-    """A decode figure, with what the step must read and how near that comes to the device's bandwidth."""
+    """Measure decode, what a step must read, and how near that comes to the device's bandwidth."""
     line: Measurement = measure_decode(runner, slots, repeats, time.perf_counter)
     num_bytes = runner.weight_bytes + slots * runner.shape.state_bytes
     read_per_second = num_bytes / (line.median_ms / 1e3)

@@ -1,4 +1,4 @@
-"""One request to an engine, timed, and how two answers differ."""
+"""Send one request to an engine, time it, and compare two answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, and how long the first token took, in seconds."""
+    """The tokens of an answer, and how long the first one took, in seconds."""
 
     first_token: float
     cached_tokens: int
@@ -26,14 +26,14 @@ class Answer:
         return [info.token for info in self.tokens]
 
     def difference(self, other: Answer) -> float:
-        """The greatest difference of a log-probability, that of a token or of its alternatives; of the same tokens."""
+        """Return the greatest difference of a log-probability. Both answers have the same tokens."""
         assert self.ids == other.ids, f"other tokens: {self.ids} and {other.ids}"
         pairs = [_pairs(one, two) for one, two in zip(self.tokens, other.tokens, strict=True)]
         return max(abs(one - two) for found in pairs for one, two in found)
 
 
 async def ask(engine: Engine, prompt: Sequence[int], max_tokens: int = TOKENS) -> Answer:
-    """The likeliest continuation of `prompt`."""
+    """Ask for the likeliest continuation of `prompt`."""
     request = GenerateRequest(
         prompt,
         max_tokens=max_tokens,

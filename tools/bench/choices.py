@@ -45,24 +45,24 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What one way gave."""
+    """The scores of one way, and how long they took."""
 
     seconds: float
     scores: tuple[ChoiceScore, ...]
 
     def context_tokens_run(self, context: Sequence[int]) -> int:
-        """Over all choices."""
+        """Return how many tokens of the context were run, over all choices."""
         return sum(max(len(context) - score.given.cost.cached_tokens, 0) for score in self.scores)
 
     def difference(self, other: Timed) -> float:
-        """The greatest of a choice's log-probability."""
+        """Return the greatest difference of a choice's log-probability."""
         pairs = zip(self.scores, other.scores, strict=True)
         return max(abs(one.given.total - two.given.total) for one, two in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The same for every way."""
+    """The context and the choices, the same for every way."""
 
     context: list[int]
     choices: list[list[int]]
@@ -76,7 +76,7 @@ class Task:
 @click.option("--choices", "num_choices", default=100, show_default=True, help=f"Of 1 to {_LONGEST} tokens each.")
 @click.option("--repeats", default=3, show_default=True, help="Times that each way is run.")
 def main(name: str, device: str, slots: int, context_tokens: int, num_choices: int, repeats: int) -> None:
-    """Measure the scoring of choices, and hold the ways to each other."""
+    """Measure the scoring of choices, and check that all ways agree."""
     with tempfile.TemporaryDirectory() as folder:
         model = find_model(name, Path(folder))
         asyncio.run(_compare(model, device, slots, repeats, _draw(model, context_tokens, num_choices)))
@@ -91,7 +91,7 @@ def _draw(model: Path, context_tokens: int, num_choices: int) -> Task:
 
 
 async def _compare(model: Path, device: str, slots: int, repeats: int, task: Task) -> None:
-    """The ways take turns, so that what else the machine does falls on all of them."""
+    """Run the ways in turns, so that what else the machine does slows all of them."""
     rounds = [[await _time(model, device, slots, task, way) for way in WAYS] for _ in range(repeats)]
     click.echo(f"{model.stem}, {slots} slots, {len(task.choices)} choices after {len(task.context)} tokens")
     click.echo("| way | seconds | times batched | context tokens run | greatest difference |")

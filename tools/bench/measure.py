@@ -1,4 +1,4 @@
-"""What a step costs: its parts on the device, its host time, and the device's own limit to hold it against.
+"""Measure a step's parts on the device, its time on the host, and the device's bandwidth to compare with.
 
 All times are medians over repetitions after a warm-up, in seconds of the host's clock.
 """
@@ -19,7 +19,7 @@ _COPY_BYTES = 64 << 20
 
 
 def copy_bandwidth(device: Device, repeats: int) -> float:
-    """Bytes a second of a large copy on the device, those read and those written both counted."""
+    """Return the bytes a second of a large copy on the device, those read and those written both counted."""
     source, target = device.create_buffer("copy from", _COPY_BYTES), device.create_buffer("copy to", _COPY_BYTES)
     recorder = Recorder(device)
 
@@ -33,7 +33,7 @@ def copy_bandwidth(device: Device, repeats: int) -> float:
 
 
 def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int) -> float:
-    """Time to encode and submit one step's plan, without waiting for the device."""
+    """Return the time to encode and submit one step's plan, without waiting for the device."""
     plan = runner.plan(num_tokens, num_runs, num_runs)
     recorder = Recorder(runner.device)
     seconds = []
@@ -46,7 +46,7 @@ def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int
 
 
 def seconds_by_part(runner: GpuRunner, batch: list[TokenRun], repeats: int) -> dict[str, tuple[int, float]]:
-    """For each part of a step, as "key" or "head": its dispatches in all layers, and how long they take together."""
+    """Return, for each part of a step such as "key" or "head", the number of its dispatches and their time together."""
     run_step(runner, batch)  # so that the parts find a whole batch in the buffers
     plan = runner.plan(sum(len(run.tokens) for run in batch), len(batch), sum(run.rows for run in batch))
     parts: defaultdict[str, list[Dispatch]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The models that whole engines are measured with, as files."""
+"""Files of the models that whole engines are measured with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = (DEMO, *SHAPES)
 
 
 def find_model(name: str, folder: Path) -> Path:
-    """The demo model, or a random one of that shape, which is written into `folder`."""
+    """Return the path of the demo model, or of a random one of that shape, which is written into `folder`."""
     if name == DEMO:
         return model_path()
     model = RandomModel(SHAPES[name])

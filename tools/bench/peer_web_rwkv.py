@@ -1,4 +1,4 @@
-"""What web-rwkv makes of a random RWKV-6 of the 0.1B shape: run by a Python that has `web-rwkv-py==0.2.3`.
+"""Measure web-rwkv on a random RWKV-6 of the 0.1B shape: run by a Python that has `web-rwkv-py==0.2.3`.
 
 That version of the peer knows no v7. Its v6 of the same width, depth and vocabulary has about as many weights: the
 ffn is 3.5 times the width instead of 4, and the attention has a gate matrix more. Prints one line of JSON.
@@ -23,7 +23,7 @@ MIX_RANK, DECAY_RANK = 32, 64
 
 
 def random_tensors() -> dict[str, NDArray[np.float16]]:
-    """Weights in the file convention of web-rwkv: adapters with their last two dimensions swapped."""
+    """Return weights in the file convention of web-rwkv: adapters with their last two dimensions swapped."""
     generator = np.random.default_rng(0)
 
     def normal(*shape: int) -> NDArray[np.float16]:
@@ -57,7 +57,7 @@ def random_tensors() -> dict[str, NDArray[np.float16]]:
 
 
 def tokens_per_second(model: web_rwkv_py.Model, num_tokens: int, repeats: int) -> float:
-    """The median over `repeats` runs of `num_tokens` tokens, after a warm-up."""
+    """Return the median over `repeats` runs of `num_tokens` tokens, after a warm-up."""
     tokens = [(position * 31 + 1) % VOCAB for position in range(num_tokens)]
     model.run(tokens)
     seconds = []

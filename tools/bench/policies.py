@@ -1,4 +1,4 @@
-"""`python -m tools.bench.policies`: batching policies beside each other, under a load that arrives at random.
+"""`python -m tools.bench.policies`: compare batching policies under a load that arrives at random.
 
 A simulation: the real scheduler and policies on a clock of its own, over a runner whose steps take
 `base + tokens * each` seconds. It says what waiting gains or costs under that model of a step, not how fast a device
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass
 class Outcome:
-    """When things came, in seconds."""
+    """When requests arrived, got their first token and ended, in seconds."""
 
     arrived: dict[int, float] = field(default_factory=dict)
     first: dict[int, float] = field(default_factory=dict)  # the first token

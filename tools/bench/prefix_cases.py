@@ -1,7 +1,4 @@
-"""Requests that share a prefix with earlier ones: each case warms an engine up and gives the prompt to measure.
-
-Knows engines and tokens; measures nothing.
-"""
+"""Requests that share a prefix with earlier ones: each case warms an engine up and asks the request to measure."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Warm:
 
 
 async def kept_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> AsyncIterator[Warm]:
-    """Prompts that follow others at once. The engine has not seen `prefix` before."""
+    """Ask prompts that follow others at once. The engine has not seen `prefix` before."""
     first = await ask(engine, prefix)
     yield await _measure("exact repeat", engine, prefix)
     yield await _measure("longer prompt", engine, [*prefix, *draw(_LONGER)])
@@ -46,7 +43,7 @@ async def kept_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> Async
 
 
 def small_tiers(info: EngineInfo, folder: Path) -> CacheConfig:
-    """Room for one state on the device and for one on the host, so that states are evicted down to the files."""
+    """Return room for one state on the device and one on the host, so that states are evicted down to files."""
     state = info.shape.state_bytes
     room = 2 * state  # a slab is somewhat larger than a state, and logits come with a state on the host
     host = room if 4 * info.shape.vocab_size <= state else state + 4 * info.shape.vocab_size
@@ -54,7 +51,7 @@ def small_tiers(info: EngineInfo, folder: Path) -> CacheConfig:
 
 
 async def evicted_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> AsyncIterator[Warm]:
-    """`engine` has the tiers of `small_tiers`, and has not seen `prefix` before."""
+    """Ask after evictions. `engine` has the tiers of `small_tiers`, and has not seen `prefix` before."""
     await ask(engine, prefix)
     for tier, case in (("host", "after eviction to host"), ("disk", "after eviction to disk")):
         await _evict_to(engine, tier, len(prefix), draw)
@@ -62,7 +59,7 @@ async def evicted_cases(engine: Engine, prefix: Sequence[int], draw: Draw) -> As
 
 
 async def restarted_case(engine: Engine, prefix: Sequence[int]) -> Warm:
-    """`engine` has the files of another that has run `prefix`."""
+    """Ask an `engine` that has the files of another one, which has run `prefix`."""
     return await _measure("after a restart", engine, prefix)
 
 

@@ -1,4 +1,4 @@
-"""`python -m tools.bench.prefixes`: what kept states save, and that they change no result.
+"""`python -m tools.bench.prefixes`: measure what kept states save, and check that they change no result.
 
 Every warm answer is held against that of an engine that keeps nothing: the same tokens, and log-probabilities that
 differ by less than a thousandth. Everything runs through the engine that the server has.
@@ -75,7 +75,7 @@ class Bench:
         return warm
 
     async def _measure_cold(self, warm: list[Warm]) -> dict[tuple[int, ...], Answer]:
-        """The answers of an engine that keeps nothing, by prompt."""
+        """Return the answers of an engine that keeps nothing, by prompt."""
         async with self._engine(None) as engine:
             return {prompt: await ask(engine, prompt) for prompt in {tuple(case.prompt) for case in warm}}
 

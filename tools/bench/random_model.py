@@ -18,7 +18,7 @@ VOCAB_SIZE = 65536
 
 
 def shape_of(num_layers: int, width: int, ranks: AdapterRanks) -> ShapeV7:
-    """A published model's shape from the sizes that differ."""
+    """Return a published model's shape from the sizes that differ."""
     return ShapeV7(
         num_layers=num_layers,
         width=width,
@@ -81,7 +81,7 @@ class RandomModel:
 
 
 def _draw(shape: tuple[int, ...], magnitude: float, seed: int) -> NDArray[np.float16]:
-    """Random signs and mantissas under one exponent: values between 1 and 2 times a power of two, near `magnitude`."""
+    """Draw signs and mantissas under one exponent: values of 1 to 2 times a power of two, near `magnitude`."""
     bits = np.random.default_rng(seed).integers(0, 1 << 16, shape, np.uint16)
     exponent = int(np.floor(np.log2(magnitude))) + 15
     return ((bits & 0x83FF) | (exponent << 10)).view(np.float16)

@@ -1,7 +1,6 @@
 """A published hard case: many prompts share a system text and the first half of a long part, which has moved.
 
 Caches that keep states at borders of blocks alone lost nearly every hit when the shared part moved by 100 tokens.
-Knows engines and tokens; prints nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SYSTEM, SHIFT, SHARED, OWN = 230, 100, 700, 800  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one arrival of all prompts came to."""
+    """The hits of one arrival of all prompts, and the tokens that they saved."""
 
     arrival: str
     prompts: int
@@ -31,7 +30,7 @@ class Outcome:
 
 
 async def measure_shifted(engine: Engine, draw: Draw) -> list[Outcome]:
-    """Prompts one after the other and all at once, each time with and without the shift; nothing is kept between."""
+    """Ask prompts one by one and all at once, each with and without the shift; nothing is kept between."""
     outcomes = []
     for shift in (0, SHIFT):
         for at_once in (False, True):

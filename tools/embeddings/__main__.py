@@ -1,4 +1,4 @@
-"""`python -m tools.embeddings`: how well each layer, part and pooling tells topics apart, beside plain baselines."""
+"""`python -m tools.embeddings`: measure how well each layer, part and pooling tells topics apart, and baselines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def _measure(model: Path, tokenizer: str, device: str, sets: Sequence[str]
 
 
 def _untrained(model: Path, tokenizer: str, device: str) -> Engine:
-    """The same shape with random weights."""
+    """Return an engine with a model of the same shape and random weights."""
     with open_model(model) as opened:
         shape = opened.shape
     assert isinstance(shape, ShapeV7)  # what random weights are made for
@@ -114,7 +114,7 @@ def _settings(shape: ModelShape) -> Iterator[EmbeddingSettings]:
 
 
 def _vectors(states: Sequence[State], settings: EmbeddingSettings, shape: ModelShape) -> Vectors:
-    """Also those that are too long to be served, for comparison."""
+    """Return the vectors of every setting, also those that are too long to be served."""
     return np.stack([finish_vector(part_vector(state, settings, shape), settings) for state in states])
 
 

@@ -1,4 +1,4 @@
-"""How well vectors tell labels apart, by cosine. Knows arrays alone."""
+"""Measure how well vectors tell labels apart, by cosine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Separation:
 
 
 def reciprocal_ranks(vectors: Vectors, labels: Labels) -> NDArray[np.float64]:
-    """1 / the rank of the first with the same label, for each. -> [S]"""
+    """Return [S] 1 / the rank of the first sentence with the same label, for each."""
     ranks: NDArray[np.float64] = 1 / (_ranked(vectors, labels).argmax(axis=1) + 1)
     return ranks
 
@@ -43,7 +43,7 @@ def separation(vectors: Vectors, labels: Labels) -> Separation:
 
 
 def gain(vectors: Vectors, others: Vectors, labels: Labels, seed: int = 0) -> tuple[float, float]:
-    """How much better the mean reciprocal rank is than with `others`: 95 % of the means of redrawn sentences."""
+    """Return how much greater the mean reciprocal rank is than `others`': the range of 95 % of redrawn means."""
     differences = reciprocal_ranks(vectors, labels) - reciprocal_ranks(others, labels)
     redrawn = np.random.default_rng(seed).integers(0, len(labels), (_REDRAWN, len(labels)))
     low, high = np.percentile(differences[redrawn].mean(axis=1), [2.5, 97.5])
@@ -51,7 +51,7 @@ def gain(vectors: Vectors, others: Vectors, labels: Labels, seed: int = 0) -> tu
 
 
 def _ranked(vectors: Vectors, labels: Labels) -> NDArray[np.bool_]:
-    """Whether each one's others have its label, the nearest first. -> [S, S - 1]"""
+    """Return [S, S - 1] whether the other sentences have the label of each, nearest first."""
     cosines = _cosines(vectors)  # [S, S]
     np.fill_diagonal(cosines, -np.inf)
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :-1]
@@ -68,7 +68,7 @@ def _cosines(vectors: Vectors) -> NDArray[np.float64]:
 
 
 def _silhouettes(distances: NDArray[np.float64], labels: Labels) -> NDArray[np.float64]:
-    """-> [S]"""
+    """Return [S] the silhouette of each vector."""
     members = labels == np.unique(labels)[:, None]  # [labels, S]
     own = labels == labels[:, None]  # [S, S]
     np.fill_diagonal(own, False)

@@ -1,4 +1,4 @@
-"""Labelled sentences: what the measurement of embeddings is made on. Data only.
+"""Labelled sentences, on which embeddings are measured.
 
 SMALL_WORLD keeps to the words and the world of the demo model; EVERYDAY is plain English of other topics, most of whose
 words the demo model has never seen. In both, a topic has questions as well as statements, no two of its
@@ -14,7 +14,7 @@ Topics = Mapping[str, Sequence[str]]
 
 
 def _topics(text: str) -> Topics:
-    """Blocks of lines, each under a line `topic:`."""
+    """Parse blocks of lines, each under a line `topic:`."""
     topics: dict[str, list[str]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         if line.endswith(":"):

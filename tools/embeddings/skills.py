@@ -23,6 +23,6 @@ _LABELS = (
 
 
 def skill_questions(each: int = 24, seed: int = 1) -> Topics:
-    """Held-out questions by skill, the same at every call."""
+    """Return held-out questions by skill, the same at every call."""
     chance = random.Random(seed)
     return {label: tuple(SKILLS[label](chance, True).turns[-1].question for _ in range(each)) for label in _LABELS}

@@ -1,4 +1,4 @@
-"""Writes each case as NAME.safetensors (the model, f16) and NAME.npz (tokens, logits, the final state)."""
+"""Write each case as NAME.safetensors (the model, f16) and NAME.npz (tokens, logits, the final state)."""
 
 from __future__ import annotations
 

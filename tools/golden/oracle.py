@@ -1,4 +1,4 @@
-"""Runs a model file with the `rwkv` package: version 7, f32, on the CPU.
+"""Run a model file with the `rwkv` package: version 7, f32, on the CPU.
 
 The package chooses its version by the environment at the time of its import, and reads .pth files only.
 """
@@ -25,7 +25,7 @@ F32 = NDArray[np.float32]
 
 
 def run_v7(model_path: Path, tokens: Sequence[int]) -> tuple[F32, dict[str, F32]]:
-    """Logits [T, V] after every token, and the final state in the project's layout, from a safetensors file."""
+    """Return the logits [T, V] after every token, and the final state in the project's layout."""
     with TemporaryDirectory() as folder:
         pth_path = Path(folder) / "model.pth"
         torch.save(load_file(model_path), pth_path)

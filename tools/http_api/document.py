@@ -1,4 +1,4 @@
-"""The reference of docs/http-api.md: routes, and the fields of every body. Knows JSON schemas, no particular route."""
+"""The reference of docs/http-api.md: routes, and the fields of every body, from their JSON schemas."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Schema: TypeAlias = Mapping[str, Any]
 
 
 def renew(text: str) -> str:
-    """The document with its reference made anew; what stands before it is kept."""
+    """Return the document with a new reference; what is before the reference is kept."""
     return text.partition(BEGIN)[0] + BEGIN + "\n" + reference(ALL_ROUTES)
 
 
 def reference(routes: Iterable[Route]) -> str:
-    """All routes, then all bodies."""
+    """Return all routes, then all bodies."""
     routes = list(routes)
     bodies = _Bodies()
     parts = ["## Routes", _route_table(routes)]
@@ -88,7 +88,7 @@ def _schema_of(kind: type[object]) -> Schema:
 
 
 def _request_bodies() -> dict[str, type[RequestBody]]:
-    """Every body that clients send, nested ones too, by name."""
+    """Return every body that clients send, nested ones too, by name."""
     pending: list[type[RequestBody]] = [RequestBody]
     found: dict[str, type[RequestBody]] = {}
     while pending:

@@ -53,7 +53,7 @@ def main(lm_eval: str, url: str, tokenizer: Path, model_args: str) -> None:
 
 
 def direct_totals(url: str, sample: Sample) -> list[float]:
-    """The log-probabilities of a sample's continuations, in their order."""
+    """Return the log-probabilities of a sample's continuations, in their order."""
     body: dict[str, Any] = {"input": sample.context, "choices": sample.continuations}
     request = urllib.request.Request(
         f"{url}/v1/choices", json.dumps(body).encode(), {"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""Runs lm-eval as its users do, from its own environment, and reads what it wrote. Knows no server but its address."""
+"""Run lm-eval as its users do, from its own environment, and read what it wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TASK = "rnn_engine_demo"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What lm-eval found for one item."""
+    """lm-eval's results for one item."""
 
     context: str
     continuations: list[str]  # as they follow the context
@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All of one run."""
+    """The results of one run."""
 
     samples: list[Sample]
     accuracy: float
@@ -45,7 +45,7 @@ def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) 
 
 
 def _tokenizer_folder(tokenizer: Path, folder: Path) -> Path:
-    """The tokenizer.json as lm-eval's library wants it: beside a file that says how to load it."""
+    """Return a folder with tokenizer.json and the file with which lm-eval's library loads it."""
     target = folder / "tokenizer"
     target.mkdir()
     (target / "tokenizer.json").write_bytes(tokenizer.read_bytes())

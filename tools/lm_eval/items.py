@@ -19,7 +19,7 @@ OPTIONS = 4
 
 
 def make_items() -> Iterator[dict[str, object]]:
-    """One object an item; the right option's place goes round."""
+    """Return one object an item; the place of the right option goes round."""
     for skill in SKILLS:
         dialogues = [dialogue for dialogue in held_out(skill, 2 * ITEMS_A_SKILL) if _has_all_options(dialogue)]
         for number, dialogue in enumerate(dialogues[:ITEMS_A_SKILL]):

@@ -1,4 +1,4 @@
-"""Whether WebGPU reaches a device here, and what to do where it reaches none."""
+"""Find out whether WebGPU reaches a device here, and what to do where it reaches none."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Adapter:
 
     @property
     def is_slow_mesa(self) -> bool:
-        """A software driver older than those that run compute kernels well."""
+        """Whether this is a software driver that is older than those that run compute kernels well."""
         version = re.search(r"Mesa (\d+)", self.description)
         return self.kind == "CPU" and version is not None and int(version[1]) < mesa.FAST_VERSION
 
 
 def find_device(environment: Environment, shell: Shell, *, required: bool) -> str:
-    """The device to ask the engine for: "auto", or "cpu" where there is none and none is required.
+    """Return the device to ask the engine for: "auto", or "cpu" where there is none and none is required.
 
     Installs a software driver where that needs no password. Raises SetupError where a device is required
     and can't be had.
@@ -66,7 +66,7 @@ def find_device(environment: Environment, shell: Shell, *, required: bool) -> st
 
 
 def _probe(environment: Environment, shell: Shell) -> list[Adapter]:
-    """All adapters that can run compute shaders, as a process of its own: a broken driver may crash it."""
+    """Return all adapters that can run compute shaders. Asks in another process, which a broken driver may crash."""
     output = shell.read(str(environment.python), "-c", PROBE)
     adapters = [Adapter(*row) for row in json.loads(output)] if output else []
     return [adapter for adapter in adapters if adapter.backend != "OpenGL"]
@@ -86,7 +86,7 @@ def _recorded(path: Path) -> object:
 
 
 def _fingerprint() -> str:
-    """Changes when a Vulkan driver is added, removed or replaced."""
+    """Return a text that changes when a Vulkan driver is added, removed or replaced."""
     facts = [f"{name}={os.environ.get(name)}" for name in DRIVER_VARIABLES]
     facts += [f"{path} {path.stat().st_mtime_ns}" for path in _driver_files()]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -44,7 +44,7 @@ class Environment:
         self._record_path.write_text(json.dumps({**record, "root": str(self.root), extra: key}, indent=2) + "\n")
 
     def _key(self) -> str:
-        """Changes when the packages have to be installed again."""
+        """Return a text that changes when the packages have to be installed again."""
         packages = sorted(path.name for path in self.root.iterdir() if any(path.glob("*.py")))
         pyproject = (self.root / "pyproject.toml").read_bytes()
         facts = [sys.version, str(self.root), ",".join(packages), hashlib.sha256(pyproject).hexdigest()]

@@ -37,7 +37,7 @@ def can_install(shell: Shell) -> bool:
 
 
 def advice(shell: Shell) -> str:
-    """What a person has to do as root, as commands to copy."""
+    """Return what a person has to do as root, as commands to copy."""
     if not shell.has("apt-get"):
         return OTHER_SYSTEMS
     sources = _sources(shell)
@@ -61,7 +61,7 @@ def install(shell: Shell) -> None:
 
 
 def _release_options(shell: Shell) -> tuple[str, ...]:
-    """Options for apt-get install that choose backports where they are wanted and can be had."""
+    """Return the options of apt-get install that choose backports where they are wanted and can be had."""
     sources = _sources(shell)
     if OLD_RELEASE not in sources:
         return ()
@@ -75,7 +75,7 @@ def _release_options(shell: Shell) -> tuple[str, ...]:
 
 
 def _sources(shell: Shell) -> dict[str, str]:
-    """Release name -> address of its archive, for all of apt's package sources, whether fetched yet or not."""
+    """Return release name -> address of its archive, for all of apt's package sources, fetched or not."""
     lines = shell.read("apt-get", "update", "--print-uris") or ""
     return {release: address for address, release in re.findall(r"^'(\S+)/dists/(\S+)/InRelease'", lines, re.MULTILINE)}
 

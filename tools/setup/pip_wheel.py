@@ -30,7 +30,7 @@ def fetch_pip_wheel(folder: Path, shell: Shell) -> Path:
 
 
 def _download(folder: Path, shell: Shell) -> None:
-    """Into `folder`, with the system's package lists or, where it has none, lists of our own."""
+    """Download into `folder`, with the system's package lists or, where it has none, lists of our own."""
     command = ("apt-get", "--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", PACKAGE)
     if shell.read("apt-cache", "show", PACKAGE):
         shell.run(*command, cwd=str(folder))

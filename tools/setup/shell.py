@@ -1,4 +1,4 @@
-"""How the set-up reaches the system: running commands, becoming root, telling the user.
+"""Run commands, become root and tell the user, for the set-up.
 
 Tests put a scripted one in its place.
 """
@@ -42,7 +42,7 @@ class Shell:
             raise SetupError(f"this command failed with status {done.returncode}: {' '.join(command)}")
 
     def read(self, *command: str) -> str | None:
-        """What a command prints on stdout, or None where it fails; its stderr is dropped."""
+        """Return what a command prints on stdout, or None where it fails; its stderr is dropped."""
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         except OSError:
@@ -51,7 +51,7 @@ class Shell:
 
     @functools.cached_property
     def root_prefix(self) -> tuple[str, ...] | None:
-        """What to put before a command so that root runs it; None where this user can't without a password."""
+        """Return what to put before a command so that root runs it; None where that needs a password."""
         if os.geteuid() == 0:
             return ()
         if self.has("sudo") and self.read("sudo", "-n", "true") is not None:
@@ -59,7 +59,7 @@ class Shell:
         return None
 
     def run_as_root(self, *command: str) -> None:
-        """Raises SetupError where the command fails or nobody here may be root."""
+        """Run a command as root. Raises SetupError where it fails or nobody here may be root."""
         if self.root_prefix is None:
             raise SetupError(f"root is needed to run: {' '.join(command)}")
         self.run(*self.root_prefix, *command)

@@ -40,7 +40,7 @@ class OneSlot:
         return ReadyState(SHAPE.initial_state())
 
     def write_state(self, slot: int, state: State | None) -> None:
-        """Nothing runs here."""
+        """Do nothing: no sequence runs."""
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def _bisect(trie: pygtrie.Trie, tokens: Sequence[int]) -> int:
 
 
 def _dense_times(cache: StateCache, prompt: int, look_ups: int, chance: random.Random) -> list[float]:
-    """The worst way to go back: a known path with many positions of which none can be resumed from."""
+    """Time the worst search back: a known path with many positions, none of which can be resumed from."""
     path = _tokens(prompt, chance)
     for length in range(prompt - 2 * look_ups, prompt):
         _insert(cache, path[:length])
