@@ -28,8 +28,8 @@ class GenerateRequest:
 
     prompt: Sequence[int]  # token ids; may be empty where `initial_state` has logits to go on from
     initial_state: InitialState | None = None  # None = the fill values
-    turns: Sequence[int] = ()  # positions in the prompt at which the turns of a chat end; their states may be kept
-    marks: Sequence[int] = ()  # positions in the prompt whose states the client wants kept
+    turn_positions: Sequence[int] = ()  # in the prompt, at which the turns of a chat end; their states may be kept
+    checkpoint_positions: Sequence[int] = ()  # in the prompt, whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
@@ -46,9 +46,9 @@ class GenerateRequest:
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
             check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
-        for field_name in ("turns", "marks"):
-            for position in getattr(self, field_name):
-                check_range(f"{field_name} position", position, 0, len(self.prompt))
+        for name, positions in (("turn", self.turn_positions), ("checkpoint", self.checkpoint_positions)):
+            for position in positions:
+                check_range(f"{name} position", position, 0, len(self.prompt))
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
             check_token_ids(f"{field_name} token", getattr(self, field_name), shape.vocab_size)

@@ -1,6 +1,6 @@
-"""Run many requests on the slots of one runner: queue, batches, stop matching, text."""
+"""Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings, text."""
 
-from rnn_engine.scheduler.policies import EAGER, BatchingPolicy, parse_policy
+from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.scheduler import Delivery, Scheduler
 from rnn_engine.scheduler.worker import Worker
 

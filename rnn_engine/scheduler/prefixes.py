@@ -1,8 +1,7 @@
-"""What the scheduler does with kept states: where a prompt starts, whether it waits, and what is kept of it.
+"""What the scheduler does with the cache of states: from where a prompt starts, for what it waits, what is kept of it.
 
-Prompts that arrive together run what they share once: one leads, the others wait until its state is kept there.
-What is kept is kept under the root of the state that the request started from. A cache that fails costs time and
-never a request: the prompt then runs from its beginning.
+Prompts that arrive together run what they share once. What is kept is kept under the root of the state that the
+request started from. A cache that fails costs time and never a request: the prompt then runs from its beginning.
 """
 
 from __future__ import annotations
@@ -12,15 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.cuts import PromptCuts
+from rnn_engine.scheduler.checkpoints import (
+    CheckpointPlan,
+    CheckpointPoint,
+    PromptPrefix,
+    SingleFlight,
+    Wait,
+    plan_checkpoints,
+)
+from rnn_engine.scheduler.queue import Waiting
 from rnn_engine.types import F32, Runner
 from states.cache.cache import StateCache
-from states.cache.checkpoint import CheckpointKind
 from states.cache.fetch import Fetch
-from states.cache.inflight import InFlight, Wait
-from states.cache.policy import CheckpointPoint, plan_checkpoints
 from states.frozen import NO_INITIAL_STATE
-from states.tokens import TOKEN_BYTES, pack
+from states.tokens import pack
 
 logger = logging.getLogger(__name__)
 
@@ -30,120 +34,121 @@ class Start:
     """From where a request's prompt is run."""
 
     cached_tokens: int = 0  # of the prompt, in the slot's state already
-    cuts: PromptCuts = field(default_factory=PromptCuts)
+    plan: CheckpointPlan = field(default_factory=CheckpointPlan)
     logits: F32 | None = None  # [V] those after the whole prompt, where nothing of it has to be run
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A part of a prompt, from its beginning, and the root that it goes on from."""
-
-    root: str
-    packed: bytes
-
-    @property
-    def length(self) -> int:
-        """In tokens."""
-        return len(self.packed) // TOKEN_BYTES
 
 
 class Prefixes:
     """The states of known prefixes of prompts, for one runner. `cache` is None where nothing is kept."""
 
     def __init__(self, runner: Runner, cache: StateCache | None, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called on another thread when a fetch is done."""
+        """`wake` is called on another thread when a state that a request waits for has been read."""
         self._runner = runner
         self._wake = wake
         self._cache = cache
-        self._in_flight = InFlight()
+        self._flights = SingleFlight()
 
     @property
     def num_leads(self) -> int:
         """How many prompts may be waited for."""
-        return len(self._in_flight)
+        return len(self._flights)
 
-    def path(self, request: GenerateRequest) -> Path:
-        """What of the prompt others may share with it, under which root."""
-        return Path(_root(request), pack(request.prompt[: _limit(request)]))
+    def prefix(self, request: GenerateRequest) -> PromptPrefix:
+        """Return what of the prompt others may share, under its root."""
+        return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
-    def find_wait(self, request: GenerateRequest, path: Path, waited: Wait | None) -> Wait | None:
-        """For which running prompt `request` is to wait, if for any. `waited` is for what it has waited already."""
-        if self._cache is None or len(self._in_flight) == 0:
-            return None
-        try:
-            saved = self._cache.peek(path.root, request.prompt, _limit(request))
-        except Exception:
-            logger.exception("the cache of states failed; a prompt waits for no other")
-            return None
-        if waited is not None and waited.passed and saved < waited.position:
-            return None  # the cache has had no room for that state
-        wait = self._in_flight.find(path.root, path.packed, saved)
+    def hold_back(self, waiting: Waiting) -> bool:
+        """Let a request wait for a running one, or for its state to be read, where that saves something; whether."""
+        wait = self._find_wait(waiting)
         if wait is not None:
             wait.claim()
-        return wait
+            waiting.wait = wait
+            waiting.set_fetch(None)
+            return True
+        while (fetch := self._prefetch(waiting)) is not None:
+            waiting.set_fetch(fetch)
+            if not fetch.done:
+                return True
+            if not fetch.failed:
+                return False
+        waiting.set_fetch(None)
+        return False
 
-    def fetch(self, request: GenerateRequest, path: Path) -> Fetch | None:
-        """Begin to read the state that `request` goes on from, where it has to be read first; else None."""
-        if self._cache is None or len(request.prompt) == 0:
-            return None
-        try:
-            return self._cache.prefetch(path.root, request.prompt, _limit(request), on_done=self._wake)
-        except Exception:
-            logger.exception("the cache of states failed; a state is not read ahead")
-            return None
-
-    def begin(self, request: GenerateRequest, path: Path, slot: int, fetch: Fetch | None = None) -> Start:
-        """Put the state that `request` goes on from into `slot`; `fetch` is what was read for it."""
-        if self._cache is not None and len(request.prompt) > 0:
-            try:
-                return self._look_up(self._cache, request, path, slot, fetch)
-            except Exception:
-                logger.exception("the cache of states failed; a prompt is run from its beginning")
-        self._write_start(request, slot)
-        if request.initial_state is None or len(request.prompt) > 0:
-            return Start()
-        return Start(logits=request.initial_state.logits)
-
-    def concerns(self, start: Start, path: Path) -> bool:
-        """Whether one that is kept back should ask `find_wait` because of a prompt that has just begun.
+    def concerns(self, start: Start, waiting: Waiting) -> bool:
+        """Whether to ask `hold_back` for `waiting` again because of a prompt that has just started.
 
         What the cache has for it is no more than what it had for that prompt, as far as they agree.
         """
-        lead = start.cuts.lead
-        return lead is not None and self._in_flight.find(path.root, path.packed, lead.position, [lead]) is not None
+        return self._flights.find(waiting.prefix, start.plan.position, [start.plan]) is not None
+
+    def begin(self, waiting: Waiting, slot: int) -> Start:
+        """Put the state that a request goes on from into `slot`."""
+        request = waiting.request
+        if self._cache is not None and len(request.prompt) > 0:
+            try:
+                return self._look_up(self._cache, waiting, slot)
+            except Exception:
+                logger.exception("the cache of states failed; a prompt is run from its beginning")
+        self._write_initial_state(request, slot)
+        if request.initial_state is None or len(request.prompt) > 0:
+            return Start()
+        return Start(logits=request.initial_state.logits)
 
     def keep(
         self,
         request: GenerateRequest,
         tokens: Sequence[int],
         slot: int,
-        kind: CheckpointKind,
-        read_logits: Callable[[], F32] | None,
+        point: CheckpointPoint,
+        read_logits: Callable[[], F32],
     ) -> None:
-        """Keep the state of `slot`, which has run exactly `tokens`, and the logits [V] after them where there are."""
+        """Keep the state of `slot`, which has run exactly `tokens`; `read_logits` gives the logits [V] after them."""
         if self._cache is None or len(tokens) == 0:
             return
         try:
-            logits = None if read_logits is None else read_logits()
-            self._cache.insert(_root(request), tokens, slot, kind=kind, logits=logits)
+            logits = read_logits() if point.logits else None
+            self._cache.insert(_root(request), tokens, slot, kind=point.kind, logits=logits)
         except Exception:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
-    def _look_up(
-        self, cache: StateCache, request: GenerateRequest, path: Path, slot: int, fetch: Fetch | None
-    ) -> Start:
-        match = cache.look_up(path.root, request.prompt, _limit(request), fetch=fetch)
+    def _find_wait(self, waiting: Waiting) -> Wait | None:
+        if self._cache is None or len(self._flights) == 0:
+            return None
+        try:
+            saved = self._cache.peek(waiting.prefix.root, waiting.request.prompt, _limit(waiting.request))
+        except Exception:
+            logger.exception("the cache of states failed; a prompt waits for no other")
+            return None
+        waited = waiting.wait
+        if waited is not None and waited.passed and saved < waited.position:
+            return None  # the cache has had no room for that state
+        return self._flights.find(waiting.prefix, saved)
+
+    def _prefetch(self, waiting: Waiting) -> Fetch | None:
+        """Begin to read the state that a request goes on from, where it has to be read first."""
+        request = waiting.request
+        if self._cache is None or len(request.prompt) == 0:
+            return None
+        try:
+            return self._cache.prefetch(waiting.prefix.root, request.prompt, _limit(request), on_done=self._wake)
+        except Exception:
+            logger.exception("the cache of states failed; a state is not read ahead")
+            return None
+
+    def _look_up(self, cache: StateCache, waiting: Waiting, slot: int) -> Start:
+        request, prefix = waiting.request, waiting.prefix
+        match = cache.look_up(prefix.root, request.prompt, _limit(request), fetch=waiting.fetch)
         try:
             if match.saved > 0:
                 cache.restore(match, slot)
             else:
-                self._write_start(request, slot)
+                self._write_initial_state(request, slot)
         finally:
             cache.release(match)
-        lead = self._in_flight.lead(path.root, path.packed, match.saved) if match.saved < path.length else None
-        return Start(match.saved, PromptCuts(_plan(request, match.saved, match.known), lead), match.logits)
+        points = _plan(request, match.saved, match.known)
+        return Start(match.saved, self._flights.lead(prefix, match.saved, points), match.logits)
 
-    def _write_start(self, request: GenerateRequest, slot: int) -> None:
+    def _write_initial_state(self, request: GenerateRequest, slot: int) -> None:
         self._runner.write_state(slot, None if request.initial_state is None else request.initial_state.state)
 
 
@@ -157,10 +162,10 @@ def _limit(request: GenerateRequest) -> int | None:
 
 
 def _plan(request: GenerateRequest, saved: int, known: int) -> tuple[CheckpointPoint, ...]:
-    """The cuts of a prompt. All that are scored after the same beginning share the state from which that is done."""
-    length, limit = len(request.prompt), _limit(request)
+    """Plan the checkpoints of a prompt. All that are scored after the same beginning share the state at its end."""
+    length, limit, wanted = len(request.prompt), _limit(request), request.checkpoint_positions
     if limit is None:
-        return plan_checkpoints(length, saved, known, request.turns, request.marks)
-    cuts = plan_checkpoints(length, saved, known, request.turns, (*request.marks, limit))
-    nothing_follows = request.max_tokens == 0 and length not in request.marks
-    return tuple(cut for cut in cuts if cut.position < length) if nothing_follows else cuts
+        return plan_checkpoints(length, saved, known, request.turn_positions, wanted)
+    points = plan_checkpoints(length, saved, known, request.turn_positions, (*wanted, limit))
+    nothing_follows = request.max_tokens == 0 and length not in wanted
+    return tuple(point for point in points if point.position < length) if nothing_follows else points

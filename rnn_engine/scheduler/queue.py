@@ -1,7 +1,4 @@
-"""The requests that wait for a slot, and which of them comes next.
-
-Knows priorities and who waits for whom; knows neither slots nor what a request runs.
-"""
+"""The requests that wait for a slot, and which of them comes next."""
 
 from __future__ import annotations
 
@@ -9,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.prefixes import Path
+from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
 from states.cache.fetch import Fetch
-from states.cache.inflight import Wait
 
 OLDEST_EVERY = 8
 
@@ -22,7 +18,7 @@ class Waiting:
 
     key: int
     request: GenerateRequest
-    path: Path
+    prefix: PromptPrefix
     wait: Wait | None = None  # for what a running request shares with it
     fetch: Fetch | None = None  # of the state that it goes on from
 
@@ -72,12 +68,12 @@ class Queue:
             waiting.set_fetch(None)
 
     def take(self, waiting: Waiting) -> None:
-        """It has got a slot."""
+        """Remove a request because it was given a slot."""
         del self._waiting[waiting.key]
         self._taken += 1
 
     def ready(self) -> Iterator[Waiting]:
-        """Those that would start, each once, the next first. They may be taken or set to wait meanwhile."""
+        """Yield those that would start, each once, the next first. They may be taken or set to wait meanwhile."""
         by_arrival = [waiting for waiting in self._waiting.values() if waiting.ready]
         by_priority = sorted(by_arrival, key=lambda waiting: -waiting.request.priority)
         orders = iter(by_arrival), iter(by_priority)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling import LogitRow
-from rnn_engine.scheduler.batching import share
-from rnn_engine.scheduler.policies import EAGER, BatchingPolicy, Load
+from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import Readout, Runner, TokenRun, run_step
+from rnn_engine.types import Readout, Runner, Ticket, TokenRun
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 2
+SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
 
 _UNSOUND = (
     "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
@@ -32,6 +35,15 @@ class Delivery:
 
     key: int
     outcome: Event | RnnEngineError
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was submitted and not yet collected."""
+
+    ticket: Ticket
+    begun: float  # when it was submitted
+    runs: list[tuple[LiveSequence, TokenRun]]  # in the order of the batch
 
 
 class Scheduler:
@@ -65,14 +77,17 @@ class Scheduler:
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._free = list(range(self.capacity))  # a heap
+        self._steps: deque[StepInFlight] = deque()  # oldest first
         self._policy = policy
         self._clock = clock
         self._ready_since: float | None = None  # since when the next step could have been run
+        self._last_collect = 0.0
+        self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
         self._answered = False  # the last step gave first tokens and ran no batch
 
     @property
     def num_live(self) -> int:
-        """How many requests hold a slot."""
+        """How many requests hold a slot and have not been cancelled."""
         return len(self._live)
 
     @property
@@ -85,9 +100,14 @@ class Scheduler:
         return self._prefixes.num_leads
 
     @property
+    def num_in_flight(self) -> int:
+        """How many steps have been submitted and not collected."""
+        return len(self._steps)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do anything: not while all that wait for a slot have their states read first."""
-        return bool(self._live) or self._queue.num_ready > 0
+        return bool(self._live or self._steps) or self._queue.num_ready > 0
 
     def wait_seconds(self) -> float | None:
         """For how many seconds to wait for requests before the next step; None where there is nothing to run.
@@ -97,6 +117,8 @@ class Scheduler:
         if not self.has_work:
             self._ready_since = None
             return None
+        if self._steps:
+            return 0.0
         now = self._clock()
         if self._ready_since is None:
             self._ready_since = now
@@ -106,141 +128,187 @@ class Scheduler:
     def submit(self, key: int, request: GenerateRequest) -> None:
         """Queue `request`, which has been checked. `key` stands for this request and never for another."""
         self._policy.arrived(self._clock())
-        waiting = Waiting(key, request, self._prefixes.path(request))
-        self._keep_back(waiting)
+        waiting = Waiting(key, request, self._prefixes.prefix(request))
+        self._prefixes.hold_back(waiting)
         self._queue.add(waiting)
 
     def cancel(self, key: int) -> None:
-        """Forget a request that waits or runs, and free its slot. Does nothing for one that has ended."""
+        """Forget a request that waits or runs. Does nothing for one that has ended.
+
+        Its slot is free at once, or as soon as the step in flight that it is part of has been collected.
+        """
         self._queue.discard(key)
         if key in self._live:
-            self._release(key)
+            self._release(self._live[key])
 
     def abort(self, make_error: Callable[[], RnnEngineError]) -> list[Delivery]:
-        """End every request, each with an error of its own."""
+        """Wait for the steps in flight, then end every request, each with an error of its own."""
         keys = [*self._live, *self._queue.keys]
         for key in keys:
             self.cancel(key)
+        while self._steps:
+            self._collect()
         return [Delivery(key, make_error()) for key in keys]
 
     def step(self) -> list[Delivery]:
-        """Give free slots to waiting requests, then run one batch. What the runner raises becomes deliveries.
+        """Give free slots to waiting requests, submit at most one step, and collect at most one.
 
-        Where some of them need no batch for their first token, it is delivered at once, and the next call runs a batch.
+        Returns the events of the step that was collected; what the runner raises becomes deliveries too. Nothing is
+        collected where requests need no step for their first token, which is delivered at once, nor where a second
+        step may be submitted behind the first: the next call does that, so that commands come in between.
         """
         self._ready_since = None
         deliveries = self._admit()
         self._answered = bool(deliveries) and not self._answered
-        return deliveries if self._answered else deliveries + self._run_batch()
+        if self._answered:
+            return deliveries
+        if not self._steps:
+            deliveries += self._submit_step()
+            if self._may_run_ahead():
+                return deliveries
+        elif self._may_run_ahead():
+            deliveries += self._submit_step()
+        return deliveries + self._collect()
 
-    def _run_batch(self) -> list[Delivery]:
-        grants = share([live.demand for live in self._live.values()], self._runner.max_tokens, self._runner.max_rows)
-        runs = {key: live.run(count) for (key, live), count in zip(self._live.items(), grants, strict=True)}
-        if not runs:
+    def _may_run_ahead(self) -> bool:
+        """Whether to submit a step before the one in flight is done.
+
+        Not where that one gives a token, for the sequence that waits for it would then wait for both; nor where steps
+        are long, for a request that arrives waits for both too.
+        """
+        if len(self._steps) != 1 or self._chunk_seconds is None or self._chunk_seconds >= SHORT_STEP:
+            return False
+        live = self._live.values()
+        return not any(one.awaits_token for one in live) and any(one.can_run for one in live)
+
+    def _submit_step(self) -> list[Delivery]:
+        """Submit a step of all sequences that can run; return the errors of those that it fails."""
+        live = [one for one in self._live.values() if one.can_run]
+        if not live:
             return []
+        counts = allocate_tokens([one.demand for one in live], self._runner.max_tokens, self._runner.max_rows)
+        runs = [(one, one.run(count)) for one, count in zip(live, counts, strict=True)]
         begun = self._clock()
         try:
-            readout = run_step(self._runner, list(runs.values()))
+            ticket = self._runner.submit([run for _, run in runs])
         except Exception as error:
-            logger.exception("a step over %d requests failed", len(runs))
-            return [self._fail(key, error) for key in runs]
+            logger.exception("a step over %d requests was not submitted", len(runs))
+            return self._end_runs(runs, error)
+        self._steps.append(StepInFlight(ticket, begun, runs))
+        return []
+
+    def _collect(self) -> list[Delivery]:
+        """Wait for the oldest step in flight, if there is one; return what follows from it."""
+        if not self._steps:
+            return []
+        step = self._steps.popleft()
+        try:
+            readout = self._runner.collect(step.ticket)
+        except Exception as error:
+            logger.exception("a step over %d requests failed", len(step.runs))
+            return self._end_runs(step.runs, error)
         finally:
-            self._policy.stepped(self._clock() - begun)
-        return self._advance(runs, readout)
+            self._note_time(step)
+        deliveries: list[Delivery] = []
+        first = 0
+        for (live, run), sound in zip(step.runs, readout.sound.tolist(), strict=True):
+            rows = range(first, first + run.rows)
+            first += run.rows
+            self._end_run(live)
+            if live.released:
+                continue
+            if sound:
+                deliveries += self._advance(live, run, readout, rows)
+            else:
+                deliveries.append(self._fail(live, StepError(_UNSOUND)))
+        return deliveries
+
+    def _note_time(self, step: StepInFlight) -> None:
+        now = self._clock()
+        seconds = now - max(step.begun, self._last_collect)
+        self._last_collect = now
+        self._policy.stepped(seconds)
+        if not any(live.awaits_token for live, _ in step.runs):
+            self._chunk_seconds = running_mean(self._chunk_seconds, seconds)
 
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []
         for waiting in self._queue.ready() if self._free else ():
             if not self._free:
                 break
-            if not self._keep_back(waiting):
+            if not self._prefixes.hold_back(waiting):
                 self._queue.take(waiting)
                 deliveries += self._start(waiting)
         return deliveries
-
-    def _keep_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one, or for its state to be read, where that saves something; whether."""
-        wait = self._prefixes.find_wait(waiting.request, waiting.path, waiting.wait)
-        if wait is not None:
-            waiting.wait = wait
-            waiting.set_fetch(None)
-            return True
-        while (fetch := self._prefixes.fetch(waiting.request, waiting.path)) is not None:
-            waiting.set_fetch(fetch)
-            if not fetch.done:
-                return True
-            if not fetch.failed:
-                return False
-        waiting.set_fetch(None)
-        return False
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
         slot = heapq.heappop(self._free)
         start = None
         try:
-            start = self._prefixes.begin(waiting.request, waiting.path, slot, waiting.fetch)
-            live = LiveSequence(waiting.request, slot, start, self._token_bytes, self._runner.read_state)
+            start = self._prefixes.begin(waiting, slot)
+            live = LiveSequence(waiting.key, waiting.request, slot, start, self._token_bytes, self._runner.read_state)
         except Exception as error:
             logger.exception("a request could not start")
             if start is not None:
-                start.cuts.close()
+                start.plan.close()
             heapq.heappush(self._free, slot)
             return [Delivery(waiting.key, step_error(error))]
         finally:
             waiting.set_fetch(None)
         self._live[waiting.key] = live
         for other in self._queue.ready():
-            if self._prefixes.concerns(start, other.path):
-                self._keep_back(other)
-        return self._begin(waiting.key, live)
+            if self._prefixes.concerns(start, other):
+                self._prefixes.hold_back(other)
+        return self._begin(live)
 
-    def _begin(self, key: int, live: LiveSequence) -> list[Delivery]:
-        """What a request hears before its first step."""
+    def _begin(self, live: LiveSequence) -> list[Delivery]:
+        """Return the events that are ready before the first step of a sequence."""
         try:
             events = live.begin()
         except Exception as error:
             logger.exception("a request failed at its first token")
-            return [self._fail(key, error)]
+            return [self._fail(live, error)]
         if live.finished:
-            self._release(key)
-        return [Delivery(key, event) for event in events]
+            self._release(live)
+        return [Delivery(live.key, event) for event in events]
 
-    def _advance(self, runs: Mapping[int, TokenRun], readout: Readout) -> list[Delivery]:
-        deliveries = []
-        first = 0
-        for (key, run), sound in zip(runs.items(), readout.sound, strict=True):
-            rows = range(first, first + run.rows)
-            first += run.rows
-            if sound:
-                deliveries += self._advance_one(key, run, readout, rows)
-            else:
-                deliveries.append(self._fail(key, StepError(_UNSOUND)))
-        return deliveries
-
-    def _advance_one(self, key: int, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
-        live = self._live[key]
+    def _advance(self, live: LiveSequence, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
+        """Take a run's read-out in, keep a checkpoint where one is due, and return the events."""
         try:
             logit_rows = [LogitRow.of(readout, row, self._runner.shape.vocab_size) for row in rows]
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:
             logger.exception("a request failed after its step")
-            return [self._fail(key, error)]
+            return [self._fail(live, error)]
         if (point := live.due) is not None:
-            read_logits = logit_rows[-1].read_full if point.logits else None
-            self._prefixes.keep(live.request, live.tokens_run, live.slot, point.kind, read_logits)
-        live.kept()
+            self._prefixes.keep(live.request, live.tokens_run, live.slot, point, logit_rows[-1].read_full)
+        live.passed()
         if live.finished:
-            self._release(key)
-        return [Delivery(key, event) for event in events]
+            self._release(live)
+        return [Delivery(live.key, event) for event in events]
 
-    def _fail(self, key: int, error: Exception) -> Delivery:
-        self._release(key)
-        return Delivery(key, step_error(error))
+    def _end_runs(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
+        """End the runs of a step that failed, and the requests that still want their outcome."""
+        for live, _ in runs:
+            self._end_run(live)
+        return [self._fail(live, error) for live, _ in runs if not live.released]
 
-    def _release(self, key: int) -> None:
-        live = self._live.pop(key)
+    def _end_run(self, live: LiveSequence) -> None:
+        live.runs_in_flight -= 1
+        if live.released and live.runs_in_flight == 0:
+            heapq.heappush(self._free, live.slot)
+
+    def _fail(self, live: LiveSequence, error: Exception) -> Delivery:
+        self._release(live)
+        return Delivery(live.key, step_error(error))
+
+    def _release(self, live: LiveSequence) -> None:
+        """Take a sequence out; its slot is free once none of its runs is in flight."""
+        del self._live[live.key]
         live.close()
-        heapq.heappush(self._free, live.slot)
+        live.released = True
+        if live.runs_in_flight == 0:
+            heapq.heappush(self._free, live.slot)
 
 
 def step_error(error: Exception) -> StepError:

@@ -1,7 +1,4 @@
-"""One request on its way through the model: what it runs next, and what its client hears of the outcome.
-
-Knows its own tokens and text; knows nothing of other sequences, of slots' owners or of the runner.
-"""
+"""One request on its way through the model: what it runs next, and the events that follow from what was run."""
 
 from __future__ import annotations
 
@@ -20,21 +17,26 @@ from rnn_engine.requests import (
 )
 from rnn_engine.sampling import LogitRow, Sampler, random_seed, top_logprobs
 from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.scoring import PromptScores
 from rnn_engine.scheduler.text import TextStream
 from rnn_engine.types import F32, State, TokenRun
 from states.cache.checkpoint import CheckpointKind
-from states.cache.policy import CheckpointPoint
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
+_ONE_TOKEN = TokenDemand(1)
 
 
 class LiveSequence:
-    """A prompt and what was generated after it, in `slot`, whose state holds the first `position` tokens."""
+    """A prompt and what was generated after it, in `slot`.
+
+    The scheduler calls `run` for each step and, when the step is done, `advance` and then `passed`. Up to two runs may
+    be in flight while they lie in the prompt.
+    """
 
     def __init__(
         self,
+        key: int,
         request: GenerateRequest,
         slot: int,
         start: Start,
@@ -42,11 +44,17 @@ class LiveSequence:
         read_state: Callable[[int], State],
     ) -> None:
         """`read_state` gives the state that a slot holds."""
+        self.key = key
         self.request = request
         self.slot = slot
-        self.position = start.cached_tokens
+        self.position = start.cached_tokens  # tokens that have been run
+        self.runs_in_flight = 0
         self.finished = False
+        self.released = False  # it holds its slot only for the runs in flight, whose outcome nobody wants
+        self._submitted = start.cached_tokens  # tokens that have been run or are in flight
+        self._prompt_length = len(request.prompt)
         self._start = start
+        self._plan = start.plan
         self._token_bytes = token_bytes
         self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
@@ -58,11 +66,24 @@ class LiveSequence:
     @property
     def demand(self) -> TokenDemand:
         """What this sequence would run next."""
-        if not self._in_prompt:
-            return TokenDemand(1)
-        cut = self._start.cuts.next()
-        end = len(self.request.prompt) if cut is None else cut.position
-        return TokenDemand(end - self.position, max(self._scored_rows(end), 1))
+        if self._submitted >= self._prompt_length:
+            return _ONE_TOKEN
+        point = self._plan.next()
+        end = self._prompt_length if point is None else point.position
+        return TokenDemand(end - self._submitted, max(self._scored_rows(end), 1))
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the runs in flight give a token, from which its next run follows."""
+        return self.runs_in_flight > 0 and self._submitted >= self._prompt_length
+
+    @property
+    def can_run(self) -> bool:
+        """Whether its next run can be submitted before the outcome of those in flight is known.
+
+        Not past a checkpoint point, where the slot's state must be kept before it changes.
+        """
+        return self.runs_in_flight == 0 or not (self.awaits_token or self._plan.at(self._submitted))
 
     @property
     def tokens_run(self) -> list[int]:
@@ -72,64 +93,60 @@ class LiveSequence:
     @property
     def due(self) -> CheckpointPoint | None:
         """The checkpoint that is to be made of the slot's present state, if any."""
-        if (cut := self._cut_at(self.position)) is not None:
-            return cut
+        if (point := self._plan.at(self.position)) is not None:
+            return point
         if self.finished and self._generated:
             return CheckpointPoint(self.position, CheckpointKind.GENERATION_END, logits=True)
         return None
 
     def run(self, count: int) -> TokenRun:
-        """The next `count` tokens, as part of a step."""
-        if not self._in_prompt:
+        """Return the next `count` tokens as part of a step that is submitted now."""
+        self.runs_in_flight += 1
+        start = self._submitted
+        end = self._submitted = start + count
+        if start >= self._prompt_length:
             return TokenRun(self.slot, (self._generated[-1],), rows=1)
-        end = self.position + count
-        tokens = self.request.prompt[self.position : end]
-        if (rows := self._scored_rows(end)) > 0:
+        self._plan.submit(end)
+        tokens = self.request.prompt[start:end]
+        if (rows := self._scored_rows(end, start)) > 0:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
             return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows])
         # A state that is to be kept gets a row too, for its logits tell whether it is sound.
-        wanted = end == len(self.request.prompt) or self._cut_at(end) is not None
+        wanted = end == self._prompt_length or self._plan.at(end) is not None
         return TokenRun(self.slot, tokens, rows=int(wanted))
 
     def begin(self) -> list[Event]:
-        """The events that come before any step: the first token, where the logits after the prompt are known."""
+        """Return the events that are ready before the first step: a token, where the prompt's logits are known."""
         if self._start.logits is None:
             return []
         return self._leave_prompt(LogitRow.of_full(self._start.logits, _CANDIDATES))
 
     def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
-        """Take in the rows that `run` gave; the events that follow from them."""
-        prefilled = self._in_prompt
+        """Take in the rows that `run`, the oldest in flight, gave; return the events that follow from them."""
+        in_prompt = self.position < self._prompt_length
         if self._scores is not None and run.targets is not None:
             self._scores.take(rows, target_logits)
         self.position += len(run.tokens)
-        if self._in_prompt:
+        if self.position < self._prompt_length:
             return []
-        if prefilled:
+        if in_prompt:
             return self._leave_prompt(rows[-1])
         if len(self._generated) == self.request.max_tokens:
             return [self._finish("length", rows[-1])]
         return self._generate(rows[-1])
 
-    def kept(self) -> None:
-        """What is due at this moment, if anything, has been kept."""
-        self._start.cuts.passed(self.position)
+    def passed(self) -> None:
+        """Note that the checkpoint that was due at this moment, if any, has been kept."""
+        if self._plan.position < self._prompt_length:
+            self._plan.advance(self.position)
 
     def close(self) -> None:
-        """It runs no more, whatever it has reached: nobody is to wait for it."""
-        self._start.cuts.close()
-
-    @property
-    def _in_prompt(self) -> bool:
-        return self.position < len(self.request.prompt)
-
-    def _cut_at(self, position: int) -> CheckpointPoint | None:
-        cut = self._start.cuts.next()
-        return cut if cut is not None and cut.position == position else None
+        """Let nobody wait for it any longer: it runs no more, whatever it has reached."""
+        self._plan.close()
 
     def _begin_scores(self, first: int) -> PromptScores:
-        """The prompt's first token is scored here, as no row of a step does it."""
+        """Return scores with the prompt's first token taken, where it is scored, for no row of a step scores it."""
         tokens = self.request.prompt[first:]
         scores = PromptScores(tokens, self.request.logprobs or 0, self._token_bytes)
         if first > 0 or len(tokens) == 0:
@@ -141,17 +158,18 @@ class LiveSequence:
             scores.take([LogitRow.of_full(logits, _CANDIDATES)], logits[tokens[0] : tokens[0] + 1])
         return scores
 
-    def _scored_rows(self, end: int) -> int:
-        """How many of the rows up to `end` are scored; the row of a token scores the one after it."""
+    def _scored_rows(self, end: int, start: int | None = None) -> int:
+        """Return how many of the rows from `start` to `end` are scored; a token's row scores the one after it."""
         if self.request.score_from is None:
             return 0
-        return max(end - max(self.position, self.request.score_from - 1), 0)
+        start = self._submitted if start is None else start
+        return max(end - max(start, self.request.score_from - 1), 0)
 
     def _leave_prompt(self, row: LogitRow) -> list[Event]:
-        """The prompt's end, where `row` is what follows from it."""
-        events: list[Event] = [Started(len(self.request.prompt), self._start.cached_tokens)]
+        """Return the events at the prompt's end, where `row` is what follows from it."""
+        events: list[Event] = [Started(self._prompt_length, self._start.cached_tokens)]
         if self._scores is not None:
-            events.append(PromptScored(self._scores.told()))
+            events.append(PromptScored(self._scores.infos))
         if self.request.max_tokens == 0:
             return [*events, self._finish("length", row)]
         return [*events, *self._generate(row)]
@@ -160,8 +178,8 @@ class LiveSequence:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
         if drawn.token in self.request.stop_tokens:
-            told = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
-            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, told)]
+            info = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
+            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, info)]
         tokens = (self._describe(drawn.token, drawn.logprob, row),)
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:
@@ -184,12 +202,40 @@ class LiveSequence:
         stop: bytes | int | None = None,
         stop_token: TokenInfo | None = None,
     ) -> Finished:
-        """The end, where `row` is what follows from the slot's state."""
+        """End the sequence, where `row` is what follows from the slot's state."""
         self.finished = True
         end = None
         if self.request.keep_end:
             end = EndState(tuple(self.tokens_run), self._read_state(self.slot), row.read_full().copy())
         return Finished(reason, len(self._generated), self._seed, stop, end, stop_token)
+
+
+class PromptScores:
+    """Scores a prompt's `tokens`, in their order, by the rows that come before them."""
+
+    def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
+        self._unscored = iter(tokens)
+        self._alternatives = alternatives
+        self._token_bytes = token_bytes
+        self._infos: list[TokenInfo] = []
+
+    @property
+    def infos(self) -> tuple[TokenInfo, ...]:
+        """An entry for each token that was scored."""
+        return tuple(self._infos)
+
+    def take(self, rows: Sequence[LogitRow], target_logits: F32) -> None:
+        """Score the next tokens by `rows`, whose logits at these tokens are given; leave out a row after the last."""
+        for row, logit, token in zip(rows, target_logits, self._unscored, strict=False):
+            logprob = float(logit) - row.logsumexp
+            self._infos.append(
+                TokenInfo(token, self._token_bytes(token), logprob, top_logprobs(row, self._alternatives))
+            )
+
+    def take_unknown(self) -> None:
+        """Leave the next token without a score, as no row is known before it."""
+        token = next(self._unscored)
+        self._infos.append(TokenInfo(token, self._token_bytes(token), None))
 
 
 def _text_event(text: str, tokens: tuple[TokenInfo, ...]) -> list[Event]:

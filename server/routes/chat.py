@@ -44,7 +44,7 @@ def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequ
     return token_positions(engine, prompt, ends)
 
 
-def _marks(body: ChatRequest, turns: Sequence[int]) -> list[int]:
+def _checkpoint_positions(body: ChatRequest, turns: Sequence[int]) -> list[int]:
     """Where a client wants the state kept, and the end of a system text, with which other conversations begin, too."""
     marked = [turn for turn, message in zip(turns, body.messages, strict=True) if message.cache]
     system = [turn for turn, _ in takewhile(_is_system, zip(turns, body.messages, strict=True))]
@@ -68,8 +68,8 @@ def _call(
     return GenerateRequest(
         prompt=prompt,
         initial_state=initial_state,
-        turns=turns,
-        marks=_marks(body, turns),
+        turn_positions=turns,
+        checkpoint_positions=_checkpoint_positions(body, turns),
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

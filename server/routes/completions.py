@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from rnn_engine.checks import check_range
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import GenerateRequest, empty_prompt
 from rnn_engine.types import InitialState
@@ -34,12 +35,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
 def _copies(
     body: CompletionRequest, prompt: Sequence[int], initial_state: InitialState | None
 ) -> list[GenerateRequest]:
+    for position in body.marks:
+        check_range("marks position", position, 0, len(prompt))
     scored = body.copies > body.n  # the answers are compared by what the model gives to their tokens
     return [
         GenerateRequest(
             prompt=prompt,
             initial_state=initial_state,
-            marks=body.marks,
+            checkpoint_positions=body.marks,
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
             sampling=body.sampling(copy),

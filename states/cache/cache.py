@@ -5,15 +5,13 @@ How a scheduler uses it, all on the thread that owns the runner:
     fetch = cache.prefetch(root, prompt, on_done=wake)  # where not None, wait until fetch.done
     match = cache.look_up(root, prompt, fetch=fetch)    # locks what it found; then release the fetch
     cache.restore(match, slot)                          # or, where match.saved is 0, write the initial state
-    for cut in plan_checkpoints(len(prompt), match.saved, match.known, turns, marks):
-        run the prompt up to cut.position in chunks; read the last logits back if cut.logits
-        cache.insert(root, prompt[: cut.position], slot, kind=cut.kind, logits=row or None)
+    run the prompt, and where a state is worth keeping (scheduler/checkpoints.py says where):
+    cache.insert(root, prompt[:position], slot, kind=kind, logits=row or None)
     decode; at the end of the generation, the last token drawn not being run yet:
     cache.insert(root, prompt + run, slot, kind=CheckpointKind.GENERATION_END, logits=row)
 
 Where `match.logits` is not None the whole prompt was found, and its next token is drawn from these logits without a
-forward pass. A match that is not restored is given back by `release`. Requests that arrive together go through
-`states.cache.inflight.InFlight` first, so that what they share runs once.
+forward pass. A match that is not restored is given back by `release`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
-from rnn_engine.scheduler.policies import Adaptive
+from rnn_engine.scheduler.batching import Adaptive
 from rnn_engine.types import Batch, InitialState, Runner
 from states.cache.cache import StateCache
 from states.cache.make import make_cache
@@ -282,7 +282,7 @@ async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marke
     text = "Long. " * 233 + "::"
     async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
         for question, saved in zip(("Who??", "Do I?", "Am I?", "Is it", "Can I"), cached, strict=True):
-            request = replace(ask(text + question), marks=[len(text)] if marked else [])
+            request = replace(ask(text + question), checkpoint_positions=[len(text)] if marked else [])
             assert (await listen(engine, request)).events[0] == Started(len(text) + 5, saved)
 
 

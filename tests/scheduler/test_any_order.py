@@ -32,8 +32,8 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
     positions = st.integers(0, len(prompt))
     return GenerateRequest(
         prompt=prompt,
-        turns=draw(st.lists(positions, max_size=2)),
-        marks=draw(st.lists(positions, max_size=2)),
+        turn_positions=draw(st.lists(positions, max_size=2)),
+        checkpoint_positions=draw(st.lists(positions, max_size=2)),
         max_tokens=draw(st.integers(0, 12)),
         stop=draw(st.lists(st.sampled_from(STOPS), max_size=2)),
         stop_tokens=draw(st.lists(tokens, max_size=1)),
@@ -63,6 +63,7 @@ class AnyOrder(RuleBasedStateMachine):
             rows=st.integers(1, 8),
             candidates=st.integers(1, 8),
             cache_states=st.sampled_from([None, 0, 3, 100]),
+            run_ahead=st.booleans(),
         )
     )
     def start(self, setting: Setting) -> None:
@@ -114,7 +115,10 @@ AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, d
 TestAnyOrder = AnyOrder.TestCase
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cache_states", [None, 3, 40])
-def test_a_long_run_loses_nothing(cache_states: int | None, seed: int) -> None:
-    run_random(SchedulerModel(Setting(cache_states=cache_states)), seed, operations=400, check_every=5)
+def test_a_long_run_loses_nothing(cache_states: int | None, seed: int, run_ahead: bool) -> None:
+    model = SchedulerModel(Setting(cache_states=cache_states, run_ahead=run_ahead))
+    run_random(model, seed, operations=400, check_every=5)
+    assert (model.steps_ahead > 20) == run_ahead

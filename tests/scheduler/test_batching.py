@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.batching import TokenDemand, share
+from rnn_engine.scheduler.batching import TokenDemand, allocate_tokens
 
 demand_lists = st.lists(
     st.integers(1, 200).flatmap(lambda tokens: st.builds(TokenDemand, st.just(tokens), st.integers(1, tokens))),
@@ -19,7 +19,7 @@ def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
     demands: list[TokenDemand], spare_tokens: int, spare_rows: int
 ) -> None:
     max_tokens, max_rows = len(demands) + spare_tokens, len(demands) + spare_rows
-    granted = share(demands, max_tokens, max_rows)
+    granted = allocate_tokens(demands, max_tokens, max_rows)
     wanted = [max(1, demand.rows - (demand.tokens - tokens)) for demand, tokens in zip(demands, granted, strict=True)]
     assert all(1 <= tokens <= demand.tokens for demand, tokens in zip(demands, granted, strict=True))
     assert sum(granted) <= max_tokens
@@ -32,19 +32,23 @@ def test_all_advance_within_the_bounds_and_nothing_is_left_without_need(
 
 @given(demands=demand_lists, spare=st.integers(0, 100))
 def test_every_prompt_gets_its_equal_part_of_half(demands: list[TokenDemand], spare: int) -> None:
-    granted = share(demands, len(demands) + spare, 10_000)
+    granted = allocate_tokens(demands, len(demands) + spare, 10_000)
     prompts = sum(demand.tokens > 1 for demand in demands)
     for demand, tokens in zip(demands, granted, strict=True):
         assert tokens >= min(demand.tokens, 1 + spare // (2 * max(prompts, 1)))
 
 
 def test_what_is_left_goes_to_the_oldest_first() -> None:
-    assert share([TokenDemand(1), TokenDemand(100), TokenDemand(100)], max_tokens=43, max_rows=8) == [1, 31, 11]
+    assert allocate_tokens([TokenDemand(1), TokenDemand(100), TokenDemand(100)], max_tokens=43, max_rows=8) == [
+        1,
+        31,
+        11,
+    ]
 
 
 def test_a_scored_prompt_is_cut_to_the_rows_and_the_tokens_go_to_the_next() -> None:
-    assert share([TokenDemand(100, rows=100), TokenDemand(100)], max_tokens=64, max_rows=10) == [9, 55]
+    assert allocate_tokens([TokenDemand(100, rows=100), TokenDemand(100)], max_tokens=64, max_rows=10) == [9, 55]
 
 
 def test_a_prompt_that_is_scored_at_its_end_is_cut_where_the_rows_end() -> None:
-    assert share([TokenDemand(50, rows=20), TokenDemand(100)], max_tokens=64, max_rows=10) == [39, 25]
+    assert allocate_tokens([TokenDemand(50, rows=20), TokenDemand(100)], max_tokens=64, max_rows=10) == [39, 25]

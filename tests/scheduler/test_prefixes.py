@@ -48,12 +48,13 @@ class Outcome:
 
 
 class Desk:
-    """A scheduler with a cache, run until nothing is left to do."""
+    """A scheduler with a cache, run until nothing is left to do. By its clock all steps are short."""
 
     def __init__(self, num_bytes: int = 1 << 24, num_slots: int = 3) -> None:
         self.runner = CountingRunner(num_slots)
         self.cache = make_cache(MODEL.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
-        self.scheduler = Scheduler(self.runner, lambda token: bytes([token]), self.cache if num_bytes else None)
+        cache = self.cache if num_bytes else None
+        self.scheduler = Scheduler(self.runner, lambda token: bytes([token]), cache, clock=lambda: 0.0)
         self.num_requests = 0
 
     def run(self, *requests: GenerateRequest) -> list[Outcome]:
@@ -141,7 +142,7 @@ def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: boo
     cached = []
     for number in range(5):
         request = ask([*text, *range(10 + number, 15 + number)], 2)
-        (outcome,) = desk.run(replace(request, marks=[len(text)] if marked else []))
+        (outcome,) = desk.run(replace(request, checkpoint_positions=[len(text)] if marked else []))
         cached.append(outcome.cached_tokens)
     assert cached == ([0, 1400, 1400, 1400, 1400] if marked else [0, 0, 1400, 1400, 1400])
 

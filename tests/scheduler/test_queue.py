@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.prefixes import Path
+from rnn_engine.scheduler.checkpoints import PromptPrefix, SingleFlight
 from rnn_engine.scheduler.queue import OLDEST_EVERY, Queue, Waiting
-from states.cache.inflight import InFlight
 from states.tokens import pack
 
-PATH = Path("root", pack(range(100)))
+PREFIX = PromptPrefix("root", pack(range(100)))
 
 
 def waiting(key: int, priority: int) -> Waiting:
-    return Waiting(key, GenerateRequest([1], priority=priority), PATH)
+    return Waiting(key, GenerateRequest([1], priority=priority), PREFIX)
 
 
 def make(*priorities: int) -> Queue:
@@ -52,12 +51,12 @@ def test_one_that_is_passed_over_comes_in_the_end_whatever_keeps_coming() -> Non
 
 
 def test_one_that_waits_for_another_is_passed_over_until_it_need_not() -> None:
-    table = InFlight()
-    lead = table.lead(PATH.root, PATH.packed, 0)
+    flights = SingleFlight()
+    plan = flights.lead(PREFIX, 0)
     queue = make(9, 0)
-    next(queue.ready()).wait = table.find(PATH.root, PATH.packed, 0)
+    next(queue.ready()).wait = flights.find(PREFIX, 0)
     assert [one.key for one in queue.ready()] == [1]
-    lead.close()
+    plan.close()
     assert [one.key for one in queue.ready()] == [0, 1]
 
 

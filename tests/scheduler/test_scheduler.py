@@ -255,7 +255,7 @@ def test_a_run_that_is_not_sound_ends_its_own_request_and_nothing_of_it_is_kept(
     cache = make_cache(runner.shape, "a model", runner)
     everyone = Clients(runner, TOKENIZER.decode_bytes, cache)
     good = everyone.send(GenerateRequest([5] * 90, max_tokens=3, sampling=GREEDY))
-    bad = everyone.send(GenerateRequest([7] * 90, marks=[50], max_tokens=3, sampling=GREEDY))
+    bad = everyone.send(GenerateRequest([7] * 90, checkpoint_positions=[50], max_tokens=3, sampling=GREEDY))
     everyone.run()
     assert isinstance(everyone.heard[bad].error, StepError)
     assert "not finite" in str(everyone.heard[bad].error)

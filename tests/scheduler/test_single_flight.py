@@ -136,7 +136,7 @@ def test_a_waiter_takes_over_where_the_leader_ends(end: str, steps: int) -> None
 
 def test_a_heir_goes_on_from_what_the_leader_left() -> None:
     clients = make()
-    keys = [clients.send(replace(ask(SHARED), marks=[100])) for _ in range(3)]
+    keys = [clients.send(replace(ask(SHARED), checkpoint_positions=[100])) for _ in range(3)]
     while tokens_run(clients) < 150:
         clients.step()
     clients.scheduler.cancel(keys[0])

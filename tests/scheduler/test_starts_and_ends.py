@@ -136,7 +136,7 @@ def test_a_prompt_that_is_scored_from_its_beginning_is_run_whole_and_may_be_gone
 
 def test_turns_and_marks_are_kept() -> None:
     clients = make()
-    ask(clients, GenerateRequest(PROMPT, turns=[40], marks=[7], max_tokens=0, sampling=GREEDY))
+    ask(clients, GenerateRequest(PROMPT, turn_positions=[40], checkpoint_positions=[7], max_tokens=0, sampling=GREEDY))
     assert checkpoints(clients) == {
         7: CheckpointKind.MARK,
         40: CheckpointKind.TURN,

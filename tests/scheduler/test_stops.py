@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.stops import StopMatcher
+from rnn_engine.scheduler.text import StopMatcher
 from tests.support.plain_search import first_stop
 
 few_bytes = st.text(alphabet="ab\n", max_size=30).map(str.encode)

@@ -184,27 +184,27 @@ async def request_of(serve: Serve, body: Body) -> GenerateRequest:
 
 async def test_turns_end_after_the_separator_of_each_message(serve: Serve) -> None:
     request = await request_of(serve, {"messages": CONVERSATION})
-    texts = [FakeEngine().detokenize(request.prompt[:turn]).decode() for turn in request.turns]
+    texts = [FakeEngine().detokenize(request.prompt[:turn]).decode() for turn in request.turn_positions]
     assert texts[0] == "System: Be brief.\n\n"
     assert texts[1] == "System: Be brief.\n\nUser: Hé\n\n"
     assert texts[-1] + "Assistant:" == FakeEngine().detokenize(request.prompt).decode()
     assert len(texts) == len(CONVERSATION)
-    assert request.marks == []
+    assert request.checkpoint_positions == []
 
 
 async def test_the_end_of_a_system_text_is_marked_where_it_is_worth_it(serve: Serve) -> None:
     system = {"role": "system", "content": "Be brief. " * 5}
     request = await request_of(serve, {"messages": [system, *CONVERSATION[1:]]})
-    assert request.marks == [request.turns[0]]
+    assert request.checkpoint_positions == [request.turn_positions[0]]
     request = await request_of(serve, {"messages": [CONVERSATION[1], system]})
-    assert request.marks == []
+    assert request.checkpoint_positions == []
 
 
 @pytest.mark.parametrize("flag", [{"cache": True}, {"cache_control": {"type": "ephemeral"}}])
 async def test_a_message_can_be_marked(serve: Serve, flag: Body) -> None:
     messages = [{**CONVERSATION[0], **flag}, *CONVERSATION[1:]]
     request = await request_of(serve, {"messages": messages})
-    assert request.marks == [request.turns[0]]
+    assert request.checkpoint_positions == [request.turn_positions[0]]
 
 
 async def test_a_mark_is_yes_or_no(serve: Serve) -> None:

@@ -236,7 +236,7 @@ async def test_priority_and_marks_reach_the_engine(serve: Serve) -> None:
     engine = FakeEngine()
     await post(await serve(engine), "/v1/completions", Completion, {"prompt": "abcd", "priority": 7, "marks": [2, 3]})
     assert engine.requests[0].priority == 7
-    assert list(engine.requests[0].marks) == [2, 3]
+    assert list(engine.requests[0].checkpoint_positions) == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -57,18 +58,23 @@ class Heard:
 
 @dataclass
 class Clients:
-    """Sends requests to a scheduler and keeps what comes back."""
+    """Sends requests to a scheduler and keeps what comes back.
+
+    By its clock no step is short or, with `run_ahead`, all are: it then submits steps before others are done.
+    """
 
     runner: FakeRunner
     token_bytes: Callable[[int], bytes]
     cache: StateCache | None = None
+    run_ahead: bool = False
     heard: dict[int, Heard] = field(default_factory=dict)
     requests: dict[int, GenerateRequest] = field(default_factory=dict)
     num_sent: int = 0
 
     def __post_init__(self) -> None:
         self._fetched = threading.Event()
-        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache, wake=self._fetched.set)
+        clock = (lambda: 0.0) if self.run_ahead else itertools.count().__next__
+        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache, clock=clock, wake=self._fetched.set)
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
         """A state to start from, which has taken in `tokens`."""

@@ -84,6 +84,7 @@ class FakeRunner:
         self._steps = 0
         self._tickets = itertools.count()
         self._in_flight: dict[Ticket, Readout | StepError] = {}
+        self._undefined: set[int] = set()  # slots of a step that failed, until a state is written to them
 
     def submit(self, batch: Batch) -> Ticket:
         self._check(batch)
@@ -102,13 +103,17 @@ class FakeRunner:
             raise outcome
         return outcome
 
+    @property
+    def failures_in_flight(self) -> int:
+        """How many steps that failed have not been collected."""
+        return sum(isinstance(outcome, StepError) for outcome in self._in_flight.values())
+
     def _step(self, batch: Batch) -> Readout:
         self.batches.append(list(batch))
         self._steps += 1
         self.on_step(batch)
         if self.fail_when(batch):
-            for run in batch:
-                self.slots[run.slot] = None
+            self._undefined.update(run.slot for run in batch)
             raise StepError("told to fail")
         rows: list[F32] = []
         targets: list[float] = []
@@ -118,6 +123,7 @@ class FakeRunner:
         return self._read_out(batch, rows, targets)
 
     def write_state(self, slot: int, state: State | None) -> None:
+        self._undefined.discard(slot)
         self.slots[slot] = self._states[NEVER_STEPPED] if state is None else self.tokens_of(state)
 
     def start_read(self, slot: int) -> PendingState:
@@ -140,6 +146,7 @@ class FakeRunner:
         return self._states[int(state["att_shift"][0, 0])]
 
     def copy_state(self, source: int, target: int) -> None:
+        self._undefined.discard(target)
         self.slots[target] = self._tokens(source)
 
     def close(self) -> None:
@@ -148,9 +155,12 @@ class FakeRunner:
     def _tokens(self, slot: int) -> Tokens:
         tokens = self.slots[slot]
         assert tokens is not None, f"slot {slot} is used before a state was written to it"
+        assert slot not in self._undefined, f"the state of slot {slot} is used, which a step that failed has left"
         return tokens
 
     def _run(self, run: TokenRun) -> list[F32]:
+        if run.slot in self._undefined:  # its step was submitted before the one that failed was collected
+            return [np.full(self.shape.vocab_size, np.nan, np.float32)] * run.rows
         before = self._tokens(run.slot)
         after = self.slots[run.slot] = before + tuple(run.tokens)
         return [self.logits(after[: len(after) - left]) for left in reversed(range(run.rows))]

@@ -37,13 +37,14 @@ CACHE_METHODS = ("peek", "prefetch", "look_up", "restore", "insert")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One scheduler. `cache_states` is the size of its cache; None = it has none."""
+    """One scheduler. `cache_states` is the size of its cache; None = it has none. See `Clients` for `run_ahead`."""
 
     slots: int = 4
     tokens: int = 24
     rows: int = 8
     candidates: int = 8
     cache_states: int | None = 6
+    run_ahead: bool = False
 
 
 class SchedulerModel:
@@ -62,10 +63,12 @@ class SchedulerModel:
             on_step=self._look_on,
         )
         self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
-        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache)
+        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead)
         self.open: dict[int, Tokens] = {}  # those that have neither ended nor left -> what their start has taken in
         self.tokens_run = 0
+        self.steps_ahead = 0  # submitted while another was in flight
         self._failing = False
+        self._may_fail = False  # a step that fails is or was in flight in this step
 
     def send(self, request: GenerateRequest, before: Tokens = (), *, logits_known: bool = False) -> None:
         """`request` gets a start that has taken in `before`, where that is not empty."""
@@ -86,14 +89,15 @@ class SchedulerModel:
         self._step()
 
     def fail(self) -> None:
-        """A step that fails, with all that were in it."""
+        """A step that fails, with all that were in it; what was in flight before it does not."""
         self.operations["fail"] += 1
         self._failing = True
-        self._step()
-        if self.clients.scheduler.num_live > 0:
-            self._step()  # the one before gave first tokens from the cache, and ran no batch
+        self.runner.batches.clear()
+        while self.clients.scheduler.has_work and not self.runner.batches:
+            self._step()
         self._failing = False
-        assert self.clients.scheduler.num_live == 0
+        while self.runner.failures_in_flight:
+            self._step()
 
     def step_without(self, method: str) -> None:
         """A step in which a method of the cache fails; nobody may hear of it."""
@@ -125,7 +129,7 @@ class SchedulerModel:
         """Serve all that are left; every slot must be free then, nothing held, nobody waited for."""
         requests = [self.clients.requests[key] for key in self.open]
         longest = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
-        for _ in range(1 + len(requests) * (longest + 2)):
+        for _ in range(1 + 2 * len(requests) * (longest + 2)):
             if not self.clients.scheduler.has_work:
                 break
             self._step()
@@ -139,18 +143,23 @@ class SchedulerModel:
 
     def _step(self) -> None:
         self.runner.batches.clear()
-        had_work = self.clients.scheduler.has_work
+        had_work, in_flight = self.clients.scheduler.has_work, self.clients.scheduler.num_in_flight
+        self._may_fail = self._failing or self.runner.failures_in_flight > 0
         deliveries = self.clients.step()
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
             assert key in self.open, "a client that left or was done hears something"
             if self.clients.heard[key].ended:
                 self._expect_right(key)
                 self._forget(key)
-        assert bool(self.runner.batches) or bool(deliveries) or not had_work, "nobody advances"
+        collected = self.clients.scheduler.num_in_flight < in_flight
+        assert bool(self.runner.batches) or collected or bool(deliveries) or not had_work, "nobody advances"
         self.tokens_run += sum(len(run.tokens) for batch in self.runner.batches for run in batch)
 
     def _look_on(self, batch: Batch) -> None:
         scheduler = self.clients.scheduler
+        if scheduler.num_in_flight > 0:
+            self.steps_ahead += 1
+            return
         assert len(batch) == scheduler.num_live, "a request in a slot does not advance"
         assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or scheduler.num_leads > 0, (
             "a request waits for nobody"
@@ -158,7 +167,7 @@ class SchedulerModel:
 
     def _expect_right(self, key: int) -> None:
         heard = self.clients.heard[key]
-        if self._failing and heard.error is not None:
+        if self._may_fail and heard.error is not None:
             assert str(heard.error) == "told to fail"
         else:
             expected = run_alone(
@@ -225,8 +234,8 @@ def _random_request(chance: random.Random, may_be_empty: bool) -> GenerateReques
     positions = [chance.randint(0, len(prompt)) for _ in range(chance.choice((0, 0, 1, 2)))]
     return GenerateRequest(
         prompt=prompt,
-        turns=positions[:1],
-        marks=positions[1:],
+        turn_positions=positions[:1],
+        checkpoint_positions=positions[1:],
         max_tokens=chance.randint(0, 8),
         stop=chance.sample(STOPS, chance.choice((0, 0, 1, 2))),
         stop_tokens=chance.sample(range(VOCAB_SIZE), chance.choice((0, 1))),

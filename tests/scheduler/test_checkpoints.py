@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rnn_engine.scheduler.checkpoints import CheckpointPoint, plan_checkpoints
 from states.cache.checkpoint import CheckpointKind
-from states.cache.policy import CheckpointLimits, CheckpointPoint, plan_checkpoints
 
 MARK, BRANCH, TURN, END = (
     CheckpointKind.MARK,
@@ -29,7 +27,7 @@ def test_a_lone_prompt_keeps_its_end() -> None:
 
 
 def test_a_prompt_that_is_saved_whole_keeps_nothing() -> None:
-    assert plan_checkpoints(100, saved=100, known=100, turns=[50], marks=[60]) == ()
+    assert plan_checkpoints(100, saved=100, known=100, turn_positions=[50], checkpoint_positions=[60]) == ()
 
 
 def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
@@ -40,10 +38,9 @@ def test_the_chunk_is_cut_where_a_prompt_leaves_a_known_path() -> None:
 
 
 def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
-    limits = CheckpointLimits(min_gap=32)
-    assert plan_checkpoints(1000, saved=690, known=700, limits=limits) == (point(1000, END, True),)
-    assert plan_checkpoints(1000, saved=0, known=31, limits=limits) == (point(1000, END, True),)
-    assert plan_checkpoints(1000, saved=0, known=700, marks=[690], limits=limits) == (
+    assert plan_checkpoints(1000, saved=690, known=700) == (point(1000, END, True),)
+    assert plan_checkpoints(1000, saved=0, known=31) == (point(1000, END, True),)
+    assert plan_checkpoints(1000, saved=0, known=700, checkpoint_positions=[690]) == (
         point(690, MARK, False),
         point(1000, END, True),
     )
@@ -52,7 +49,7 @@ def test_a_branch_point_is_left_out_where_it_saves_little() -> None:
 @pytest.mark.parametrize("known", [968, 969, 995, 999])
 def test_a_branch_point_counts_however_near_the_end_is(known: int) -> None:
     assert plan_checkpoints(1000, saved=0, known=known) == (point(known, BRANCH, False), point(1000, END, True))
-    assert plan_checkpoints(1000, saved=0, known=950, marks=[960]) == (
+    assert plan_checkpoints(1000, saved=0, known=950, checkpoint_positions=[960]) == (
         point(950, BRANCH, False),
         point(960, MARK, False),
         point(1000, END, True),
@@ -60,7 +57,7 @@ def test_a_branch_point_counts_however_near_the_end_is(known: int) -> None:
 
 
 def test_a_turn_is_left_out_near_any_other_checkpoint() -> None:
-    assert plan_checkpoints(1000, saved=0, known=500, turns=[480, 510, 700, 980]) == (
+    assert plan_checkpoints(1000, saved=0, known=500, turn_positions=[480, 510, 700, 980]) == (
         point(500, BRANCH, False),
         point(700, TURN, False),
         point(1000, END, True),
@@ -68,7 +65,7 @@ def test_a_turn_is_left_out_near_any_other_checkpoint() -> None:
 
 
 def test_a_mark_counts_however_near_it_is() -> None:
-    assert plan_checkpoints(100, saved=0, known=0, marks=[3, 99]) == (
+    assert plan_checkpoints(100, saved=0, known=0, checkpoint_positions=[3, 99]) == (
         point(3, MARK, False),
         point(99, MARK, False),
         point(100, END, True),
@@ -76,9 +73,7 @@ def test_a_mark_counts_however_near_it_is() -> None:
 
 
 def test_of_many_turns_the_last_are_kept() -> None:
-    cuts = plan_checkpoints(
-        1000, saved=0, known=0, turns=range(100, 1000, 100), limits=CheckpointLimits(max_checkpoints=4)
-    )
+    cuts = plan_checkpoints(1000, saved=0, known=0, turn_positions=range(100, 1000, 100), max_checkpoints=4)
     assert cuts == (
         point(700, TURN, False),
         point(800, TURN, False),
@@ -88,8 +83,9 @@ def test_of_many_turns_the_last_are_kept() -> None:
 
 
 def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
-    limits = CheckpointLimits(max_checkpoints=3)
-    cuts = plan_checkpoints(1000, saved=0, known=500, turns=[200, 800], marks=[300], limits=limits)
+    cuts = plan_checkpoints(
+        1000, saved=0, known=500, turn_positions=[200, 800], checkpoint_positions=[300], max_checkpoints=3
+    )
     assert cuts == (
         point(300, MARK, False),
         point(500, BRANCH, False),
@@ -101,8 +97,7 @@ def test_marks_go_before_the_branch_point_and_that_before_turns() -> None:
 def test_cuts_ascend_inside_the_part_to_be_run_and_are_bounded(
     length: int, saved: int, known: int, turns: list[int], marks: list[int], most: int
 ) -> None:
-    limits = replace(CheckpointLimits(), max_checkpoints=most)
-    cuts = plan_checkpoints(length, saved, known, turns, marks, limits)
+    cuts = plan_checkpoints(length, saved, known, turns, marks, most)
     positions = [cut.position for cut in cuts]
     assert positions == sorted(set(positions))
     assert len(cuts) <= most
@@ -110,9 +105,3 @@ def test_cuts_ascend_inside_the_part_to_be_run_and_are_bounded(
     assert (positions[-1:] == [length]) == (saved < length)
     assert {cut.position for cut in cuts if cut.kind is MARK} <= set(marks)
     assert {cut.position for cut in cuts if cut.kind is TURN} <= set(turns)
-
-
-@pytest.mark.parametrize("limits", [{"max_checkpoints": 0}, {"min_gap": 0}])
-def test_limits_that_make_no_sense_are_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        CheckpointLimits(**limits)

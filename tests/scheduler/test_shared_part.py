@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from rnn_engine.scheduler.checkpoints import CheckpointPlan, PromptPrefix, SingleFlight, plan_checkpoints
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.inflight import InFlight, Lead
 from states.cache.make import make_cache
-from states.cache.policy import plan_checkpoints
 from states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
 
@@ -39,9 +38,9 @@ def serve(cache: StateCache, device: ToyDevice, prompt: Sequence[int]) -> int:
         cache.restore(match, 0)
     else:
         device.write_state(0, None)
-    for cut in plan_checkpoints(len(prompt), match.saved, match.known):
-        logits = toy_logits(SHAPE, prompt[: cut.position]) if cut.logits else None
-        cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind, logits=logits)
+    for point in plan_checkpoints(len(prompt), match.saved, match.known):
+        logits = toy_logits(SHAPE, prompt[: point.position]) if point.logits else None
+        cache.insert(ROOT, prompt[: point.position], 0, kind=point.kind, logits=logits)
     return match.saved
 
 
@@ -74,32 +73,34 @@ def test_both_shifts_in_turn_under_a_small_bound(device: ToyDevice) -> None:
 
 
 def test_requests_that_arrive_together_run_the_shared_part_once(device: ToyDevice) -> None:
-    cache, table = make_cache(SHAPE, "model", device), InFlight()
+    cache, flights = make_cache(SHAPE, "model", device), SingleFlight()
     waiting = dict(enumerate(prompts(100)))
     tokens_run = 0
     while waiting:
-        for number, lead in find_leads(cache, table, waiting).items():
-            tokens_run += lead.length - lead.position
-            run(cache, lead, waiting.pop(number))
+        for number, plan in find_leads(cache, flights, waiting).items():
+            tokens_run += len(waiting[number]) - plan.position
+            run(cache, plan, waiting.pop(number))
     shared = len(SYSTEM) + 100 + len(SHARED)
     assert tokens_run == shared + PROMPTS * 800
 
 
-def find_leads(cache: StateCache, table: InFlight, waiting: Mapping[int, Sequence[int]]) -> dict[int, Lead]:
+def find_leads(
+    cache: StateCache, flights: SingleFlight, waiting: Mapping[int, Sequence[int]]
+) -> dict[int, CheckpointPlan]:
     """Those that don't wait for another."""
     leads = {}
     for number, prompt in waiting.items():
-        saved, packed = cache.peek(ROOT, prompt), pack(prompt)
-        wait = table.find(ROOT, packed, saved)
+        saved, prefix = cache.peek(ROOT, prompt), PromptPrefix(ROOT, pack(prompt))
+        wait = flights.find(prefix, saved)
         if wait is None:
-            leads[number] = table.lead(ROOT, packed, saved)
+            leads[number] = flights.lead(prefix, saved)
         else:
             wait.claim()
     return leads
 
 
-def run(cache: StateCache, role: Lead, prompt: Sequence[int]) -> None:
-    while (cut := role.next_cut()) is not None:
-        cache.insert(ROOT, prompt[: cut.position], 0, kind=cut.kind)
-        role.advance(cut.position)
-    role.close()
+def run(cache: StateCache, plan: CheckpointPlan, prompt: Sequence[int]) -> None:
+    while (point := plan.next()) is not None:
+        cache.insert(ROOT, prompt[: point.position], 0, kind=point.kind)
+        plan.advance(point.position)
+    plan.close()
