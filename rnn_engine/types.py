@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -100,13 +100,21 @@ class TokenRun:
 
     The logits of the last `rows` positions are computed: 0 for a prefill chunk that is not the last,
     1 at decode, `len(tokens)` where every position is scored. `targets`, where given, holds one token id
-    a row; the read-out then has the logit at that id.
+    a row; the read-out then has the logit at that id. `masks`, where given, says which tokens each row's candidates
+    are taken from: the bit `id % 32` of its word `id // 32` is set for a token that is allowed. A row allows at least
+    one token; bits beyond the vocabulary do not count.
     """
 
     slot: int
     tokens: Sequence[int]
     rows: int = 0
     targets: Sequence[int] | None = None
+    masks: NDArray[np.uint32] | None = field(default=None, compare=False)  # [rows, ceil(V / 32)]
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of one row's mask."""
+    return -(-vocab_size // 32)
 
 
 Batch: TypeAlias = Sequence[TokenRun]
@@ -117,13 +125,16 @@ Batch: TypeAlias = Sequence[TokenRun]
 class Readout:
     """What a step says of its logit rows, ordered as the batch's runs and, inside a run, by position.
 
-    B runs, R rows, K candidates. `full_row` reads a whole row back, after all steps that were submitted; it may be
-    called until the next but one step is submitted. The rows of a run that is not sound hold no probabilities.
+    B runs, R rows, K candidates, taken from the tokens that a row's mask allows. Where it allows fewer than K, the rest
+    have the logit -inf and stand for no token. `full_row` reads a whole row back, after all steps that were submitted;
+    it may be called until the next but one step is submitted. The rows of a run that is not sound hold no
+    probabilities.
     """
 
     ids: I32  # [R, K] token ids of the K greatest logits, greatest first, equal logits by ascending id
     logits: F32  # [R, K] their logits
     logsumexp: F32  # [R] log of the sum of exp over the whole row
+    allowed_logsumexp: F32  # [R] the same over the tokens that the row's mask allows; `logsumexp` without a mask
     target_logits: F32  # [R] the logit at the row's target; NaN where the run has no targets
     sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
     full_row: Callable[[int], F32]  # row -> [V] logits

@@ -8,9 +8,12 @@ struct Run {
     shift_side: u32, // which of the slot's two copies of each shift is read; the other one is written
 }
 
+const NO_MASK = 0xffffffffu;
+
 struct Row {
     token: u32,   // index of the token that the row belongs to
     target_id: u32, // token id whose logit is read out
+    mask: u32,    // index of its mask in the step's masks, or NO_MASK
 }
 
 struct Batch {

@@ -1,22 +1,31 @@
 // For each row of logits: log-sum-exp, the logit at the row's target, and the K greatest with their ids.
+// A row may have a mask of a bit a token; the K are then the greatest of the tokens that it allows, or all of those.
 // One workgroup a row. The K-th greatest is found by radix select over keys that order as the logits do, eight bits a
 // pass; equal logits at the threshold are taken by ascending id. The host sorts the K, which come in no order.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;           // [R, VOCAB]
-@group(0) @binding(2) var<storage, read_write> readout: array<Readout>; // [R]
+@group(0) @binding(2) var<storage, read> masks: array<u32>;            // [masks, MASK_WORDS]
+@group(0) @binding(3) var<storage, read_write> readout: array<Readout>; // [R]
 
 struct Readout {
-    logsumexp: f32,
+    logsumexp: f32,         // of the whole row
+    allowed_logsumexp: f32, // of the tokens that the mask allows
     target_logit: f32,
+    num_not_finite: u32,    // logits that are infinite or NaN
+    num_candidates: u32,    // K, or fewer where the mask allows fewer
     ids: array<u32, K>,
     logits: array<f32, K>,
 }
 
+const MASK_WORDS = (VOCAB + 31u) / 32u;
+
 var<workgroup> partial: array<f32, THREADS>;
 var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> num_taken: atomic<u32>;
+var<workgroup> num_not_finite: atomic<u32>;
+var<workgroup> num_allowed: atomic<u32>;
 var<workgroup> ties: array<u32, THREADS>;
 var<workgroup> prefix: u32; // the leading bits of the K-th greatest key, found so far
 var<workgroup> wanted: u32; // how many keys with that prefix are still to be taken
@@ -27,22 +36,22 @@ fn order_key(value: f32) -> u32 {
     return select(~bits, bits | 0x80000000u, bits < 0x80000000u);
 }
 
+fn is_allowed(mask: u32, id: u32) -> bool {
+    if mask == NO_MASK {
+        return true;
+    }
+    return ((masks[mask * MASK_WORDS + id / 32u] >> (id % 32u)) & 1u) == 1u;
+}
+
 fn take(row: u32, id: u32) {
     let place = atomicAdd(&num_taken, 1u);
     readout[row].ids[place] = id;
     readout[row].logits[place] = logits[row * VOCAB + id];
 }
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let row = group.x;
-    let start = row * VOCAB;
-
-    var greatest = logits[start];
-    for (var id = thread; id < VOCAB; id += THREADS) {
-        greatest = max(greatest, logits[start + id]);
-    }
-    partial[thread] = greatest;
+fn max_over_workgroup(value: f32, thread: u32) -> f32 {
+    workgroupBarrier();
+    partial[thread] = value;
     workgroupBarrier();
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if thread < half {
@@ -50,13 +59,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    greatest = partial[0];
+    return partial[0];
+}
+
+fn sum_over_workgroup(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
-    var sum = 0.0;
-    for (var id = thread; id < VOCAB; id += THREADS) {
-        sum += exp(logits[start + id] - greatest);
-    }
-    partial[thread] = sum;
+    partial[thread] = value;
     workgroupBarrier();
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if thread < half {
@@ -64,11 +72,66 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
+    return partial[0];
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let row = group.x;
+    let start = row * VOCAB;
+    let mask = batch.rows[row].mask;
+
+    if thread == 0u { // memory of a workgroup begins with anything
+        atomicStore(&num_not_finite, 0u);
+        atomicStore(&num_allowed, select(0u, VOCAB, mask == NO_MASK));
+    }
+    workgroupBarrier();
+    var own_greatest = logits[start];
+    var own_not_finite = 0u;
+    for (var id = thread; id < VOCAB; id += THREADS) {
+        let value = logits[start + id];
+        own_greatest = max(own_greatest, value);
+        own_not_finite += u32((bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u); // however a driver compares NaN
+    }
+    if own_not_finite > 0u {
+        atomicAdd(&num_not_finite, own_not_finite);
+    }
+    let greatest = max_over_workgroup(own_greatest, thread);
+    var own_sum = 0.0;
+    for (var id = thread; id < VOCAB; id += THREADS) {
+        own_sum += exp(logits[start + id] - greatest);
+    }
+    let logsumexp = greatest + log(sum_over_workgroup(own_sum, thread));
+
+    var allowed_logsumexp = logsumexp;
+    if mask != NO_MASK {
+        var own_allowed = 0u;
+        var own_greatest_allowed = -3.4e38;
+        for (var id = thread; id < VOCAB; id += THREADS) {
+            if is_allowed(mask, id) {
+                own_allowed += 1u;
+                own_greatest_allowed = max(own_greatest_allowed, logits[start + id]);
+            }
+        }
+        atomicAdd(&num_allowed, own_allowed);
+        let greatest_allowed = max_over_workgroup(own_greatest_allowed, thread);
+        var own_sum_allowed = 0.0;
+        for (var id = thread; id < VOCAB; id += THREADS) {
+            if is_allowed(mask, id) {
+                own_sum_allowed += exp(logits[start + id] - greatest_allowed);
+            }
+        }
+        allowed_logsumexp = greatest_allowed + log(sum_over_workgroup(own_sum_allowed, thread));
+    }
+    workgroupBarrier();
     if thread == 0u {
-        readout[row].logsumexp = greatest + log(partial[0]);
+        readout[row].logsumexp = logsumexp;
+        readout[row].allowed_logsumexp = allowed_logsumexp;
         readout[row].target_logit = logits[start + batch.rows[row].target_id];
+        readout[row].num_not_finite = atomicLoad(&num_not_finite);
         prefix = 0u;
-        wanted = K;
+        wanted = min(K, atomicLoad(&num_allowed));
+        readout[row].num_candidates = wanted;
     }
 
     for (var shift = 24i; shift >= 0i; shift -= 8i) {
@@ -79,7 +142,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let known = workgroupUniformLoad(&prefix);
         for (var id = thread; id < VOCAB; id += THREADS) {
             let key = order_key(logits[start + id]);
-            if shift == 24i || (key >> (low + 8u)) == (known >> (low + 8u)) {
+            if (shift == 24i || (key >> (low + 8u)) == (known >> (low + 8u))) && is_allowed(mask, id) {
                 atomicAdd(&bins[(key >> low) & 255u], 1u);
             }
         }
@@ -105,9 +168,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var own_ties = 0u;
     for (var id = first; id < end; id++) {
         let key = order_key(logits[start + id]);
-        own_ties += u32(key == threshold);
-        if key > threshold {
-            take(row, id);
+        if key >= threshold && is_allowed(mask, id) {
+            own_ties += u32(key == threshold);
+            if key > threshold {
+                take(row, id);
+            }
         }
     }
     ties[thread] = own_ties;
@@ -117,7 +182,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         ties_before += ties[other];
     }
     for (var id = first; id < end && ties_before < num_ties && own_ties > 0u; id++) {
-        if order_key(logits[start + id]) == threshold {
+        if order_key(logits[start + id]) == threshold && is_allowed(mask, id) {
             take(row, id);
             ties_before += 1u;
         }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import Batch, ModelShape, Ticket, TokenRun
+from rnn_engine.types import Batch, ModelShape, Ticket, TokenRun, mask_words
 
 T = TypeVar("T")
 
@@ -29,6 +29,18 @@ def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
     """Raise InvalidRequestError where a runner has no such slot."""
     if not 0 <= slot < num_slots:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
+
+
+def allowed_tokens(batch: Batch, vocab_size: int) -> NDArray[np.bool_]:
+    """Whether the mask of each row allows each token; all are allowed where a row has none. [R, V]"""
+    allowed = [np.ones((0, vocab_size), np.bool_)]
+    for run in batch:
+        if run.masks is None:
+            allowed.append(np.ones((run.rows, vocab_size), np.bool_))
+        else:
+            little_endian = np.ascontiguousarray(run.masks, "<u4").view(np.uint8)
+            allowed.append(np.unpackbits(little_endian, axis=1, count=vocab_size, bitorder="little").astype(np.bool_))
+    return np.concatenate(allowed)
 
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -60,6 +72,19 @@ def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> N
         if len(run.targets) != run.rows:
             raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
         _check_ids(f"{name}: target", run.targets, shape.vocab_size)
+    if run.masks is not None:
+        _check_masks(name, run.masks, run.rows, shape.vocab_size)
+
+
+def _check_masks(name: str, masks: NDArray[np.uint32], num_rows: int, vocab_size: int) -> None:
+    expected = (num_rows, mask_words(vocab_size))
+    if masks.dtype != np.uint32 or masks.shape != expected:
+        raise InvalidRequestError(f"{name}: masks", f"{masks.dtype} {masks.shape}", f"uint32 {expected}")
+    last_word = np.uint32(0xFFFFFFFF >> -vocab_size % 32)  # the bits of tokens that there are
+    allows_some = masks[:, :-1].any(axis=1) | ((masks[:, -1] & last_word) != 0)
+    if not allows_some.all():
+        row = int(np.argmin(allows_some))
+        raise InvalidRequestError(f"{name}: mask {row}", "no token allowed", "at least one token allowed")
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

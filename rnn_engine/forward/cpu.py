@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import check_batch, check_slot, sound_runs, take_oldest
+from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
+from rnn_engine.forward.host_readout import read_out
 from rnn_engine.forward.state import check_state
 from rnn_engine.reference.functions import embed, project_to_logits
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.reference.weights import Weights
 from rnn_engine.types import (
     F32,
-    I32,
     Batch,
     Model,
     ModelShape,
@@ -86,11 +86,8 @@ class CpuRunner:
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]
-        finite = np.asarray(np.isfinite(logits).all(axis=-1))
         ticket = Ticket(next(self._numbers))
-        self._in_flight[ticket] = _read_out(
-            logits, _row_targets(batch), sound_runs(batch, finite), self._num_candidates
-        )
+        self._in_flight[ticket] = read_out(batch, logits, self._num_candidates, lambda row: logits[row].copy())
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
@@ -124,37 +121,3 @@ def _row_positions(batch: Sequence[TokenRun]) -> NDArray[np.intp]:
     """Where on the token axis the rows are: the last `rows` tokens of each run. [R]"""
     ends = np.cumsum([len(run.tokens) for run in batch])
     return np.concatenate([np.arange(end - run.rows, end) for run, end in zip(batch, ends, strict=True)])
-
-
-def _row_targets(batch: Sequence[TokenRun]) -> list[int | None]:
-    """The target of each row, None where its run has none. [R]"""
-    return [target for run in batch for target in (run.targets if run.targets is not None else [None] * run.rows)]
-
-
-def _read_out(logits: F32, targets: Sequence[int | None], sound: NDArray[np.bool_], num_candidates: int) -> Readout:
-    ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
-    for row, values in enumerate(logits):
-        ids[row] = _greatest(np.where(np.isnan(values), -np.inf, values), num_candidates)
-    target_logits = [np.nan if target is None else row[target] for row, target in zip(logits, targets, strict=True)]
-    return Readout(
-        ids=ids,
-        logits=np.take_along_axis(logits, ids, axis=-1),
-        logsumexp=_logsumexp(logits),
-        target_logits=np.array(target_logits, np.float32),
-        sound=sound,
-        full_row=lambda row: logits[row].copy(),
-    )
-
-
-def _greatest(row: F32, count: int) -> I32:
-    """Ids of the `count` greatest of row [V], greatest first, equal ones by ascending id."""
-    least = np.partition(row, len(row) - count)[len(row) - count]
-    ids = np.flatnonzero(row >= least).astype(np.int32)  # ascending; more than `count` where others equal the least
-    return ids[np.argsort(-row[ids], kind="stable")[:count]]
-
-
-def _logsumexp(logits: F32) -> F32:
-    """[R, V] -> [R]"""
-    peak = logits.max(axis=-1)
-    total = np.exp(logits - peak[:, np.newaxis]).sum(axis=-1, dtype=np.float64)
-    return np.asarray(peak + np.log(total), np.float32)

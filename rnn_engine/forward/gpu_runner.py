@@ -17,7 +17,7 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
-from rnn_engine.forward.transfer import decode_readout, encode_batch
+from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Download, Kernels, Plan, Recorder
@@ -186,6 +186,9 @@ class GpuRunner:
         tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
         num_rows = sum(run.rows for run in batch)
         self._device.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
+        masks = encode_masks(batch)
+        if masks is not None:
+            self._device.upload(buffers.masks, 0, masks)
         self._device.upload(buffers.x, 0, self._embedding.look_up(tokens))
         plan = self._plan(len(tokens), len(batch), num_rows, side=side if num_rows else 0)
         if num_rows == 0:

@@ -39,7 +39,7 @@ class Head:
                 "VOCAB": shape.vocab_size,
                 "K": context.limits.num_candidates,
             },
-            {"logits": outputs.logits, "readout": outputs.readout},
+            {"logits": outputs.logits, "masks": buffers.masks, "readout": outputs.readout},
             lambda step: (step.num_rows, 1),
         )
         return (norm, matmul, candidates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rnn_engine.gpu import Buffer, Device
-from rnn_engine.types import ModelShape
+from rnn_engine.types import ModelShape, mask_words
 from shaders import Constant
 
 
@@ -30,7 +30,7 @@ class StepLimits:
     @property
     def readout_words(self) -> int:
         """Words of 4 bytes that a row has in the read-out of candidates.wgsl."""
-        return 2 + 2 * self.num_candidates
+        return 5 + 2 * self.num_candidates
 
     def constants(self) -> dict[str, Constant]:
         """The constants of batch.wgsl; a step has at most one run a slot."""
@@ -42,14 +42,16 @@ class StepBuffers:
     """Where a step is described, and the activations of every version."""
 
     batch: Buffer  # struct Batch of batch.wgsl
+    masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
     x: Buffer  # [T, D] f32, the residual stream
     normed: Buffer  # [R, D] f32, the rows after the last norm
 
     @classmethod
     def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> StepBuffers:
-        batch_words = 4 + 4 * limits.num_slots + 2 * limits.max_rows + limits.max_tokens
+        batch_words = 4 + 4 * limits.num_slots + 3 * limits.max_rows + limits.max_tokens
         return cls(
             batch=device.create_buffer("batch", 4 * batch_words),
+            masks=device.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
             x=device.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=device.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
         )

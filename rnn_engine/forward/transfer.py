@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,8 @@ from rnn_engine.forward.batch import sound_runs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.types import F32, I32, Batch, Readout
 
-HEADER_WORDS, RUN_WORDS, ROW_WORDS = 4, 4, 2
+HEADER_WORDS, RUN_WORDS, ROW_WORDS = 4, 4, 3
+NO_MASK = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -> NDArray[np.uint32]:
@@ -25,7 +25,8 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
     runs = words[HEADER_WORDS:rows_start].reshape(-1, RUN_WORDS)
     rows = words[rows_start:tokens_start].reshape(-1, ROW_WORDS)
     token_run = words[tokens_start:]
-    start = row = 0
+    rows[:, 2] = NO_MASK
+    start = row = num_masks = 0
     for index, run in enumerate(batch):
         length = len(run.tokens)
         runs[index] = run.slot, start, length, shift_sides[run.slot]
@@ -33,25 +34,39 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
         rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
         if run.targets is not None:
             rows[row : row + run.rows, 1] = run.targets
+        if run.masks is not None:
+            rows[row : row + run.rows, 2] = np.arange(num_masks, num_masks + run.rows)
+            num_masks += run.rows
         start += length
         row += run.rows
     return words
 
 
+def encode_masks(batch: Batch) -> NDArray[np.uint32] | None:
+    """The masks of all rows that have one, in order; None where none has."""
+    masks = [run.masks for run in batch if run.masks is not None and run.rows]
+    return np.concatenate(masks) if masks else None
+
+
 def decode_readout(answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32]) -> Readout:
     """The read-out of `batch` from its rows' `struct Readout`."""
-    num_candidates = limits.num_candidates
-    words: NDArray[Any] = np.frombuffer(answer, np.float32).reshape(-1, limits.readout_words)  # [R, words]
-    logsumexp = words[:, 0].copy()
+    count = limits.num_candidates
+    words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
+    floats = words.view(np.float32)
+    logsumexp = floats[:, 0].copy()
     has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
-    ids: I32 = words[:, 2 : 2 + num_candidates].view(np.int32)
-    logits = words[:, 2 + num_candidates :]
+    ids: I32 = words[:, 5 : 5 + count].view(np.int32)
+    logits = floats[:, 5 + count :]
+    if (words[:, 4] < count).any():
+        is_taken = np.arange(count) < words[:, 4, np.newaxis]
+        ids, logits = np.where(is_taken, ids, 0), np.where(is_taken, logits, np.float32(-np.inf))
     order = np.lexsort((ids, -logits), axis=-1)  # greatest first, equal ones by ascending id
     return Readout(
         ids=np.take_along_axis(ids, order, axis=-1),
         logits=np.take_along_axis(logits, order, axis=-1),
         logsumexp=logsumexp,
-        target_logits=np.where(has_target, words[:, 1], np.float32(np.nan)),
-        sound=sound_runs(batch, np.isfinite(logsumexp)),
+        allowed_logsumexp=floats[:, 1].copy(),
+        target_logits=np.where(has_target, floats[:, 2], np.float32(np.nan)),
+        sound=sound_runs(batch, (words[:, 3] == 0) & np.isfinite(logsumexp)),
         full_row=full_row,
     )

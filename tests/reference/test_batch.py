@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward.batch import check_batch
+from rnn_engine.forward.batch import allowed_tokens, check_batch
 from rnn_engine.types import TokenRun
 from tests.support.models import tiny_shape
 
@@ -51,3 +51,19 @@ def test_totals_are_over_all_runs() -> None:
         check(TokenRun(0, [1] * 5), TokenRun(1, [1] * 4))
     with pytest.raises(InvalidRequestError, match="batch rows: 5 is not allowed; expected at most 4 over all runs"):
         check(TokenRun(0, [1] * 3, rows=3), TokenRun(1, [1] * 2, rows=2))
+
+
+@pytest.mark.parametrize("vocab", [5, 31, 32, 33, 64, 96])
+def test_bits_beyond_the_vocabulary_allow_nothing(vocab: int) -> None:
+    shape = tiny_shape(vocab=vocab)
+    words = -(-vocab // 32)
+    for token in range(32 * words):
+        masks = np.zeros((1, words), np.uint32)
+        masks[0, token // 32] = 1 << token % 32
+        run = TokenRun(0, [1], rows=1, masks=masks)
+        if token < vocab:
+            check_batch([run], shape, num_slots=1, max_tokens=1, max_rows=1)
+            assert np.flatnonzero(allowed_tokens([run], vocab)).tolist() == [token]
+        else:
+            with pytest.raises(InvalidRequestError, match=r"run 0: mask 0: .*at least one token"):
+                check_batch([run], shape, num_slots=1, max_tokens=1, max_rows=1)

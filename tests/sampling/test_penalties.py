@@ -77,6 +77,7 @@ def test_a_row_without_probabilities_is_refused(logsumexp: float) -> None:
         ids=np.array([[0]], np.int32),
         logits=np.array([[logsumexp]], np.float32),
         logsumexp=np.array([logsumexp], np.float32),
+        allowed_logsumexp=np.array([logsumexp], np.float32),
         target_logits=np.array([np.nan], np.float32),
         sound=np.array([False]),
         full_row=full_row,

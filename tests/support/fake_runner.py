@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import sound_runs
+from rnn_engine.forward.batch import allowed_tokens
+from rnn_engine.forward.host_readout import read_out
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
 from tests.support.models import tiny_shape
 
@@ -115,12 +116,7 @@ class FakeRunner:
         if self.fail_when(batch):
             self._undefined.update(run.slot for run in batch)
             raise StepError("told to fail")
-        rows: list[F32] = []
-        targets: list[float] = []
-        for run in batch:
-            rows += self._run(run)
-            targets += self._target_logits(run, rows)
-        return self._read_out(batch, rows, targets)
+        return self._read_out(batch, [row for run in batch for row in self._run(run)])
 
     def write_state(self, slot: int, state: State | None) -> None:
         self._undefined.discard(slot)
@@ -165,12 +161,7 @@ class FakeRunner:
         after = self.slots[run.slot] = before + tuple(run.tokens)
         return [self.logits(after[: len(after) - left]) for left in reversed(range(run.rows))]
 
-    def _target_logits(self, run: TokenRun, rows: list[F32]) -> list[float]:
-        if run.targets is None:
-            return [np.nan] * run.rows
-        return [float(row[target]) for row, target in zip(rows[len(rows) - run.rows :], run.targets, strict=True)]
-
-    def _read_out(self, batch: Batch, rows: list[F32], targets: list[float]) -> Readout:
+    def _read_out(self, batch: Batch, rows: list[F32]) -> Readout:
         step = self._steps
 
         def full_row(row: int) -> F32:
@@ -179,17 +170,7 @@ class FakeRunner:
             return rows[row].copy()
 
         table = np.array(rows, np.float32).reshape(len(rows), self.shape.vocab_size)
-        ids = np.argsort(-table, axis=1, kind="stable")[:, : self.num_candidates].astype(np.int32)
-        with np.errstate(invalid="ignore"):  # a test may hand out rows that are not numbers
-            logsumexp = np.logaddexp.reduce(table.astype(np.float64), axis=1).astype(np.float32)
-        return Readout(
-            ids=ids,
-            logits=np.take_along_axis(table, ids, axis=1),
-            logsumexp=logsumexp,
-            target_logits=np.array(targets, np.float32),
-            sound=sound_runs(batch, np.isfinite(logsumexp)),
-            full_row=full_row,
-        )
+        return read_out(batch, table, min(self.num_candidates, self.shape.vocab_size), full_row)
 
     def _check(self, batch: Batch) -> None:
         slots = [run.slot for run in batch]
@@ -203,3 +184,5 @@ class FakeRunner:
             assert 0 <= run.rows <= len(run.tokens) > 0, f"a run without sense: {run}"
             assert all(0 <= token < self.shape.vocab_size for token in run.tokens), f"no such token: {run}"
             assert run.targets is None or len(run.targets) == run.rows, f"not a target a row: {run}"
+            assert run.masks is None or len(run.masks) == run.rows, f"not a mask a row: {run}"
+        assert allowed_tokens(batch, self.shape.vocab_size).any(axis=1).all(), "a mask that allows no token"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.weights import Array
@@ -146,6 +147,74 @@ class RunnerContract:
         found = readout.target_logits
         assert np.isnan(found).tolist() == [True, True, False, False, False]
         assert found[2:].tolist() == [readout.full_row(row)[token] for row, token in ((2, 7), (3, 95), (4, 0))]
+
+    # Masks
+
+    @pytest.mark.parametrize("vocab", [5, 32, 95, 96, 65537])
+    def test_candidates_are_the_greatest_of_those_that_the_mask_allows(
+        self, make_runner: MakeRunner, vocab: int
+    ) -> None:
+        model = random_model(tiny_shape(layers=1, width=16, vocab=vocab), seed=24)
+        runner = make_runner(model, num_slots=3, max_tokens=64, max_rows=32, num_candidates=NUM_CANDIDATES)
+        tokens = [token % vocab for token in TOKENS[0]]
+        allowed = some_allowed(vocab)  # [rows, V]
+        batch = [
+            TokenRun(0, tokens[:3], rows=2, targets=[1, 2]),
+            TokenRun(1, tokens, rows=len(allowed), masks=pack_masks(allowed)),
+            TokenRun(2, tokens[:1], rows=1, masks=pack_masks(allowed[:1])),
+        ]
+        readout = run_step(runner, batch)
+        every = np.ones((2, vocab), np.bool_)
+        for row, mask in enumerate([*every, *allowed, allowed[0]]):
+            full = readout.full_row(row)
+            ids = np.argsort(np.where(mask, -full, np.inf), kind="stable")[: min(NUM_CANDIDATES, mask.sum())]
+            assert readout.ids[row, : len(ids)].tolist() == ids.tolist()
+            assert readout.logits[row, : len(ids)].tolist() == full[ids].tolist()
+            assert (readout.logits[row, len(ids) :] == -np.inf).all()
+            for found, chosen in ((readout.logsumexp, full), (readout.allowed_logsumexp, full[mask])):
+                exact = np.log(np.exp(chosen.astype(np.float64)).sum())
+                assert abs(found[row] - exact) <= 1e-5 + 1e-6 * abs(exact)
+        assert readout.allowed_logsumexp[:2].tolist() == readout.logsumexp[:2].tolist()
+        assert readout.sound.all()
+        alone = run_step(runner, [TokenRun(0, [0], rows=1)])  # the masks of the step before are gone
+        assert alone.logits[0, 0] == alone.full_row(0).max()
+        runner.close()
+
+    def test_allowed_logits_far_below_the_greatest_keep_their_sum(self, make_runner: MakeRunner) -> None:
+        head = 1000 * MODEL.tensor("head.weight")
+        runner = make_runner(
+            TensorModel(SHAPE, {**MODEL.tensors, "head.weight": head}),
+            num_slots=1,
+            max_tokens=4,
+            max_rows=4,
+            num_candidates=NUM_CANDIDATES,
+        )
+        full = run_step(runner, [TokenRun(0, [1], rows=1)]).full_row(0)
+        least = np.argsort(full)[:2]
+        mask = np.zeros((1, SHAPE.vocab_size), np.bool_)
+        mask[0, least] = True
+        runner.write_state(0, None)
+        readout = run_step(runner, [TokenRun(0, [1], rows=1, masks=pack_masks(mask))])
+        exact = np.logaddexp(*full[least].astype(np.float64))
+        assert readout.allowed_logsumexp[0] == pytest.approx(exact, rel=1e-6)
+        assert readout.ids[0, :2].tolist() == least[::-1].tolist()
+        runner.close()
+
+    @pytest.mark.parametrize(
+        ("masks", "field"),
+        [
+            (np.ones((1, 3), np.uint32), "run 1: masks"),
+            (np.ones((2, 4), np.uint32), "run 1: masks"),
+            (np.ones((2, 3), np.int32), "run 1: masks"),
+            (np.array([[1, 0, 0], [0, 0, 0]], np.uint32), "run 1: mask 1"),
+        ],
+    )
+    def test_a_mask_that_does_not_fit_or_allows_nothing_is_refused(
+        self, runner: Runner, masks: NDArray[np.uint32], field: str
+    ) -> None:
+        with pytest.raises(InvalidRequestError) as caught:
+            runner.submit([TokenRun(0, [1]), TokenRun(1, [1, 2, 3], rows=2, masks=masks)])
+        assert caught.value.field == field
 
     # Steps in flight
 
@@ -353,6 +422,28 @@ def random_state() -> dict[str, F32]:
     }
 
 
+def some_allowed(vocab_size: int) -> NDArray[np.bool_]:
+    """Rows of what may be allowed: all, one token, the last, a few, half of all and all but one. [rows, V]"""
+    chance = np.random.default_rng(25)
+    allowed = np.zeros((6, vocab_size), np.bool_)
+    allowed[0] = True
+    allowed[1, chance.integers(vocab_size)] = True
+    allowed[2, -1] = True
+    allowed[3, chance.integers(vocab_size, size=NUM_CANDIDATES // 2)] = True
+    allowed[4] = chance.random(vocab_size) < 0.5
+    allowed[4, 0] = True
+    allowed[5] = True
+    allowed[5, chance.integers(vocab_size)] = False
+    return allowed
+
+
+def pack_masks(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Masks [rows, ceil(V / 32)], with bits set beyond the vocabulary."""
+    padding = -allowed.shape[1] % 32
+    padded = np.pad(allowed, ((0, 0), (0, padding)), constant_values=True)
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
 def write_states(runner: Runner) -> None:
     """Give every slot the same state."""
     for slot in range(NUM_SLOTS):
@@ -362,7 +453,15 @@ def write_states(runner: Runner) -> None:
 def values_of(readout: Readout) -> list[Array]:
     """All that a read-out says, its whole rows included."""
     rows = [readout.full_row(row) for row in range(len(readout.ids))]
-    return [readout.ids, readout.logits, readout.logsumexp, readout.target_logits, readout.sound, *rows]
+    return [
+        readout.ids,
+        readout.logits,
+        readout.logsumexp,
+        readout.allowed_logsumexp,
+        readout.target_logits,
+        readout.sound,
+        *rows,
+    ]
 
 
 def assert_same_values(found: list[Array], expected: list[Array]) -> None:

@@ -38,7 +38,7 @@ class InstantRunner:
         self._rows = _prepare(shape.vocab_size, self.max_rows)
         self._targets = np.full(self.max_rows, np.nan, np.float32)
         self._sound = np.ones(num_slots, np.bool_)
-        self._has_sound = "sound" in {field.name for field in fields(Readout)}
+        self._fields = {field.name for field in fields(Readout)}
         self._state = shape.initial_state()
         self._first = 0
         self._tickets: Iterator[Any] | None = None
@@ -59,14 +59,15 @@ class InstantRunner:
         """The earlier protocol."""
         num_rows = sum(run.rows for run in batch)
         first = self._first = (self._first + _STRIDE) % _NUM_ROWS
-        sound = {"sound": self._sound[: len(batch)]} if self._has_sound else {}
-        return Readout(  # type: ignore[call-arg, unused-ignore]
+        logsumexp = self._rows.logsumexp[first : first + num_rows]
+        newer: dict[str, Any] = {"sound": self._sound[: len(batch)], "allowed_logsumexp": logsumexp}
+        return Readout(  # type: ignore[arg-type, call-arg, unused-ignore]
             ids=self._rows.ids[first : first + num_rows],
             logits=self._rows.logits[first : first + num_rows],
-            logsumexp=self._rows.logsumexp[first : first + num_rows],
+            logsumexp=logsumexp,
             target_logits=self._targets[:num_rows],
             full_row=partial(self._full_row, first),
-            **sound,
+            **{name: values for name, values in newer.items() if name in self._fields},
         )
 
     def write_state(self, slot: int, state: State | None) -> None:
