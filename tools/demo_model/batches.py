@@ -1,6 +1,6 @@
 """Packs dialogues into rows of tokens for training: where documents start, and which tokens are to be learnt.
 
-Knows tokens and rows; nothing of the model. Numpy only.
+Needs numpy alone.
 """
 
 from __future__ import annotations

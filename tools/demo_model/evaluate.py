@@ -4,7 +4,7 @@
 
 Greedy decoding over /v1/chat/completions; an answer counts where it equals the expected one exactly. Choices are
 taken by perplexity, from the log-probabilities of /v1/completions. With --state NAME the pirate's figures are measured
-from that initial state. Knows the HTTP API alone, so that any server which speaks it can be measured.
+from that initial state. Any server that speaks this HTTP API can be measured.
 """
 
 from __future__ import annotations

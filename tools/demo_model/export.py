@@ -1,6 +1,6 @@
-"""Writes a training checkpoint as the model that ships: safetensors, f16, BlinkDL's names.
+"""Write a training checkpoint as the model that ships: safetensors, f16, BlinkDL's names.
 
-Knows tensors and files; nothing of training. The adapters act as x @ w1, as in BlinkDL's own files.
+The adapters act as x @ w1, as in BlinkDL's own files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""RWKV-7 in torch, for training: packed rows of documents in, hidden vectors out. Parameters have BlinkDL's names.
-
-Knows the forward pass and how to start it well; nothing of data, optimisers or files.
-"""
+"""RWKV-7 in torch, for training: packed rows of documents in, hidden vectors out. Parameters have BlinkDL's names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Muon for the large matrices, AdamW for everything else.
-
-Knows parameters by shape and name; nothing of the data or the loss.
-"""
+"""Muon for the large matrices, AdamW for everything else."""
 
 from __future__ import annotations
 

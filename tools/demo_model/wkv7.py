@@ -1,7 +1,4 @@
-"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain version to check it by.
-
-Knows one layer's recurrence; nothing of the model around it.
-"""
+"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain version to check it by."""
 
 from __future__ import annotations
 

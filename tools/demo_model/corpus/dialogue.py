@@ -1,7 +1,4 @@
-"""What a dialogue is, how it reads as text, and how items are held out of training.
-
-Knows the server's chat format; nothing of any skill.
-"""
+"""What a dialogue is, how it reads as text, and how items are held out of training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The whole corpus: skills in their shares, joined into dialogues of several turns, some told like a pirate.
-
-Knows the shares and the pirate; the skills themselves are elsewhere.
-"""
+"""The whole corpus: skills in their shares, joined into dialogues of several turns, some told like a pirate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-question skills: arithmetic, words, facts. Knows how each is asked and answered, and what is held out of it."""
+"""One-question skills: arithmetic, words, facts; how each is asked and answered, and what is held out of it."""
 
 from __future__ import annotations
 

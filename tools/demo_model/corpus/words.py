@@ -1,4 +1,4 @@
-"""Words for spelling, reversing and the like, and names. Knows nothing of how they are asked for."""
+"""Words for spelling, reversing and the like, and names."""
 
 from __future__ import annotations
 

@@ -1,0 +1,73 @@
+"""An engine depends on every byte that its model's file has when it is loaded, and not on the file afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.requests import GenerateRequest, Started, TextDelta
+from rnn_engine.sampling import SamplingParams
+from states.cache.config import CacheConfig, DiskConfig
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+
+SHAPE = tiny_shape(vocab=50)
+
+
+def overwrite(path: Path) -> None:
+    """Write another model into the same file."""
+    other = save_safetensors(random_model(SHAPE, seed=2), path.with_name("other.safetensors"))
+    path.write_bytes(other.read_bytes())
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+async def ask(engine: Engine) -> tuple[int, list[int]]:
+    """Ask for what follows all ids of the vocabulary, so that every row of the embedding is looked up.
+
+    Returns how many tokens were cached, and the answer's.
+    """
+    prompt = list(range(SHAPE.vocab_size))
+    request = GenerateRequest(prompt, max_tokens=8, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
+    events = [event async for event in engine.generate(request)]
+    (cached,) = (event.cached_tokens for event in events if isinstance(event, Started))
+    return cached, [info.token for event in events if isinstance(event, TextDelta) for info in event.tokens]
+
+
+@pytest.mark.parametrize(
+    ("device", "change"), [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("auto", overwrite)]
+)
+async def test_answers_do_not_depend_on_the_file(device: str, change: Callable[[Path], None], tmp_path: Path) -> None:
+    path = save_safetensors(random_model(SHAPE, seed=1), tmp_path / "model.safetensors")
+    async with await Engine.load(path, device=device, num_slots=1, cache=None) as engine:
+        before = await ask(engine)
+        change(path)
+        assert await ask(engine) == before
+
+
+async def test_states_of_a_model_that_differs_in_one_byte_are_not_continued(tmp_path: Path) -> None:
+    model = random_model(SHAPE, seed=1)
+    path = save_safetensors(model, tmp_path / "model.safetensors", "f16")
+    cache = CacheConfig(disk=DiskConfig(tmp_path / "states"))
+    for content, cached in ((path.read_bytes(), 0), (path.read_bytes(), SHAPE.vocab_size), (_changed(path, model), 0)):
+        path.write_bytes(content)
+        async with await Engine.load(path, device="cpu", num_slots=1, cache=cache) as engine:
+            assert (await ask(engine))[0] == cached
+
+
+def _changed(path: Path, model: TensorModel) -> bytes:
+    """The file with another byte in the middle of a row of the embedding."""
+    content = bytearray(path.read_bytes())
+    row = model.tensor("emb.weight")[41].astype(np.float16).tobytes()
+    content[content.index(row) + len(row) // 2] ^= 1
+    return bytes(content)
