@@ -1,8 +1,22 @@
 """Draw tokens from rows of logits, exactly, from a step's few candidates wherever they suffice."""
 
 from rnn_engine.sampling.logprobs import top_logprobs
+from rnn_engine.sampling.masks import Mask, TokenMask
 from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.protocol import Sampler
+from rnn_engine.sampling.ranking import Ranking
 from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.sampling.sampler import Draw, Sampler, random_seed
+from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 
-__all__ = ["Draw", "LogitRow", "Sampler", "SamplingParams", "random_seed", "top_logprobs"]
+__all__ = [
+    "Draw",
+    "LogitRow",
+    "Mask",
+    "Ranking",
+    "Sampler",
+    "SamplingParams",
+    "SequenceSampler",
+    "TokenMask",
+    "random_seed",
+    "top_logprobs",
+]

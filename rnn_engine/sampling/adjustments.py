@@ -1,64 +1,85 @@
-"""What is added to single tokens' logits before a draw: the client's bias less the penalties for repeating.
-
-Holds only the tokens that have a bias or have been seen; knows neither rows nor probabilities.
-"""
+"""What is added to single tokens' logits before a draw: the client's bias less the penalties for repeating."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.types import I32
 
 F64: TypeAlias = NDArray[np.float64]
-I64: TypeAlias = NDArray[np.int64]
+
+_FIRST_ROOM = 64  # tokens
+_NO_TOKEN = np.iinfo(np.int32).max  # stands after the last token of the table
 
 
 class Adjustments:
-    """A sorted table token -> bias, penalty, seen.
+    """A table of the tokens that have a bias or have been seen, sorted by token, in arrays with room to grow.
 
-    `earlier` are tokens that count as seen before the first draw, oldest first: each adds `presence_penalty` once,
-    and at every sight `frequency_penalty` decayed by its distance from the last.
+    The penalties are ai00's: `presence` at a token's first sight and `frequency` at each; every token that is generated
+    later multiplies all of it by `decay`. `earlier` are tokens that count as seen before the first draw, oldest first:
+    each has `presence` once, and for each sight `frequency` decayed by its distance from the last.
     """
 
-    def __init__(self, params: SamplingParams, earlier: Sequence[int] = ()) -> None:
-        self._presence = params.presence_penalty
-        self._frequency = params.frequency_penalty
-        self._decay = params.penalty_decay
-        self.tokens: I64 = np.array(sorted(params.logit_bias), np.int64)  # [A] ascending
-        self._bias: F64 = np.array([params.logit_bias[token] for token in sorted(params.logit_bias)], np.float64)  # [A]
-        self._penalty: F64 = np.zeros(len(self.tokens))  # [A]
-        self._seen: NDArray[np.bool_] = np.zeros(len(self.tokens), np.bool_)  # [A]
+    def __init__(
+        self, bias: Mapping[int, float], presence: float, frequency: float, decay: float, earlier: Sequence[int] = ()
+    ) -> None:
+        self._presence = presence
+        self._frequency = frequency
+        self._decay = decay
+        self._penalises = presence != 0.0 or frequency != 0.0
+        self._seen: set[int] = set()
+        self._size = 0  # A
+        self._tokens: I32 = np.full(_FIRST_ROOM, _NO_TOKEN, np.int32)  # [room] ascending; the last one is _NO_TOKEN
+        self._bias: F64 = np.zeros(_FIRST_ROOM)  # [room]
+        self._penalty: F64 = np.zeros(_FIRST_ROOM)  # [room]
+        for token, number in bias.items():
+            self._bias[self._place(token)] = number
         if self._penalises:
             for distance, token in enumerate(reversed(earlier)):
-                self._see(token, self._frequency * self._decay**distance)
+                self._see(token, frequency * decay**distance)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def tokens(self) -> I32:
+        """[A + 1] the tokens, ascending, and one that is greater than any token. Valid until `generated` is called."""
+        return self._tokens[: self._size + 1]
 
     @property
     def values(self) -> F64:
-        """[A] what is added to each token's logit."""
-        return self._bias - self._penalty
+        """[A + 1] what is added to each token's logit, and 0."""
+        return self._bias[: self._size + 1] - self._penalty[: self._size + 1]
 
     def generated(self, token: int) -> None:
         """Decay every penalty by one token, then count `token` as seen."""
         if self._penalises:
-            self._penalty *= self._decay
+            self._penalty[: self._size] *= self._decay
             self._see(token, self._frequency)
 
-    @property
-    def _penalises(self) -> bool:
-        return self._presence != 0.0 or self._frequency != 0.0
-
     def _see(self, token: int, frequency: float) -> None:
-        place = int(np.searchsorted(self.tokens, token))
-        if place == len(self.tokens) or self.tokens[place] != token:
-            self.tokens = np.insert(self.tokens, place, token)
-            self._bias = np.insert(self._bias, place, 0.0)
-            self._penalty = np.insert(self._penalty, place, 0.0)
-            self._seen = np.insert(self._seen, place, False)
-        if not self._seen[place]:
-            self._seen[place] = True
+        place = self._place(token)
+        if token not in self._seen:
+            self._seen.add(token)
             self._penalty[place] += self._presence
         self._penalty[place] += frequency
+
+    def _place(self, token: int) -> int:
+        """Return the place of `token`, which is given one if it has none."""
+        place = int(self.tokens.searchsorted(token))
+        if self._tokens[place] != token:
+            self._insert(place, token)
+        return place
+
+    def _insert(self, place: int, token: int) -> None:
+        size = self._size = self._size + 1
+        if size == len(self._tokens):
+            self._tokens = np.append(self._tokens, np.full(size, _NO_TOKEN, np.int32))
+            self._bias, self._penalty = (np.append(array, np.zeros(size)) for array in (self._bias, self._penalty))
+        for array, value in ((self._tokens, token), (self._bias, 0.0), (self._penalty, 0.0)):
+            array[place + 1 : size] = array[place : size - 1]
+            array[place] = value

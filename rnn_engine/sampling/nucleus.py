@@ -1,4 +1,7 @@
-"""Top-k, top-p, temperature and the draw, on a ranking that may be certain in its first part only.
+"""Top-k, top-p and temperature, on a ranking that may be certain in its first part only.
+
+Nucleus sampling is from Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3.1. As in
+ai00, the kept probabilities are raised to 1 / temperature after the cut, not before it.
 
 Every quantity that depends on the uncertain rest is carried as a pair of bounds. The draw is made where both bounds
 lead to the same token, which is then the token that the whole row leads to; otherwise there is none.
@@ -7,32 +10,95 @@ lead to the same token, which is then the token that the whole row leads to; oth
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from rnn_engine.sampling.adjustments import F64
-from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.sampling.ranking import Ranking
+from rnn_engine.sampling.bounds import Bounds, bound_rest
+from rnn_engine.sampling.ranking import Ranking, Rest
 
 ROUNDING = 1e-9  # widens bounds beyond what sums of V numbers in another order may differ by
 
 
-def draw(ranking: Ranking, params: SamplingParams, uniform: float) -> int | None:
-    """The index into the ranking that `uniform`, from [0, 1), falls on; None where the rest decides it."""
-    if len(ranking.ids) == 0:
-        return None
-    scaled = ranking.logits - ranking.logits[0]
-    mass: F64 = np.exp(scaled).cumsum()  # [S]
-    weight = mass if params.temperature == 1.0 else _weigh(scaled, params.temperature)
-    total = _widen(ranking, mass[-1] + ranking.rest_mass[0], mass[-1] + ranking.rest_mass[1])
-    kept = _kept(ranking, mass, params, total[0]), _kept(ranking, mass, params, total[1])
-    rest = _rest_weight(ranking, float(mass[-1]), params, total) if kept[1] > len(mass) else (0.0, 0.0)
-    least = weight[min(kept[0], len(mass)) - 1] + (rest[0] if kept[0] > len(mass) else 0.0)
-    most = weight[min(kept[1], len(mass)) - 1] + rest[1]
-    index = int(weight.searchsorted(uniform * least, side="right"))
-    if index == len(mass) or index != int(weight.searchsorted(uniform * most, side="right")):
-        return None
-    return index
+class Nucleus:
+    """Keeps the `top_k` likeliest tokens (0: all), then those before which at most `top_p` of the whole mass lies.
+
+    It draws one of them with a chance in proportion to p^(1 / temperature); `temperature` is greater than 0.
+    """
+
+    num_uniforms = 1
+    whole_row = False
+
+    def __init__(self, top_p: float, top_k: int, temperature: float) -> None:
+        self._top_p = top_p
+        self._top_k = top_k
+        self._temperature = temperature
+
+    def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
+        size = len(ranking.ids)
+        if size == 0:
+            return None
+        scaled = ranking.logits - ranking.logits[0]
+        mass: F64 = np.exp(scaled).cumsum()  # [S]
+        weight = mass if self._temperature == 1.0 else _weigh(scaled, self._temperature)
+        if ranking.rest is None:
+            kept = self._count_kept(mass, mass.item(-1), size)
+            return int(weight.searchsorted(uniforms[0] * weight.item(kept - 1), side="right"))
+        least, most = self._bound_weight(ranking, ranking.rest, mass, weight)
+        index = int(weight.searchsorted(uniforms[0] * least, side="right"))
+        if index == size or (most != least and index != weight.searchsorted(uniforms[0] * most, side="right")):
+            return None
+        return index
+
+    def drawn(self, ranking: Ranking, index: int) -> None:
+        """Carries no state."""
+
+    def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
+        """Bound the sum of p^(1/T) over the tokens that are kept."""
+        size, ranked = len(mass), mass.item(-1)
+        outside = bound_rest(ranking, ranked)
+        total = _widen((ranked + outside[0], ranked + outside[1]))
+        fewest, greatest = (self._count_kept(mass, bound, size + rest.count) for bound in total)
+        least, most = weight.item(min(fewest, size) - 1), weight.item(min(greatest, size) - 1)
+        if greatest > size:
+            weight_outside = self._bound_rest_weight(ranking, rest, ranked, outside, total)
+            least += weight_outside[0] if fewest > size else 0.0
+            most += weight_outside[1]
+        return least, most
+
+    def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
+        """Return how many tokens are kept if all weigh `total`; more than S stands for a part of the rest too."""
+        by_mass = 1 + int(mass.searchsorted(self._top_p * total, side="right"))
+        return min(by_mass, self._top_k or num_tokens, num_tokens)
+
+    def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
+        """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be.
+
+        Of n numbers of sum m, each at most x, the a-th powers sum up to at least n (m/n)^a and at most m x^(a-1)
+        where a >= 1, and the other way round where a <= 1 (the power mean inequality, and p^a <= p x^(a-1)).
+        """
+        size = len(ranking.ids)
+        count = min(rest.count, (self._top_k or size + rest.count) - size)
+        ceiling = rest.ceiling - ranking.logits.item(0)
+        one = math.exp(ceiling)
+        least = max(min(outside[0] * count / rest.count, self._top_p * total[0] - ranked), 0.0)
+        most = max(min(outside[1], count * one, self._top_p * total[1] + one - ranked), 0.0)
+        if self._temperature <= 1.0:
+            return _widen((self._power_of_even(least, count), self._power_of_uneven(most, ceiling)))
+        return _widen((self._power_of_uneven(least, ceiling), self._power_of_even(most, count)))
+
+    def _power_of_even(self, mass: float, count: int) -> float:
+        """Return what `count` equal numbers of sum `mass` sum up to when raised to 1 / temperature."""
+        if mass == 0.0:
+            return 0.0
+        return math.exp(math.log(count) + math.log(mass / count) / self._temperature)
+
+    def _power_of_uneven(self, mass: float, ceiling: float) -> float:
+        """Return the same for numbers that are either exp(ceiling) or nothing."""
+        if mass == 0.0:
+            return 0.0
+        return math.exp(math.log(mass) + ceiling / self._temperature - ceiling)
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
@@ -42,49 +108,6 @@ def _weigh(scaled: F64, temperature: float) -> F64:
     return weight
 
 
-def _kept(ranking: Ranking, mass: F64, params: SamplingParams, total: float) -> int:
-    """How many tokens top-k and top-p keep if all weigh `total`; more than S stands for a part of the rest too."""
-    size = len(mass) + ranking.rest_count
-    by_mass = 1 + int(mass.searchsorted(params.top_p * total, side="right"))
-    return min(by_mass, params.top_k or size, size)
-
-
-def _rest_weight(
-    ranking: Ranking, certain: float, params: SamplingParams, total: tuple[float, float]
-) -> tuple[float, float]:
-    """Bounds on the sum of p^(1/T) over those of the rest that are kept, where at least one may be.
-
-    Of n numbers of sum m, each at most x, the a-th powers sum up to at least n (m/n)^a and at most m x^(a-1)
-    where a >= 1, and the other way round where a <= 1.
-    """
-    size = len(ranking.ids) + ranking.rest_count
-    count = min(ranking.rest_count, (params.top_k or size) - len(ranking.ids))
-    ceiling = ranking.rest_ceiling - float(ranking.logits[0])
-    one = math.exp(ceiling)
-    least = min(ranking.rest_mass[0] * count / ranking.rest_count, params.top_p * total[0] - certain)
-    most = min(ranking.rest_mass[1], count * one, params.top_p * total[1] + one - certain)
-    least, most = max(least, 0.0), max(most, 0.0)
-    if params.temperature <= 1.0:
-        return _widen(ranking, _even(least, count, params.temperature), _uneven(most, ceiling, params.temperature))
-    return _widen(ranking, _uneven(least, ceiling, params.temperature), _even(most, count, params.temperature))
-
-
-def _even(mass: float, count: int, temperature: float) -> float:
-    """What `count` equal numbers of sum `mass` sum up to when raised to 1 / temperature."""
-    if mass == 0.0:
-        return 0.0
-    return math.exp(math.log(count) + math.log(mass / count) / temperature)
-
-
-def _uneven(mass: float, ceiling: float, temperature: float) -> float:
-    """The same for numbers that are either exp(ceiling) or nothing."""
-    if mass == 0.0:
-        return 0.0
-    return math.exp(math.log(mass) + ceiling / temperature - ceiling)
-
-
-def _widen(ranking: Ranking, least: float, most: float) -> tuple[float, float]:
-    """Allow for rounding where there is a rest; without one the numbers are the whole row's own."""
-    if ranking.rest_count == 0:
-        return least, most
-    return least * (1.0 - ROUNDING), most * (1.0 + ROUNDING)
+def _widen(bounds: Bounds) -> Bounds:
+    """Allow for the rounding of sums."""
+    return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)

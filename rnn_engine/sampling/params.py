@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from rnn_engine.checks import check_range
+from rnn_engine.sampling.adjustments import Adjustments
+from rnn_engine.sampling.greedy import Greedy
+from rnn_engine.sampling.nucleus import Nucleus
+from rnn_engine.sampling.protocol import Sampler
 
 TokenBias: TypeAlias = Mapping[int, float]
 """Token id -> what is added to its logit."""
@@ -59,6 +63,16 @@ class SamplingParams:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
+
+    def make_sampler(self) -> Sampler:
+        """Return what chooses the tokens of one sequence."""
+        if self.temperature == 0.0:
+            return Greedy()
+        return Nucleus(self.top_p, self.top_k, self.temperature)
+
+    def make_adjustments(self, earlier: Sequence[int]) -> Adjustments:
+        """Return bias and penalties of one sequence, for which `earlier` tokens, oldest first, count as seen."""
+        return Adjustments(self.logit_bias, self.presence_penalty, self.frequency_penalty, self.penalty_decay, earlier)
 
 
 @dataclass(frozen=True, slots=True)

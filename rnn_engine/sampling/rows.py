@@ -1,59 +1,84 @@
-"""One row of logits as a step reads it back: the greatest few, the log-sum-exp, and a way to the whole row.
-
-Knows the layout of a read-out; does not know what is drawn from it.
-"""
+"""One row of logits as a step reads it back: the greatest few, the log-sum-exp, and a way to the whole row."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from rnn_engine.errors import StepError
+from rnn_engine.sampling.masks import Mask, allowed_tokens
 from rnn_engine.types import F32, I32, Readout
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """K candidates out of V tokens. `read_full` may be called until the runner's next step.
+    """K candidates: the greatest of the logits of those V tokens that `mask` allows.
 
-    `of` and `of_full` raise StepError where the log-sum-exp is infinite or undefined.
+    `read_full` gives the model's own logits, which no mask has changed; it may be called as long as `Readout.full_row`.
+    `of` and `of_full` raise StepError where a log-sum-exp is infinite or undefined.
     """
 
     ids: I32  # [K] greatest logit first, equal logits by ascending id
     logits: F32  # [K]
-    logsumexp: float  # over the whole row, finite
+    logsumexp: float  # over the whole row, whatever the mask; finite
     vocab_size: int
     read_full: Callable[[], F32]  # -> [V] logits
+    num_allowed: int  # V without a mask
+    allowed_logsumexp: float  # over the allowed tokens; finite
+    mask: Mask | None = None  # None allows all
 
     @staticmethod
     def of(readout: Readout, row: int, vocab_size: int) -> LogitRow:
-        """Row number `row` of a step's read-out."""
+        """Return row number `row` of a step's read-out."""
+        logsumexp = _checked(readout.logsumexp.item(row))
         return LogitRow(
             ids=readout.ids[row],
             logits=readout.logits[row],
-            logsumexp=_checked(float(readout.logsumexp[row])),
+            logsumexp=logsumexp,
             vocab_size=vocab_size,
             read_full=partial(readout.full_row, row),
+            num_allowed=vocab_size,
+            allowed_logsumexp=logsumexp,
         )
 
     @staticmethod
-    def of_full(full: F32, count: int) -> LogitRow:
-        """A whole row [V] as at least `count` candidates."""
-        greatest = full.max()
-        logsumexp = _checked(float(greatest) + math.log(np.exp(full - np.float64(greatest)).sum()))
-        candidates = np.arange(len(full))
-        if count < len(full):
-            candidates = np.flatnonzero(full >= np.partition(full, -count)[-count])
-        ids = candidates[np.argsort(-full[candidates], kind="stable")].astype(np.int32)
-        return LogitRow(ids, full[ids], logsumexp, len(full), lambda: full)
+    def of_full(full: F32, count: int, mask: Mask | None = None) -> LogitRow:
+        """Return a whole row [V] as at least `count` candidates, or as all that `mask` allows."""
+        logsumexp = allowed_logsumexp = _logsumexp(full)
+        num_allowed = len(full)
+        if mask is not None:
+            allowed = allowed_tokens(mask, len(full))
+            num_allowed, allowed_logsumexp = len(allowed), _logsumexp(full[allowed])
+        nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+        row = LogitRow(*nothing, logsumexp, len(full), lambda: full, num_allowed, allowed_logsumexp, mask)
+        return row.widened(full, count)
+
+    def widened(self, full: F32, count: int) -> LogitRow:
+        """Return this row with at least `count` candidates, or all that are allowed; `full` is from `read_full`."""
+        allowed = None if self.mask is None else allowed_tokens(self.mask, len(full))
+        logits = full if allowed is None else full[allowed]
+        if count < len(logits):
+            places = np.flatnonzero(logits >= np.partition(logits, -count)[-count])
+            places = places[np.argsort(-logits[places], kind="stable")]
+        else:
+            places = np.argsort(-logits, kind="stable")
+        ids = places if allowed is None else allowed[places]
+        return replace(self, ids=ids.astype(np.int32), logits=logits[places])
+
+
+def _logsumexp(logits: F32) -> float:
+    if len(logits) == 0:
+        raise StepError("the mask of a token allows no token")
+    greatest = _checked(float(logits.max()))
+    return _checked(greatest + math.log(np.exp(logits - np.float64(greatest)).sum()))
 
 
 def _checked(logsumexp: float) -> float:
-    """Raises StepError where a row holds no probabilities, which would make nonsense of every draw."""
+    """Raise StepError where a row holds no probabilities, which would make nonsense of every draw."""
     if not math.isfinite(logsumexp):
         raise StepError(f"the model's logits have a log-sum-exp of {logsumexp}; expected a finite number")
     return logsumexp

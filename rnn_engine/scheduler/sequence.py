@@ -15,7 +15,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, Sampler, random_seed, top_logprobs
+from rnn_engine.sampling import LogitRow, SequenceSampler, random_seed, top_logprobs
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
@@ -58,7 +58,7 @@ class LiveSequence:
         self._token_bytes = token_bytes
         self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
-        self._sampler = Sampler(request.sampling, self._seed, request.penalised_prompt)
+        self._sampler = SequenceSampler(request.sampling, self._seed, request.penalised_prompt)
         self._text = TextStream(request.stop)
         self._generated: list[int] = []
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)

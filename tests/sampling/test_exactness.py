@@ -2,78 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.sampling import LogitRow, Sampler, SamplingParams
-from rnn_engine.sampling import sampler as sampler_module
+from rnn_engine.sampling import SamplingParams, SequenceSampler, sequence_sampler
 from rnn_engine.types import F32
-
-LOGSUMEXP_ERROR = 5e-6  # what an f32 sum on a device may be off by
-
-
-@dataclass
-class Device:
-    """Rows as a runner returns them, with a count of the whole rows that were read."""
-
-    num_candidates: int
-    error: float = 0.0
-    rows_read: int = 0
-
-    def row(self, logits: F32) -> LogitRow:
-        ids = np.argsort(-logits, kind="stable")[: self.num_candidates].astype(np.int32)
-        logsumexp = float(np.logaddexp.reduce(logits.astype(np.float64))) + self.error
-
-        def read_full() -> F32:
-            self.rows_read += 1
-            return logits
-
-        return LogitRow(ids, logits[ids], logsumexp, len(logits), read_full)
-
-
-def make_row(seed: int, vocab_size: int) -> F32:
-    """Ordinary logits, many equal ones, or steep ones; at times with some that are ruled out."""
-    generator = np.random.default_rng(seed)
-    spread = generator.choice([1.0, 3.0, 30.0])
-    row = generator.normal(0.0, spread, vocab_size)
-    if generator.random() < 0.4:
-        row = generator.integers(-2, 3, vocab_size).astype(np.float64)
-    if generator.random() < 0.2:
-        row[generator.random(vocab_size) < 0.5] = -np.inf
-        row[generator.integers(vocab_size)] = 0.0
-    return row.astype(np.float32)
-
-
-@st.composite
-def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
-    penalties = st.sampled_from([0.0, 0.0, 0.3, 2.0, 40.0, -1.5])
-    return SamplingParams(
-        temperature=draw(st.sampled_from([0.0, 5e-324, 0.05, 0.7, 1.0, 1.0, 1.6, 100.0])),
-        top_p=draw(st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.0]), st.floats(0.0, 1.0))),
-        top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 128])),
-        presence_penalty=draw(penalties),
-        frequency_penalty=draw(penalties),
-        penalty_decay=draw(st.sampled_from([0.0, 0.9, 1.0])),
-        logit_bias=draw(
-            st.dictionaries(
-                st.integers(0, vocab_size - 1), st.sampled_from([-1000.0, -2.0, 0.0, 1.5, 8.0, 1000.0]), max_size=4
-            )
-        ),
-    )
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[list[F32], SamplingParams, int]:
-    vocab_size = draw(st.integers(2, 24))
-    row_list = [make_row(seed, vocab_size) for seed in draw(st.lists(st.integers(0, 2**32), min_size=1, max_size=6))]
-    return row_list, draw(params(vocab_size)), draw(st.integers(0, 2**64 - 1))
-
+from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked
 
 FLAT = np.zeros(4, np.float32)
+RULED_OUT = np.array([0.0, 0.0, -np.inf, -np.inf, -np.inf], np.float32)
 STEEP = np.array([4.0, 1.0, 1.0, 1.0], np.float32)
 
 
@@ -82,13 +23,19 @@ STEEP = np.array([4.0, 1.0, 1.0, 1.0], np.float32)
 @example(case=([FLAT] * 8, SamplingParams(top_p=0.3, presence_penalty=1.0), 1), num_candidates=2, error=0.0)
 @example(case=([FLAT] * 8, SamplingParams(top_p=0.9, logit_bias={3: 1e-9}), 1), num_candidates=2, error=0.0)
 @example(case=([FLAT] * 8, SamplingParams(top_p=0.3, logit_bias={2: -50.0, 3: -50.0}), 1), num_candidates=2, error=0.0)
+@example(case=([RULED_OUT], SamplingParams(logit_bias={0: -1000.0, 1: -1000.0}), 1), num_candidates=3, error=0.0)
+@example(
+    case=([STEEP] * 8, SamplingParams(temperature=5e-324, top_p=1.0, presence_penalty=0.3), 1),
+    num_candidates=2,
+    error=0.0,
+)
 @example(case=([STEEP] * 8, SamplingParams(top_p=0.6, logit_bias={2: 2.9}), 1), num_candidates=2, error=0.0)
 def test_few_candidates_and_whole_rows_lead_to_the_same_tokens(
     case: tuple[list[F32], SamplingParams, int], num_candidates: int, error: float
 ) -> None:
     row_list, sampling, seed = case
     few, whole = Device(num_candidates, error), Device(len(row_list[0]))
-    by_few, by_whole = Sampler(sampling, seed), Sampler(sampling, seed)
+    by_few, by_whole = SequenceSampler(sampling, seed), SequenceSampler(sampling, seed)
     drawn = [by_few.draw(few.row(row)) for row in row_list]
     expected = [by_whole.draw(whole.row(row)) for row in row_list]
     assert [one.token for one in drawn] == [one.token for one in expected]
@@ -101,10 +48,10 @@ def test_few_candidates_and_whole_rows_lead_to_the_same_tokens(
 def test_rows_that_are_sorted_in_part_lead_to_the_same_tokens(case: tuple[list[F32], SamplingParams, int]) -> None:
     row_list, sampling, seed = case
     whole = Device(len(row_list[0]))
-    expected = [one.token for one in map(Sampler(sampling, seed).draw, map(whole.row, row_list))]
+    expected = [one.token for one in map(SequenceSampler(sampling, seed).draw, map(whole.row, row_list))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "SORTED_FIRST", 3)
-        drawn = [one.token for one in map(Sampler(sampling, seed).draw, map(Device(1).row, row_list))]
+        patch.setattr(sequence_sampler, "SORTED_FIRST", 3)
+        drawn = [one.token for one in map(SequenceSampler(sampling, seed).draw, map(Device(1).row, row_list))]
     assert drawn == expected
 
 
@@ -113,7 +60,7 @@ def test_rows_that_are_sorted_in_part_lead_to_the_same_tokens(case: tuple[list[F
 def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32], SamplingParams, int]) -> None:
     [row, *_], sampling, seed = case
     assume(sampling.temperature > 0.01)
-    drawn = Sampler(sampling, seed).draw(Device(len(row)).row(row))
+    drawn = SequenceSampler(sampling, seed).draw(Device(len(row)).row(row))
     uniform = float(np.random.Generator(np.random.PCG64(seed)).random())
     allowed = {token for nudge in (-1e-9, 0.0, 1e-9) for token in by_definition(row, sampling, uniform, nudge)}
     assert drawn.token in allowed
@@ -144,11 +91,6 @@ def by_definition(row: F32, sampling: SamplingParams, uniform: float, nudge: flo
     return tokens
 
 
-def peaked(vocab_size: int = 1000) -> F32:
-    """Falls off so fast that the first eight tokens weigh 0.98 together."""
-    return (-0.5 * np.arange(vocab_size)).astype(np.float32)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -163,7 +105,7 @@ def peaked(vocab_size: int = 1000) -> F32:
 )
 def test_no_whole_row_is_read_where_the_candidates_settle_the_draw(sampling: SamplingParams) -> None:
     device = Device(num_candidates=16)
-    sampler = Sampler(sampling, seed=7)
+    sampler = SequenceSampler(sampling, seed=7)
     for _ in range(50):
         sampler.draw(device.row(peaked()))
     assert device.rows_read == 0
@@ -174,7 +116,7 @@ def test_without_limits_whole_rows_are_read_little_more_often_than_the_draw_fall
     temperature: float, undecided: float
 ) -> None:
     device = Device(num_candidates=8)
-    sampler = Sampler(SamplingParams(temperature=temperature, top_p=1.0, top_k=0), seed=3)
+    sampler = SequenceSampler(SamplingParams(temperature=temperature, top_p=1.0, top_k=0), seed=3)
     drawn = [sampler.draw(device.row(peaked())).token for _ in range(400)]
     outside = sum(token >= 8 for token in drawn)
     assert outside <= device.rows_read <= outside + 400 * undecided
@@ -191,14 +133,14 @@ def test_the_whole_row_is_read_where_bias_lifts_an_unread_token_or_pushes_candid
     sampling: SamplingParams, expected: int
 ) -> None:
     device = Device(num_candidates=8)
-    assert Sampler(sampling, seed=0).draw(device.row(peaked())).token == expected
+    assert SequenceSampler(sampling, seed=0).draw(device.row(peaked())).token == expected
     assert device.rows_read == 1
 
 
 def test_an_unread_token_that_bias_lifts_to_the_height_of_a_candidate_comes_first_by_its_id() -> None:
     row = np.array([0.0, 0.0, 3.0, 0.0], np.float32)
     sampling = SamplingParams(temperature=0.0, logit_bias={1: 3.0})
-    assert Sampler(sampling, seed=0).draw(Device(num_candidates=2).row(row)).token == 1
+    assert SequenceSampler(sampling, seed=0).draw(Device(num_candidates=2).row(row)).token == 1
 
 
 def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
@@ -206,7 +148,7 @@ def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
     flat = np.zeros(1000, np.float32)
 
     def tokens(seed: int) -> list[int]:
-        sampler = Sampler(sampling, seed)
+        sampler = SequenceSampler(sampling, seed)
         return [sampler.draw(Device(1000).row(flat)).token for _ in range(8)]
 
     assert tokens(5) == tokens(5)
@@ -217,4 +159,4 @@ def test_greedy_takes_the_first_of_equals_and_ignores_top_p_and_top_k() -> None:
     row = np.array([0.0, 2.0, 2.0, 1.0], np.float32)
     greedy = SamplingParams(temperature=0.0, top_p=0.0, top_k=1)
     for sampling in (greedy, replace(greedy, top_p=1.0, top_k=0)):
-        assert Sampler(sampling, seed=0).draw(Device(1).row(row)).token == 1
+        assert SequenceSampler(sampling, seed=0).draw(Device(1).row(row)).token == 1

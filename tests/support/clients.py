@@ -22,7 +22,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, Sampler, top_logprobs
+from rnn_engine.sampling import LogitRow, SequenceSampler, top_logprobs
 from rnn_engine.scheduler import Delivery, Scheduler
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
@@ -148,7 +148,7 @@ def run_alone(
     events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
     if request.score_from is not None:
         events.append(PromptScored(tuple(_score_prompt(request, logits, token_bytes))))
-    sampler = Sampler(request.sampling, seed, request.penalised_prompt)
+    sampler = SequenceSampler(request.sampling, seed, request.penalised_prompt)
     tokens = list(request.prompt)
     infos: list[TokenInfo] = []
     text = b""

@@ -1,0 +1,70 @@
+"""What every sampler shares: random numbers, penalties and bias, and reading more of a row where that is needed.
+
+The whole row is read only where the candidates do not settle the draw, which is then made again with the same
+numbers: the token depends on the row, the parameters and the seed, not on how many candidates a runner returns.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.ranking import Ranking, rank, rank_all
+from rnn_engine.sampling.rows import LogitRow
+
+SORTED_FIRST = 4096  # of a whole row; sorting all of a large vocabulary takes several times longer
+
+
+def random_seed() -> int:
+    """Return a seed that no one can foresee; small enough for readers of JSON that keep numbers as doubles."""
+    return secrets.randbits(53)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A token, and its natural-log probability under the model, before penalties, bias and mask."""
+
+    token: int
+    logprob: float
+
+
+class SequenceSampler:
+    """Draws the tokens of one sequence, in order. `earlier` tokens count as seen by the penalties."""
+
+    def __init__(self, params: SamplingParams, seed: int, earlier: Sequence[int] = ()) -> None:
+        self._sampler = params.make_sampler()
+        self._adjustments = params.make_adjustments(earlier)
+        self._random = np.random.Generator(np.random.PCG64(seed))
+
+    def draw(self, row: LogitRow) -> Draw:
+        """Draw a token from `row` and count it as generated."""
+        uniforms = [self._random.random() for _ in range(self._sampler.num_uniforms)]
+        for ranking in self._rankings(row):
+            index = self._sampler.draw(ranking, uniforms)
+            if index is not None:
+                break
+        else:
+            raise AssertionError("a whole row settles every draw")
+        token = ranking.ids.item(index)
+        self._adjustments.generated(token)
+        self._sampler.drawn(ranking, index)
+        return Draw(token, ranking.raw.item(index) - row.logsumexp)
+
+    def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
+        """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""
+        complete = len(row.ids) == row.num_allowed
+        if complete or not self._sampler.whole_row:
+            yield rank(row, self._adjustments)
+        if complete:
+            return
+        full = row.read_full()
+        if not self._sampler.whole_row:
+            if len(self._adjustments):
+                yield rank(row, self._adjustments, full)
+            if row.num_allowed > SORTED_FIRST:
+                yield rank(row.widened(full, SORTED_FIRST), self._adjustments, full)
+        yield rank_all(full, row.mask, self._adjustments)

@@ -1,0 +1,88 @@
+"""Rows of logits as a runner returns them, and examples of rows and parameters to draw with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rnn_engine.sampling import LogitRow, Mask, SamplingParams
+from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.types import F32
+
+LOGSUMEXP_ERROR = 5e-6  # what an f32 sum on a device may be off by
+
+
+@dataclass
+class Device:
+    """Rows as a runner returns them, with a count of the whole rows that were read."""
+
+    num_candidates: int
+    error: float = 0.0
+    rows_read: int = 0
+
+    def row(self, logits: F32, mask: Mask | None = None) -> LogitRow:
+        allowed = np.arange(len(logits)) if mask is None else allowed_tokens(mask, len(logits))
+        ids = allowed[np.argsort(-logits[allowed], kind="stable")][: self.num_candidates].astype(np.int32)
+
+        def read_full() -> F32:
+            self.rows_read += 1
+            return logits
+
+        return LogitRow(
+            ids=ids,
+            logits=logits[ids],
+            logsumexp=self._logsumexp(logits),
+            vocab_size=len(logits),
+            read_full=read_full,
+            num_allowed=len(allowed),
+            allowed_logsumexp=self._logsumexp(logits[allowed]),
+            mask=mask,
+        )
+
+    def _logsumexp(self, logits: F32) -> float:
+        return float(np.logaddexp.reduce(logits.astype(np.float64))) + self.error
+
+
+def make_row(seed: int, vocab_size: int) -> F32:
+    """Ordinary logits, many equal ones, or steep ones; at times with some that are ruled out."""
+    generator = np.random.default_rng(seed)
+    spread = generator.choice([1.0, 3.0, 30.0])
+    row = generator.normal(0.0, spread, vocab_size)
+    if generator.random() < 0.4:
+        row = generator.integers(-2, 3, vocab_size).astype(np.float64)
+    if generator.random() < 0.2:
+        row[generator.random(vocab_size) < 0.5] = -np.inf
+        row[generator.integers(vocab_size)] = 0.0
+    return row.astype(np.float32)
+
+
+@st.composite
+def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    penalties = st.sampled_from([0.0, 0.0, 0.3, 2.0, 40.0, -1.5])
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 5e-324, 0.05, 0.7, 1.0, 1.0, 1.6, 100.0])),
+        top_p=draw(st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.0]), st.floats(0.0, 1.0))),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 128])),
+        presence_penalty=draw(penalties),
+        frequency_penalty=draw(penalties),
+        penalty_decay=draw(st.sampled_from([0.0, 0.9, 1.0])),
+        logit_bias=draw(
+            st.dictionaries(
+                st.integers(0, vocab_size - 1), st.sampled_from([-1000.0, -2.0, 0.0, 1.5, 8.0, 1000.0]), max_size=4
+            )
+        ),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[F32], SamplingParams, int]:
+    vocab_size = draw(st.integers(2, 24))
+    row_list = [make_row(seed, vocab_size) for seed in draw(st.lists(st.integers(0, 2**32), min_size=1, max_size=6))]
+    return row_list, draw(params(vocab_size)), draw(st.integers(0, 2**64 - 1))
+
+
+def peaked(vocab_size: int = 1000) -> F32:
+    """Falls off so fast that the first eight tokens weigh 0.98 together."""
+    return (-0.5 * np.arange(vocab_size)).astype(np.float32)
