@@ -59,6 +59,8 @@ def _totals(stats: CacheStats) -> CacheTotals:
         "writes_refused": stats.writes_refused,
         "lost_files": stats.lost_files,
         "device_logits_bytes": stats.device_logits_bytes,
+        "index_bytes": stats.index_bytes,
+        "index_capacity": stats.index_capacity,
     }
 
 

@@ -13,7 +13,11 @@ MissName = Literal[
 
 
 class CacheTotals(TypedDict):
-    """Counts since the start. A look-up is one prompt; an exact hit ran nothing of it. `misses` are by reason."""
+    """Counts since the start. A look-up is one prompt; an exact hit ran nothing of it. `misses` are by reason.
+
+    `index_bytes` is what all that is known takes in host memory besides the states themselves, of `index_capacity`:
+    tokens, records, and the logits of states on the device (`device_logits_bytes`).
+    """
 
     look_ups: int
     hits: int
@@ -27,6 +31,8 @@ class CacheTotals(TypedDict):
     writes_refused: int
     lost_files: int
     device_logits_bytes: int
+    index_bytes: int
+    index_capacity: int
 
 
 class CacheTier(TypedDict):

@@ -62,6 +62,8 @@ class StateCache:
         self._ghosts = GhostEntries(config.max_mark_tokens)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
         self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config.fetch_capacity)
+        self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
+        self._tree_bytes = 0
         for tier in tiers:
             self._adopt_copies(tier)
 
@@ -129,6 +131,7 @@ class StateCache:
             self._tiers.load(match.checkpoint, slot, match.fetched)
         finally:
             self.release(match)
+            self._trim()
 
     def release(self, match: Match) -> None:
         """Let what was found be evicted again. Does nothing for a miss or for a match that was released before."""
@@ -155,7 +158,11 @@ class StateCache:
         if len(tokens) == 0:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
         self._tiers.settle()
-        checkpoint = self._record(root, pack(tokens), kind)
+        packed = pack(tokens)
+        if self._is_too_long(packed):
+            self._stats.not_stored += 1
+            return False
+        checkpoint = self._record(root, packed, kind)
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
             self._tiers.touch(checkpoint)
             return True
@@ -170,7 +177,8 @@ class StateCache:
                 self._become_ghost(checkpoint)
         if stored:
             checkpoint.absence = MissReason.EVICTED
-        return stored
+            self._trim()
+        return stored and checkpoint.resumable
 
     def drop_root(self, root: str) -> int:
         """Forget all checkpoints of an initial state but the locked ones; returns how many went."""
@@ -198,6 +206,8 @@ class StateCache:
             checkpoints=sum(len(tree) for tree in list(self._trees.values())) - ghosts,
             ghosts=ghosts,
             device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
+            index_bytes=self._index_bytes,
+            index_capacity=self._index_capacity,
             tiers=tuple(
                 replace(stats, used=tier.queue.used, copies=len(tier.queue))
                 for stats, tier in zip(self._stats.tiers, tiers, strict=True)
@@ -246,11 +256,16 @@ class StateCache:
         return Match(length, 0, known, reason, None, None, None, None, False)
 
     def _record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:
-        tree = self._trees.setdefault(root, TokenTree())
+        tree = self._trees.get(root)
+        if tree is None:
+            tree = self._trees[root] = TokenTree()
+            self._tree_bytes += tree.num_bytes
         checkpoint = tree.get(tokens)
         if checkpoint is None:
             checkpoint = Checkpoint(root, kind)
+            before = tree.num_bytes
             checkpoint.place = tree.put(tokens, checkpoint)
+            self._tree_bytes += tree.num_bytes - before
         return checkpoint
 
     def _tokens_to_shorter(self, checkpoint: Checkpoint) -> int:
@@ -269,16 +284,38 @@ class StateCache:
 
     def _forget(self, checkpoint: Checkpoint) -> None:
         tree = self._trees[checkpoint.root]
+        before = tree.num_bytes
         tree.remove(checkpoint.known_place())
+        self._tree_bytes += tree.num_bytes - before
         checkpoint.place = None
         if len(tree) == 0:
+            self._tree_bytes -= tree.num_bytes
             del self._trees[checkpoint.root]
+
+    def _is_too_long(self, tokens: bytes) -> bool:
+        """Whether packed tokens have no room in the index, even alone."""
+        return _EMPTY_TREE.cost(tokens) + _EMPTY_TREE.num_bytes + _COPY_BYTES > self._index_capacity
+
+    @property
+    def _index_bytes(self) -> int:
+        logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
+        return self._tree_bytes + _COPY_BYTES * self._tiers.num_copies + logits
+
+    def _trim(self) -> None:
+        """Forget ghost entries and then checkpoints until the index is within its bound."""
+        while self._index_bytes > self._index_capacity:
+            if len(self._ghosts) > 0:
+                self._forget(self._ghosts.pop_oldest())
+            elif (evicted := self._tiers.evict()) is not None:
+                self._forget(evicted)
+            else:
+                return
 
     def _adopt_copies(self, tier: Tier) -> None:
         copies = tier.find_copies()
         excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
         for found in copies:
-            if excess > 0:
+            if excess > 0 or self._is_too_long(found.tokens):
                 excess -= found.num_bytes
                 tier.discard(found)
                 continue
@@ -287,8 +324,11 @@ class StateCache:
             checkpoint.has_logits = found.has_logits
             checkpoint.saves = self._tokens_to_shorter(checkpoint)
             tier.adopt(checkpoint, found)
+            self._trim()
 
 
+_COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
+_EMPTY_TREE: TokenTree[Checkpoint] = TokenTree()
 _LIGHTEST_FIRST = list(MissReason)
 
 

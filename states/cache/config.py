@@ -20,14 +20,25 @@ class DiskConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Bounds of the tiers in bytes; 0 or None is a tier that keeps nothing."""
+    """Bounds in bytes; a tier of 0 or None keeps nothing."""
 
     host_capacity: int = 256 << 20
     host_precision: Precision = "f32"
     disk: DiskConfig | None = None
     max_mark_tokens: int = 1 << 22  # lengths of the known paths that have lost their states, in all
+    index_capacity: int | None = None  # what is kept on the host besides the copies; None: see `index_bytes`
     device_capacity: int = 128 << 20  # for whoever makes the pool: it bounds the device tier
     fetch_capacity: int = 256 << 20  # what may be read from slow tiers for requests that still wait
+
+    def index_bytes(self, device_bytes: int) -> int:
+        """The bound on tokens of prompts, records of checkpoints and ghost entries, and the logits of device copies.
+
+        `device_bytes` is the size of the device tier.
+        """
+        if self.index_capacity is not None:
+            return self.index_capacity
+        disk = 0 if self.disk is None else self.disk.capacity
+        return (1 << 20) + (self.host_capacity + device_bytes) // 4 + disk // 64
 
     @property
     def keeps_nothing(self) -> bool:

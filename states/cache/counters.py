@@ -39,3 +39,5 @@ class CacheStats:
     checkpoints: int = 0
     ghosts: int = 0  # known paths whose states are gone
     device_logits_bytes: int = 0  # host memory beside the device tier's slabs
+    index_bytes: int = 0  # an estimate of the host memory besides the copies: tokens, records, logits of device copies
+    index_capacity: int = 0  # the bound on `index_bytes`

@@ -1,7 +1,7 @@
 """The eviction queue of a tier: the bytes in use, and which checkpoint gives way first.
 
-A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it takes
-(GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
+A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it and these tokens
+take (GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
 later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
 """
 
@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from states.cache.checkpoint import Checkpoint
+from states.tokens import TOKEN_BYTES
 
 
 class EvictionQueue:
@@ -51,7 +52,8 @@ class EvictionQueue:
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value the copy anew: after a hit, and when it may give way again."""
-        worth = (1 + checkpoint.hits) * checkpoint.saves / max(checkpoint.sizes[self.tier], 1)
+        size = checkpoint.sizes[self.tier] + TOKEN_BYTES * checkpoint.saves
+        worth = (1 + checkpoint.hits) * checkpoint.saves / max(size, 1)
         self._serial += 1
         self._current[checkpoint] = self._serial
         heapq.heappush(self._queue, (self._clock + worth, self._serial, checkpoint))

@@ -29,7 +29,9 @@ def make_cache(
     `writer` writes the files; None is one as configured.
     """
     config = config or CacheConfig()
-    tiers: list[Tier] = [] if pool is None else [DeviceTier(pool)]
+    tiers: list[Tier] = []
+    if pool is not None:
+        tiers.append(DeviceTier(pool, config.index_bytes(pool.num_slabs * pool.slab_bytes) // 2))
     tiers.append(HostTier(shape, config.host_capacity, config.host_precision))
     if (disk := config.disk) is not None:
         if writer is None:

@@ -1,4 +1,4 @@
-"""A map from token sequences to values that answers two questions about a prompt: how far does it follow any
+"""A map from packed token sequences to values that answers two questions about a prompt: how far does it follow any
 known sequence, and which of its prefixes have a value.
 
 A trie with one node a token costs some 125 bytes a token, and every full run of the garbage collector visits all its
@@ -6,8 +6,6 @@ nodes. Here pygtrie's steps are blocks of tokens: a node stands for whole blocks
 the blocks of its children and the tails (shorter than a block) at which values sit, as one sorted list. Of all
 sequences in a sorted list the one that shares most with a given sequence is a neighbour of its place in it, so a
 bisection finds where a prompt leaves the known paths.
-
-Knows packed tokens (`tokens.py`) and nothing of what the values are.
 """
 
 from __future__ import annotations
@@ -22,6 +20,11 @@ import pygtrie
 from states.tokens import TOKEN_BYTES, shared_tokens
 
 V = TypeVar("V")
+
+# Estimates of what Python takes for the objects besides the tokens, measured with the records of the cache as values.
+_TREE_BYTES = 2000
+_NODE_BYTES = 950
+_VALUE_BYTES = 600
 
 
 class _Node(Generic[V]):
@@ -81,6 +84,7 @@ class TokenTree(Generic[V]):
         self._nodes: Any = pygtrie.Trie()  # path of blocks -> _Node
         self._nodes[()] = self._root
         self._size = 0
+        self.num_bytes = _TREE_BYTES  # an estimate of the memory, the records at the values included
 
     def __len__(self) -> int:
         """How many sequences have a value."""
@@ -91,6 +95,10 @@ class TokenTree(Generic[V]):
         for node in self._nodes.itervalues():
             yield from node.values.values()
 
+    def cost(self, tokens: bytes) -> int:
+        """The most bytes by which `num_bytes` grows when `tokens` get a value."""
+        return len(tokens) + _VALUE_BYTES + _NODE_BYTES * (len(tokens) // self._block)
+
     def put(self, tokens: bytes, value: V) -> Place[V]:
         """Give `tokens` a value in place of the one they may have."""
         blocks = self._blocks(tokens)
@@ -98,6 +106,7 @@ class TokenTree(Generic[V]):
         tail = tokens[len(blocks) * self._block :]
         if tail not in node.values:
             self._size += 1
+            self.num_bytes += _VALUE_BYTES + len(tail)
             if tail:
                 insort(node.continuations, tail)
         node.values[tail] = value
@@ -114,6 +123,7 @@ class TokenTree(Generic[V]):
         node, tail = place.node, place.tail
         del node.values[tail]
         self._size -= 1
+        self.num_bytes -= _VALUE_BYTES + len(tail)
         if tail:
             _discard(node.continuations, tail)
         self._prune(node)
@@ -138,6 +148,7 @@ class TokenTree(Generic[V]):
             insort(parent.continuations, label)
             trail.append(_Node(parent, label))
         if len(trail) > known:
+            self.num_bytes += (len(trail) - known) * (_NODE_BYTES + self._block)
             self._nodes[blocks] = trail[-1]  # the deepest first: one pass then sets those above it
             for depth, step in enumerate(self._nodes.walk_towards(blocks)):
                 if depth >= known:
@@ -149,6 +160,7 @@ class TokenTree(Generic[V]):
         top: _Node[V] | None = None
         while node.parent is not None and not node.values and not node.continuations:
             top = node
+            self.num_bytes -= _NODE_BYTES + self._block
             _discard(node.parent.continuations, node.label)
             node = node.parent
         if top is not None:

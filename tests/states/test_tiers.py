@@ -250,7 +250,7 @@ class FourTiers:
         file_bytes = one_file_bytes(folder / "sample")
         self.reader = ThreadPoolExecutor(1)
         tiers = (
-            DeviceTier(self.device),
+            DeviceTier(self.device, 1 << 20),
             HostTier(SHAPE, ONE, "f32"),
             DiskTier(DiskConfig(folder / "disk", file_bytes), "model", SHAPE, InlineWriter(), self.reader),
             SharedTier(self.shelves, shared * ONE),

@@ -57,11 +57,20 @@ def logits_of(root: str, word: str) -> F32:
 class CacheModel:
     """The operations and, after each, what must hold."""
 
-    def __init__(self, folder: Path, *, slabs: int = 3, host_states: int = 4, disk_bytes: int = 9000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        slabs: int = 3,
+        host_states: int = 4,
+        disk_bytes: int = 9000,
+        index_capacity: int | None = None,
+    ) -> None:
+        """With an `index_capacity` which paths the cache knows is read from its records, too."""
         self._folder = folder
         self._slabs = slabs
         disk = DiskConfig(folder, disk_bytes, background_bytes=0) if disk_bytes > 0 else None
-        self._config = CacheConfig(host_capacity=host_states * 480, disk=disk)
+        self._config = CacheConfig(host_capacity=host_states * 480, disk=disk, index_capacity=index_capacity)
         self.words: set[tuple[str, str]] = set()  # (root, word) of every path that the cache knows
         self.held: list[tuple[str, str, Match]] = []  # root, prompt and what was found
         self.operations: Counter[str] = Counter()
@@ -101,6 +110,7 @@ class CacheModel:
         if match.checkpoint is not None:
             self.cache.restore(match, 1)
             self._expect_state(1, root, prompt[: match.saved // LETTER_TOKENS])
+            self._forget_trimmed()
 
     def fork(self, root: str, prompt: str, tails: tuple[str, str]) -> None:
         """Go on from what is found in two ways."""
@@ -111,6 +121,7 @@ class CacheModel:
             if match.checkpoint is not None:
                 self.cache.restore(match, slot)
                 self._expect_state(slot, root, start)
+                self._forget_trimmed()
             self.device.write_state(slot, state_of(root, start + tail))
             self._insert_slot(root, start + tail, slot, logits=True)
 
@@ -159,8 +170,13 @@ class CacheModel:
         )
         self._check_books(list(records.values()))
 
+    def _forget_trimmed(self) -> None:
+        if self._config.index_capacity is not None:
+            self.words = set(self._records())
+
     def _check_books(self, records: list[Checkpoint]) -> None:
         stats = self.cache.stats()
+        assert stats.index_bytes <= stats.index_capacity
         check_books(records, stats)
         on_device = [record for record in records if "device" in record.sizes]
         assert len(self.device.slabs) == len(on_device) <= self._slabs
@@ -198,6 +214,7 @@ class CacheModel:
         kind = CheckpointKind.PROMPT_END
         self.cache.insert(root, tokens_of(word), slot, kind=kind, logits=row)
         self.words.add((root, word))
+        self._forget_trimmed()
 
     def _expect_state(self, slot: int, root: str, word: str) -> None:
         assert same(self.device.read_state(slot), state_of(root, word))

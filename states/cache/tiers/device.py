@@ -18,16 +18,22 @@ class _Slab:
 
 
 class DeviceTier(Tier):
-    """Copies on the device. The queue counts slabs; `logits_bytes` is what they take on the host besides."""
+    """Copies on the device. The queue counts slabs; their logits have a bound of their own."""
 
     name = "device"
     on_device = True
 
-    def __init__(self, pool: DevicePool) -> None:
+    def __init__(self, pool: DevicePool, max_logits_bytes: int) -> None:
+        """No more is kept when the logits take `max_logits_bytes`, until others have given way."""
         self._pool = pool
         self._slabs: dict[Checkpoint, _Slab] = {}
         self.queue = EvictionQueue(self.name, pool.num_slabs * pool.slab_bytes)
         self.logits_bytes = 0
+        self._max_logits_bytes = max_logits_bytes
+
+    @property
+    def is_crowded(self) -> bool:
+        return self.logits_bytes > 0 and self.logits_bytes >= self._max_logits_bytes
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:  # noqa: ARG002
         return self._pool.slab_bytes

@@ -83,6 +83,11 @@ class Tier(ABC):
     writes_refused: int = 0  # copies that were not made because the tier was too busy
     logits_bytes: int = 0  # host memory that the tier takes besides what its queue counts
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a copy has to give way for another although the queue has room."""
+        return False
+
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
         """How many bytes a copy is expected to take, before it is there."""

@@ -163,6 +163,24 @@ class TieredStore:
             if tier.name in checkpoint.sizes:
                 self._drop_copy(tier, checkpoint)
 
+    @property
+    def num_copies(self) -> int:
+        """How many copies there are in all tiers."""
+        return sum(len(tier.queue) for tier in self.tiers)
+
+    def evict(self) -> Checkpoint | None:
+        """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
+
+        None where all are locked.
+        """
+        for tier in reversed(self.tiers):
+            weakest = tier.queue.weakest()
+            if weakest is not None:
+                self._stats_of[tier.name].evictions += 1
+                self.drop(weakest)
+                return weakest
+        return None
+
     def settle(self) -> None:
         """Put what has arrived where it belongs, and drop the copies that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
@@ -231,7 +249,7 @@ class TieredStore:
         queue = tier.queue
         if size > queue.capacity:
             return False
-        while queue.free < size:
+        while queue.free < size or tier.is_crowded:
             weakest = queue.weakest()
             if weakest is None:
                 return False
