@@ -1,4 +1,4 @@
-"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain version to check it by."""
+"""The RWKV-7 recurrence as a torch operator, compiled from wkv7.cpp at first use, and a plain version to compare."""
 
 from __future__ import annotations
 
