@@ -35,9 +35,11 @@ class MatMulBuffers:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedPart:
-    """A part on the device."""
+    """A part on the device. It does not refer to the weights on the host, whose memory is freed after loading."""
 
-    part: Part
+    format: WeightFormat
+    num_rows: int
+    weight_bytes: int
     weights: Mapping[str, Buffer]  # the format's buffers, by the variable's name
     segments: Buffer  # struct MatMul of segments.wgsl
 
@@ -110,8 +112,7 @@ class MatMul:
                 "inputs": buffers.inputs,
                 "outputs": buffers.outputs,
             }
-            bind_group = self._kernels.kernels.bind(self._kernels.source(loaded.part.format), bindings)
-            parts.append((loaded.part, bind_group))
+            parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded.format), bindings)))
         return BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows)
 
     def _load(self, part: Part, device: Device) -> _LoadedPart:
@@ -129,7 +130,8 @@ class MatMul:
         table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))
         segments = device.create_buffer(f"{self._label} segments", 4 * len(table))
         device.upload(segments, 0, np.array(table, np.uint32))
-        return _LoadedPart(part, buffers, segments)
+        weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
+        return _LoadedPart(part.format, part.num_rows, weight_bytes, buffers, segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,12 @@ class BoundMatMul:
 
     label: str
     kernels: MatMulKernels
-    parts: tuple[tuple[Part, BindGroup], ...]  # what each dispatch computes, and its buffers
+    parts: tuple[tuple[_LoadedPart, BindGroup], ...]  # one a dispatch
     counts_rows: bool
 
     @property
     def weight_bytes(self) -> int:
-        return sum(part.num_blocks * sum(part.format.block_bytes.values()) for part, _ in self.parts)
+        return sum(part.weight_bytes for part, _ in self.parts)
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         """One dispatch a part, for the tokens or rows of the step, of which there is at least one."""

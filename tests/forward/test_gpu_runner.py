@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
 from rnn_engine.loading.runner import load_runner
@@ -92,3 +96,27 @@ def test_too_many_slots_for_the_device_are_an_error_that_says_so() -> None:
 def test_a_head_size_that_no_kernel_takes_is_an_error_that_names_those_that_are() -> None:
     with pytest.raises(DeviceError, match=r"head size 8 .*\(16, 32, 64, 128\)"):
         load_runner(random_model(tiny_shape(layers=1, width=16, head_size=8), seed=1))
+
+
+def test_what_was_uploaded_does_not_stay_on_the_host() -> None:
+    model = FreshModel(random_model(tiny_shape(), seed=1))
+    runner = make_gpu_runner(model, num_slots=1, max_tokens=4, max_rows=1, num_candidates=4)
+    gc.collect()
+    assert {name for name, array in model.given_out if array() is not None} <= {"emb.weight"}
+    runner.close()
+
+
+class FreshModel:
+    """A model that reads each tensor anew, as a file does, and knows which of them are still in use."""
+
+    def __init__(self, model: TensorModel) -> None:
+        self._model = model
+        self.shape = model.shape
+        self.names = model.names
+        self.has = model.has
+        self.given_out: list[tuple[str, weakref.ref[NDArray[Any]]]] = []
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        fresh = self._model.tensor(name).copy()
+        self.given_out.append((name, weakref.ref(fresh)))
+        return fresh
