@@ -1,7 +1,7 @@
 """The engine: runs requests on the parts that `loading` has put together, and is the project's Python API.
 
 Its methods are for one event loop; the model runs on a thread of its own (`scheduler.Worker`). An event goes from
-that thread into the request's own inbox, which has no bound, so that a slow reader slows nobody.
+that thread into the request's own inbox. A request whose reader falls far behind is paused, and slows nobody.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, TypeVar
+from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, RnnEngineError
+from rnn_engine.errors import EngineClosedError
 from rnn_engine.forward import Progress, WeightFormatName
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import Event, Finished, GenerateRequest
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Scheduler, Worker, parse_policy
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inbox, Scheduler, Worker, parse_policy
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
@@ -35,8 +36,6 @@ from states.named.registry import StateRegistry
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_Inbox: TypeAlias = asyncio.Queue[Event | RnnEngineError]
 
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
@@ -54,7 +53,9 @@ class Engine:
         self._info = parts.info
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
-        self._inboxes: dict[int, _Inbox] = {}  # of the requests that have not ended
+        self._inboxes: dict[int, Inbox] = {}  # of the requests that have not ended
+        self._outbox: deque[list[Delivery]] = deque()  # from the worker's thread to the loop's
+        self._is_waking = False  # the loop has been told of the outbox and has not looked yet
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
@@ -174,19 +175,14 @@ class Engine:
         async with self._admission.place(wait=wait_for_room):
             self._refuse_if_stopped()  # again, since it may have waited
             key = next(self._keys)
-            inbox = self._inboxes[key] = _Inbox()
+            inbox = self._inboxes[key] = Inbox(partial(self._pause, key))
             begun = time.monotonic()
             self._worker.submit(key, request)
             try:
-                while True:
-                    outcome = await inbox.get()
-                    if isinstance(outcome, RnnEngineError):
-                        raise outcome
-                    if isinstance(outcome, Finished):
-                        self._admission.note_duration(time.monotonic() - begun)
-                    yield outcome
-                    if isinstance(outcome, Finished):
-                        return
+                while not isinstance(event := await inbox.get(), Finished):
+                    yield event
+                self._admission.note_duration(time.monotonic() - begun)
+                yield event
             finally:
                 del self._inboxes[key]
                 self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
@@ -227,18 +223,28 @@ class Engine:
         """Called on any thread."""
         self._worker.call(lambda: None)
 
+    def _pause(self, key: int, paused: bool) -> None:
+        self._worker.call(partial(self._scheduler.pause, key, paused))
+
     def _post(self, deliveries: list[Delivery]) -> None:
-        """Called on the worker's thread."""
+        """Called on the worker's thread. Wakes the loop, unless it is about to look anyway."""
+        self._outbox.append(deliveries)
+        if self._is_waking:
+            return
+        self._is_waking = True
         try:
-            self._loop.call_soon_threadsafe(self._dispatch, deliveries)
-        except RuntimeError:  # the loop was closed, so nobody is left to hear anything
+            self._loop.call_soon_threadsafe(self._dispatch)
+        except RuntimeError:  # the loop was closed, so nobody is left to read anything
             self._worker.stop()
 
-    def _dispatch(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            inbox = self._inboxes.get(delivery.key)
-            if inbox is not None:  # else its client has left
-                inbox.put_nowait(delivery.outcome)
+    def _dispatch(self) -> None:
+        """Empty the outbox into the inboxes."""
+        self._is_waking = False  # first, so that what comes from here on is seen now or wakes the loop again
+        while self._outbox:
+            for key, outcome in self._outbox.popleft():
+                inbox = self._inboxes.get(key)
+                if inbox is not None:  # else its client has left
+                    inbox.put(outcome)
 
     def _end(self, parts: EngineParts) -> None:
         """Called on the worker's thread, as the last thing it does."""
@@ -253,7 +259,7 @@ class Engine:
         self._ended.set()
         self._admission.close()
         for inbox in self._inboxes.values():
-            inbox.put_nowait(_stopped())  # behind the outcome that the worker gave, where it gave one
+            inbox.put(_stopped())  # behind the outcome that the worker gave, where it gave one
 
 
 def _stopped() -> EngineClosedError:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
@@ -29,8 +30,7 @@ _UNSOUND = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """An event or an error for the client of one request. Nothing follows a `Finished` or an error."""
 
     key: int
@@ -74,6 +74,7 @@ class Scheduler:
         self._token_bytes = token_bytes
         self._queue = Queue()
         self._live: dict[int, LiveSequence] = {}  # oldest first
+        self._paused: set[int] = set()  # keys of live ones that take part in no step
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._free = list(range(self.capacity))  # a heap
@@ -106,8 +107,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: not while all that wait for a slot have their states read first."""
-        return bool(self._live or self._steps) or self._queue.num_ready > 0
+        """Whether a step would do anything: not where all are paused, or have their states read first."""
+        if self._steps or len(self._live) > len(self._paused):
+            return True
+        return bool(self._free) and self._queue.num_ready > 0
 
     def wait_seconds(self) -> float | None:
         """For how many seconds to wait for requests before the next step; None where there is nothing to run.
@@ -122,7 +125,7 @@ class Scheduler:
         now = self._clock()
         if self._ready_since is None:
             self._ready_since = now
-        sequences = min(len(self._live) + self._queue.num_ready, self.capacity)
+        sequences = len(self._live) - len(self._paused) + min(self._queue.num_ready, len(self._free))
         return self._policy.wait_seconds(Load(sequences, self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest) -> None:
@@ -140,6 +143,16 @@ class Scheduler:
         self._queue.discard(key)
         if key in self._live:
             self._release(self._live[key])
+
+    def pause(self, key: int, paused: bool = True) -> None:
+        """Leave a request that runs out of all further steps, in its slot, or let it go on where not `paused`.
+
+        Does nothing for one that has ended or has no slot.
+        """
+        if paused and key in self._live:
+            self._paused.add(key)
+        else:
+            self._paused.discard(key)
 
     def abort(self, make_error: Callable[[], RnnEngineError]) -> list[Delivery]:
         """Wait for the steps in flight, then end every request, each with an error of its own."""
@@ -178,12 +191,16 @@ class Scheduler:
         """
         if len(self._steps) != 1 or self._chunk_seconds is None or self._chunk_seconds >= SHORT_STEP:
             return False
-        live = self._live.values()
-        return not any(one.awaits_token for one in live) and any(one.can_run for one in live)
+        return not any(one.awaits_token for one in self._live.values()) and bool(self._runnable())
+
+    def _runnable(self) -> list[LiveSequence]:
+        """The sequences that a step that is submitted now can run."""
+        live = [one for one in self._live.values() if one.can_run]
+        return [one for one in live if one.key not in self._paused] if self._paused else live
 
     def _submit_step(self) -> list[Delivery]:
         """Submit a step of all sequences that can run; return the errors of those that it fails."""
-        live = [one for one in self._live.values() if one.can_run]
+        live = self._runnable()
         if not live:
             return []
         counts = allocate_tokens([one.demand for one in live], self._runner.max_tokens, self._runner.max_rows)
@@ -305,6 +322,7 @@ class Scheduler:
     def _release(self, live: LiveSequence) -> None:
         """Take a sequence out; its slot is free once none of its runs is in flight."""
         del self._live[live.key]
+        self._paused.discard(live.key)
         live.close()
         live.released = True
         if live.runs_in_flight == 0:

@@ -55,6 +55,7 @@ class LiveSequence:
         self._prompt_length = len(request.prompt)
         self._start = start
         self._plan = start.plan
+        self._stop_tokens = frozenset(request.stop_tokens)
         self._token_bytes = token_bytes
         self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
@@ -177,7 +178,7 @@ class LiveSequence:
     def _generate(self, row: LogitRow) -> list[Event]:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
-        if drawn.token in self.request.stop_tokens:
+        if drawn.token in self._stop_tokens:
             info = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
             return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, info)]
         tokens = (self._describe(drawn.token, drawn.logprob, row),)

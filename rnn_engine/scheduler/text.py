@@ -45,6 +45,8 @@ class StopMatcher:
 
     def feed(self, data: bytes) -> bytes:
         """The bytes that are certain to lie before any match. After a match nothing more may be fed."""
+        if self._automaton.is_empty:
+            return data
         for byte in data:
             self._held.append(byte)
             self._node = self._automaton.next(self._node, byte)
@@ -73,6 +75,7 @@ class _Automaton:
         self._fallback = [0]  # node -> the node of its longest proper end
         self.depth = [0]
         self.match: list[bytes | None] = [None]  # the longest stop string that ends here
+        self.is_empty = len(stops) == 0
         for stop in stops:
             self._insert(stop)
         self._link()

@@ -83,8 +83,11 @@ class Worker:
     def _obey(self) -> None:
         """Run the commands that have come; wait for more while no step is due."""
         while not self._stopping:
+            wait_seconds = self._scheduler.wait_seconds()
+            if wait_seconds == 0.0 and self._commands.empty():
+                return
             try:
-                command = self._commands.get(timeout=self._scheduler.wait_seconds())
+                command = self._commands.get(timeout=wait_seconds)
             except Empty:
                 return
             command()

@@ -83,6 +83,11 @@ class AnyOrder(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         self.model.leave(data.draw(st.sampled_from(sorted(self.model.open))))
 
+    @precondition(lambda self: self.model.open)
+    @rule(data=st.data())
+    def pause(self, data: st.DataObject) -> None:
+        self.model.pause(data.draw(st.sampled_from(sorted(self.model.open))))
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):

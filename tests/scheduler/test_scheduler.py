@@ -219,6 +219,38 @@ def test_cancelling_what_has_ended_or_never_was_changes_nothing() -> None:
     assert everyone.ask(GenerateRequest([1], sampling=GREEDY)).text == "Hi"
 
 
+def test_a_paused_request_keeps_its_slot_and_takes_part_in_no_step() -> None:
+    everyone = says("x" * 50, num_slots=2)
+    paused, other, waiting = (everyone.send(GenerateRequest([1], max_tokens=9, sampling=GREEDY)) for _ in range(3))
+    everyone.step()
+    everyone.scheduler.pause(paused)
+    everyone.run()
+    assert not everyone.scheduler.has_work
+    assert everyone.scheduler.wait_seconds() is None
+    assert (everyone.scheduler.num_live, everyone.scheduler.num_waiting) == (1, 0)
+    assert [len(everyone.heard[key].tokens) for key in (paused, other, waiting)] == [1, 9, 9]
+    blocked = [everyone.send(GenerateRequest([1], max_tokens=9, sampling=GREEDY)) for _ in range(2)]
+    everyone.step()
+    everyone.scheduler.pause(blocked[0])
+    assert not everyone.scheduler.has_work  # no slot is free for the second
+    everyone.scheduler.pause(paused, False)
+    everyone.run()
+    everyone.scheduler.pause(blocked[0], False)
+    everyone.run()
+    assert {everyone.heard[key].text for key in (paused, other, waiting, *blocked)} == {"x" * 9}
+
+
+def test_what_is_paused_may_leave_and_pausing_what_has_ended_changes_nothing() -> None:
+    everyone = says("x" * 50, num_slots=1)
+    paused = everyone.send(GenerateRequest([1], max_tokens=9, sampling=GREEDY))
+    everyone.scheduler.pause(paused)  # it waits for a slot: it has nothing to read yet
+    everyone.step()
+    everyone.scheduler.pause(paused)
+    everyone.scheduler.cancel(paused)
+    everyone.scheduler.pause(paused)
+    assert everyone.ask(GenerateRequest([1], max_tokens=9, sampling=GREEDY)).text == "x" * 9
+
+
 def test_a_failed_step_fails_its_requests_alone_and_their_slots_come_back() -> None:
     everyone = says("abc", num_slots=2)
     keys = [everyone.send(GenerateRequest(prompt(5), sampling=GREEDY)) for _ in range(4)]

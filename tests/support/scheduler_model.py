@@ -65,6 +65,7 @@ class SchedulerModel:
         self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
         self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead)
         self.open: dict[int, Tokens] = {}  # those that have neither ended nor left -> what their start has taken in
+        self.paused: set[int] = set()
         self.tokens_run = 0
         self.steps_ahead = 0  # submitted while another was in flight
         self._failing = False
@@ -83,6 +84,13 @@ class SchedulerModel:
         self.operations["leave"] += 1
         self.clients.scheduler.cancel(key)
         self._forget(key)
+
+    def pause(self, key: int) -> None:
+        """A client stops to read, or reads again."""
+        self.operations["pause"] += 1
+        pause = key not in self.paused and bool(self.clients.heard[key].events)
+        (self.paused.add if pause else self.paused.discard)(key)
+        self.clients.scheduler.pause(key, pause)
 
     def step(self) -> None:
         self.operations["step"] += 1
@@ -127,6 +135,8 @@ class SchedulerModel:
 
     def end(self) -> None:
         """Serve all that are left; every slot must be free then, nothing held, nobody waited for."""
+        for key in list(self.paused):
+            self.pause(key)
         requests = [self.clients.requests[key] for key in self.open]
         longest = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
         for _ in range(1 + 2 * len(requests) * (longest + 2)):
@@ -160,7 +170,7 @@ class SchedulerModel:
         if scheduler.num_in_flight > 0:
             self.steps_ahead += 1
             return
-        assert len(batch) == scheduler.num_live, "a request in a slot does not advance"
+        assert len(batch) == scheduler.num_live - len(self.paused), "a request in a slot does not advance"
         assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or scheduler.num_leads > 0, (
             "a request waits for nobody"
         )
@@ -178,6 +188,7 @@ class SchedulerModel:
     def _forget(self, key: int) -> None:
         for table in (self.open, self.clients.heard, self.clients.requests):
             table.pop(key, None)
+        self.paused.discard(key)
 
     def _expect_nothing_held(self) -> None:
         scheduler = self.clients.scheduler
@@ -216,12 +227,12 @@ def run_random(model: SchedulerModel, seed: int, operations: int, check_every: i
 
 
 def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[[], None]:
-    kind = chance.choices(("send", "step", "leave", "fail", "without", "abort"), (25, 65, 6, 1, 2, 0.05))[0]
+    kind = chance.choices(("send", "step", "leave", "pause", "fail", "without", "abort"), (25, 65, 6, 4, 1, 2, 0.05))[0]
     if kind == "send" and len(model.open) < 30:
         before = tuple(chance.choices((1, 2), k=chance.choice((0, 0, 0, 1, 2))))
         return partial(model.send, _random_request(chance, bool(before)), before, logits_known=True)
-    if kind == "leave" and model.open:
-        return partial(model.leave, chance.choice(list(model.open)))
+    if kind in ("leave", "pause") and model.open:
+        return partial(model.leave if kind == "leave" else model.pause, chance.choice(list(model.open)))
     if kind == "without" and model.cache is not None:
         return partial(model.step_without, chance.choice(CACHE_METHODS))
     return {"fail": model.fail, "abort": model.abort}.get(kind, model.step)
