@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
@@ -70,6 +71,47 @@ def test_an_element_type_that_is_not_known(tmp_path: Path) -> None:
     assert "tensor emb.weight has the element type F8_E4M3; expected one of F16, BF16, F32" in refusal(path)
 
 
+def write_safetensors(path: Path, header: object, data: bytes) -> Path:
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data)
+    return path
+
+
+def entry(begin: int, end: int, shape: object = (2,), dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry(0, 8), "b": entry(4, 12)},  # they overlap
+        {"a": entry(0, 8), "b": entry(0, 8)},
+        {"a": entry(0, 8)},  # bytes that belong to no tensor
+        {"a": entry(4, 12)},
+        {"a": entry(0, 8), "b": entry(8, 16)},  # ends behind the file
+        {"a": entry(0, 12)},  # another size than its shape says
+        {"a": entry(0, 12, [1 << 40, 1 << 40])},
+        {"a": entry(0, 12, [-3])},
+        {"a": entry(12, 0)},
+        {"a": entry(0, 12, [3.0])},
+        {"a": entry(0, 12, [True, 3])},
+        {"a": entry(0, 12, "3")},
+        {"a": entry(0, 12, None)},
+        {"a": {"dtype": "F32", "shape": [3]}},
+        {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0]}},
+        {"a": [0, 12]},
+        {"a": None},
+        b"{" + b'"a":{' * 100_000,
+        b"{\xff}",
+    ],
+)
+def test_headers_that_the_safetensors_package_refuses(header: object, tmp_path: Path) -> None:
+    path = write_safetensors(tmp_path / "model.safetensors", header, bytes(12))
+    with pytest.raises(SafetensorError):
+        safe_open(path, framework="numpy")
+    assert "damaged or truncated safetensors file" in refusal(path)
+
+
 @pytest.fixture(scope="module", params=["safetensors", "pth"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A whole file of each format."""
@@ -97,3 +139,5 @@ def test_changed_bytes_give_a_model_or_a_clear_error(
     path.write_bytes(content)
     with contextlib.suppress(ModelError), open_model(path) as opened:
         assert all(opened.tensor(name).size for name in opened.names)
+        if not content.startswith(b"PK"):
+            safe_open(path, framework="numpy")  # what is read here, the library reads too

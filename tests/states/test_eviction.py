@@ -1,4 +1,4 @@
-"""Who gives way first, and that the bytes add up."""
+"""What is evicted first, and that the bytes add up."""
 
 from __future__ import annotations
 

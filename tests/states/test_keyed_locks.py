@@ -1,4 +1,4 @@
-"""Those who want the same thing take turns."""
+"""Locks by key: one holder at a time for each key, and none waits for another key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of the cache."""
+"""The tree of kept positions that the server shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a cache's records and its books tell one story."""
+"""Check a cache's counters against its records."""
 
 from __future__ import annotations
 

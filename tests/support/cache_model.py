@@ -159,7 +159,7 @@ class CacheModel:
         assert list(self._folder.iterdir()) == []
 
     def check(self) -> None:
-        """The records, the books, the pool and the folder tell one story."""
+        """Check that the records, the counters, the pool and the folder agree."""
         self.cache.peek("none", [0])  # what has arrived is put away
         records = self._record_of = self._records()
         assert records.keys() == self.words

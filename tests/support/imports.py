@@ -1,7 +1,4 @@
-"""Finds the imports in a tree of Python files by reading them, without running anything.
-
-Knows syntax only; which imports are allowed is said elsewhere.
-"""
+"""Finds the imports in a tree of Python files by reading them, without running anything."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class SchedulerModel:
         self.open[self.clients.send(request)] = before
 
     def leave(self, key: int) -> None:
-        """A client goes away."""
+        """Cancel a request, as for a client that goes away."""
         self.operations["leave"] += 1
         self.clients.scheduler.cancel(key)
         self._forget(key)
@@ -114,7 +114,7 @@ class SchedulerModel:
             self._step()
 
     def abort(self) -> None:
-        """End all."""
+        """End all requests with an error."""
         self.operations["abort"] += 1
         self.clients.take(self.clients.scheduler.abort(partial(EngineClosedError, "the end")))
         for key in list(self.open):
@@ -123,7 +123,7 @@ class SchedulerModel:
         self._expect_nothing_held()
 
     def check(self) -> None:
-        """Slots, queue and cache tell one story."""
+        """Check that slots, queue and cache agree."""
         scheduler = self.clients.scheduler
         assert scheduler.num_live + scheduler.num_waiting == len(self.open)
         assert 0 <= scheduler.num_live <= scheduler.capacity
