@@ -28,6 +28,11 @@ class StepLimits:
     num_candidates: int
 
     @property
+    def batch_words(self) -> int:
+        """Words of 4 bytes of struct Batch of batch.wgsl."""
+        return 4 + 4 * self.num_slots + 3 * self.max_rows + self.max_tokens
+
+    @property
     def readout_words(self) -> int:
         """Words of 4 bytes that a row has in the read-out of candidates.wgsl."""
         return 5 + 2 * self.num_candidates
@@ -48,9 +53,8 @@ class StepBuffers:
 
     @classmethod
     def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> StepBuffers:
-        batch_words = 4 + 4 * limits.num_slots + 3 * limits.max_rows + limits.max_tokens
         return cls(
-            batch=device.create_buffer("batch", 4 * batch_words),
+            batch=device.create_buffer("batch", 4 * limits.batch_words),
             masks=device.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
             x=device.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=device.create_buffer("normed rows", 4 * limits.max_rows * shape.width),

@@ -115,6 +115,7 @@ def _map_with(content: object, types: dict[str, type], source: str) -> dict[str,
 def _fields(shape: ModelShape, source: str) -> tuple[StateField, StateField, StateField]:
     """The three fields that the form has rows for, in the order of its rows."""
     match shape.state_fields:
-        case (first, second, third) if (first.kind, second.kind, third.kind) == _FORM:
-            return first, second, third
+        case (first, wkv, last) if (first.kind, wkv.kind, last.kind) == _FORM:
+            if first.shape == last.shape == (shape.width,) and wkv.shape[0] * wkv.shape[1] == shape.width:
+                return first, wkv, last
     raise StateError(f"{source}: this form has a shift, a matrix and a shift; a {shape.version} state has other fields")

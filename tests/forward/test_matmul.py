@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix, Weights
-from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Device, Kernels, Plan, Recorder
@@ -21,7 +21,7 @@ from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
 from tests.support.int8_format import Int8Format
 
-MAX_TOKENS = 150
+LIMITS = StepLimits(num_slots=1, max_tokens=150, max_rows=1, num_candidates=1)
 TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
 F32_FORMAT = WEIGHT_FORMATS["f32"]
 FORMATS: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS.values(), Int8Format())
@@ -57,7 +57,7 @@ class Bench:
         stride = round_up(columns, 8)
         total = sum(len(matrix) for matrix in matrices)
         buffers = MatMulBuffers(
-            batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * (4 + 4 + 2 + MAX_TOKENS)),
+            batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * LIMITS.batch_words),
             vectors=self._buffer(np.zeros(total, np.float32) if bias is None else bias),
             inputs=self._buffer(np.pad(inputs, ((0, 0), (0, stride - columns)))),
             outputs=self._buffer(np.full((count, total), 7, np.float32) if before is None else before),
@@ -71,7 +71,7 @@ class Bench:
                 Matrix(Weights(matrix, form), 0, stride, start, total, activation, start)
                 for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
-            MatMulKernels(self.kernels, self.tuning, {"MAX_RUNS": 1, "MAX_ROWS": 1, "MAX_TOKENS": MAX_TOKENS}),
+            MatMulKernels(self.kernels, self.tuning, LIMITS.constants()),
             self.device,
         )
         self.device.max_binding_bytes = limit
