@@ -6,12 +6,13 @@ Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
@@ -34,6 +35,7 @@ class GenerateRequest:
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    token_mask: Callable[[], TokenMask] | None = None  # makes what allows the tokens of one sequence; None: all
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties

@@ -1,7 +1,7 @@
 """Draw tokens from rows of logits, exactly, from a step's few candidates wherever they suffice."""
 
 from rnn_engine.sampling.logprobs import top_logprobs
-from rnn_engine.sampling.masks import Mask, TokenMask
+from rnn_engine.sampling.masks import Mask, SequenceMask, TokenMask
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.ranking import Ranking
@@ -15,6 +15,7 @@ __all__ = [
     "Ranking",
     "Sampler",
     "SamplingParams",
+    "SequenceMask",
     "SequenceSampler",
     "TokenMask",
     "random_seed",

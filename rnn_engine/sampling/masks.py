@@ -7,7 +7,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import I32
+from rnn_engine.errors import StepError
+from rnn_engine.types import I32, mask_words
 
 Mask: TypeAlias = NDArray[np.uint32]
 """[ceil(V / 32)] where bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
@@ -17,15 +18,46 @@ class TokenMask(Protocol):
     """Says before each token of one sequence which tokens it may be: a grammar, for one. For one thread."""
 
     def next(self) -> Mask | None:
-        """Return the tokens that may come next, at least one of them; None allows all. It may be reused by later calls.
+        """Return the tokens that may come next, at least one; None allows all.
 
-        Where it raises, its request alone ends, with a StepError.
+        The array must not change before `accept` is called. Where a call raises, its request alone ends.
         """
         ...
 
     def accept(self, token: int) -> None:
         """Go on to the place after `token`, which was drawn from those that `next` allowed."""
         ...
+
+
+class SequenceMask:
+    """The mask of the next token of one sequence. `current` is None where all tokens are allowed."""
+
+    def __init__(self, source: TokenMask, vocab_size: int) -> None:
+        """Raise StepError, as does `advance`, for a mask that does not fit the vocabulary or allows no token."""
+        self._source = source
+        self._vocab_size = vocab_size
+        self.current: Mask | None = None
+        self.advance()
+
+    def accept(self, token: int) -> None:
+        """Take note of the token that was drawn; no mask is current then."""
+        self._source.accept(token)
+        self.current = None
+
+    def advance(self) -> None:
+        """Make the mask of the token after the last one current."""
+        mask = self._source.next()
+        if mask is not None:
+            _check_mask(mask, self._vocab_size)
+        self.current = mask
+
+    def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
+        """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens."""
+        if self.current is None:
+            return None
+        masks = np.full((num_rows, len(self.current)), 2**32 - 1, np.uint32)
+        masks[-1] = self.current
+        return masks
 
 
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
@@ -48,9 +80,19 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
 
 def pack_mask(tokens: I32, vocab_size: int) -> Mask:
     """Return the mask that allows `tokens` alone."""
-    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits = np.zeros(32 * mask_words(vocab_size), np.bool_)
     bits[tokens] = True
     return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _check_mask(mask: Mask, vocab_size: int) -> None:
+    expected = (mask_words(vocab_size),)
+    if mask.dtype != np.uint32 or mask.shape != expected:
+        raise StepError(
+            f"the mask of a token is {mask.dtype} of shape {mask.shape}; expected uint32 of shape {expected}"
+        )
+    if count_allowed(mask, vocab_size) == 0:
+        raise StepError("the mask of a token allows no token")
 
 
 def _bits(mask: Mask, vocab_size: int) -> NDArray[np.uint8]:

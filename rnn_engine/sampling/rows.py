@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.sampling.masks import Mask, allowed_tokens
+from rnn_engine.sampling.masks import Mask, allowed_tokens, count_allowed
 from rnn_engine.types import F32, I32, Readout
 
 
@@ -32,17 +32,19 @@ class LogitRow:
     mask: Mask | None = None  # None allows all
 
     @staticmethod
-    def of(readout: Readout, row: int, vocab_size: int) -> LogitRow:
-        """Return row number `row` of a step's read-out."""
+    def of(readout: Readout, row: int, vocab_size: int, mask: Mask | None = None) -> LogitRow:
+        """Return row number `row` of a step's read-out; `mask` is the one that its run gave for it."""
         logsumexp = _checked(readout.logsumexp.item(row))
+        num_allowed = vocab_size if mask is None else count_allowed(mask, vocab_size)
         return LogitRow(
-            ids=readout.ids[row],
-            logits=readout.logits[row],
+            ids=readout.ids[row, :num_allowed],  # beyond, they stand for no token
+            logits=readout.logits[row, :num_allowed],
             logsumexp=logsumexp,
             vocab_size=vocab_size,
             read_full=partial(readout.full_row, row),
-            num_allowed=vocab_size,
-            allowed_logsumexp=logsumexp,
+            num_allowed=num_allowed,
+            allowed_logsumexp=_checked(readout.allowed_logsumexp.item(row)),
+            mask=mask,
         )
 
     @staticmethod

@@ -263,7 +263,15 @@ class Scheduler:
         start = None
         try:
             start = self._prefixes.begin(waiting, slot)
-            live = LiveSequence(waiting.key, waiting.request, slot, start, self._token_bytes, self._runner.read_state)
+            live = LiveSequence(
+                waiting.key,
+                waiting.request,
+                slot,
+                start,
+                self._runner.shape.vocab_size,
+                self._token_bytes,
+                self._runner.read_state,
+            )
         except Exception as error:
             logger.exception("a request could not start")
             if start is not None:
@@ -292,7 +300,9 @@ class Scheduler:
     def _advance(self, live: LiveSequence, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
         """Take a run's read-out in, keep a checkpoint where one is due, and return the events."""
         try:
-            logit_rows = [LogitRow.of(readout, row, self._runner.shape.vocab_size) for row in rows]
+            vocab_size = self._runner.shape.vocab_size
+            masks = [None] * run.rows if run.masks is None else list(run.masks)
+            logit_rows = [LogitRow.of(readout, row, vocab_size, mask) for row, mask in zip(rows, masks, strict=True)]
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:
             logger.exception("a request failed after its step")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rnn_engine.requests import (
     EndState,
     Event,
@@ -15,7 +18,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, SequenceSampler, random_seed, top_logprobs
+from rnn_engine.sampling import LogitRow, SequenceMask, SequenceSampler, random_seed, top_logprobs
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
@@ -40,6 +43,7 @@ class LiveSequence:
         request: GenerateRequest,
         slot: int,
         start: Start,
+        vocab_size: int,
         token_bytes: Callable[[int], bytes],
         read_state: Callable[[int], State],
     ) -> None:
@@ -60,6 +64,7 @@ class LiveSequence:
         self._read_state = read_state
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self._sampler = SequenceSampler(request.sampling, self._seed, request.penalised_prompt)
+        self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
         self._generated: list[int] = []
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
@@ -106,22 +111,25 @@ class LiveSequence:
         start = self._submitted
         end = self._submitted = start + count
         if start >= self._prompt_length:
-            return TokenRun(self.slot, (self._generated[-1],), rows=1)
+            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=self._row_masks(1))
         self._plan.submit(end)
         tokens = self.request.prompt[start:end]
         if (rows := self._scored_rows(end, start)) > 0:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
-            return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows])
+            masks = self._row_masks(rows) if end == self._prompt_length else None
+            return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows], masks=masks)
         # A state that is to be kept gets a row too, for its logits tell whether it is sound.
-        wanted = end == self._prompt_length or self._plan.at(end) is not None
-        return TokenRun(self.slot, tokens, rows=int(wanted))
+        if end == self._prompt_length:
+            return TokenRun(self.slot, tokens, rows=1, masks=self._row_masks(1))
+        return TokenRun(self.slot, tokens, rows=int(self._plan.at(end) is not None))
 
     def begin(self) -> list[Event]:
         """Return the events that are ready before the first step: a token, where the prompt's logits are known."""
         if self._start.logits is None:
             return []
-        return self._leave_prompt(LogitRow.of_full(self._start.logits, _CANDIDATES))
+        mask = None if self._mask is None else self._mask.current
+        return self._leave_prompt(LogitRow.of_full(self._start.logits, _CANDIDATES, mask))
 
     def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
         """Take in the rows that `run`, the oldest in flight, gave; return the events that follow from them."""
@@ -159,6 +167,10 @@ class LiveSequence:
             scores.take([LogitRow.of_full(logits, _CANDIDATES)], logits[tokens[0] : tokens[0] + 1])
         return scores
 
+    def _row_masks(self, num_rows: int) -> NDArray[np.uint32] | None:
+        """Return the masks of a run whose last row the next token is drawn from."""
+        return None if self._mask is None else self._mask.for_last(num_rows)
+
     def _scored_rows(self, end: int, start: int | None = None) -> int:
         """Return how many of the rows from `start` to `end` are scored; a token's row scores the one after it."""
         if self.request.score_from is None:
@@ -178,6 +190,8 @@ class LiveSequence:
     def _generate(self, row: LogitRow) -> list[Event]:
         drawn = self._sampler.draw(row)
         self._generated.append(drawn.token)
+        if self._mask is not None:
+            self._mask.accept(drawn.token)
         if drawn.token in self._stop_tokens:
             info = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
             return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, info)]
@@ -186,6 +200,8 @@ class LiveSequence:
         if self._text.match is not None:
             return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
         if len(self._generated) < self.request.max_tokens:
+            if self._mask is not None:
+                self._mask.advance()
             return [TextDelta(text, tokens)]
         last = TextDelta(text + self._text.flush(), tokens)
         # The state at the end has taken in the last token too, so that one is yet to be run.

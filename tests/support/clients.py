@@ -22,7 +22,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, SequenceSampler, top_logprobs
+from rnn_engine.sampling import LogitRow, Mask, SequenceSampler, top_logprobs
 from rnn_engine.scheduler import Delivery, Scheduler
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
@@ -149,15 +149,18 @@ def run_alone(
     if request.score_from is not None:
         events.append(PromptScored(tuple(_score_prompt(request, logits, token_bytes))))
     sampler = SequenceSampler(request.sampling, seed, request.penalised_prompt)
+    mask = None if request.token_mask is None else request.token_mask()
     tokens = list(request.prompt)
     infos: list[TokenInfo] = []
     text = b""
     stop: bytes | int | None = None
     stop_token: TokenInfo | None = None
     while stop is None and len(tokens) < len(request.prompt) + request.max_tokens:
-        row = _row(logits, tokens)
+        row = _row(logits, tokens, None if mask is None else mask.next())
         token = sampler.draw(row).token
         tokens.append(token)
+        if mask is not None:
+            mask.accept(token)
         logprob = None if request.logprobs is None else _logprob(row, token)
         info = TokenInfo(token, token_bytes(token), logprob, top_logprobs(row, request.logprobs or 0))
         if token in request.stop_tokens:
@@ -225,9 +228,9 @@ def _score(request: GenerateRequest, place: int, logits: Logits, token_bytes: Ca
     return TokenInfo(token, token_bytes(token), _logprob(row, token), top_logprobs(row, request.logprobs or 0))
 
 
-def _row(logits: Logits, tokens: list[int]) -> LogitRow:
+def _row(logits: Logits, tokens: list[int], mask: Mask | None = None) -> LogitRow:
     full = logits(tuple(tokens))
-    return LogitRow.of_full(full, len(full))
+    return LogitRow.of_full(full, len(full), mask)
 
 
 def _logprob(row: LogitRow, token: int) -> float:
