@@ -1,33 +1,21 @@
-"""Runs the engine requests of one call and answers it, whole or as a stream.
-
-Knows the order of events and the frame around the choices; what a choice looks like is the form's.
-"""
+"""Run the engine requests of one generation call and answer it, whole or as a stream."""
 
 from __future__ import annotations
 
 import math
-import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aiohttp import web
 
-from rnn_engine.interface import EngineLike
-from rnn_engine.operations.parallel import ParallelRequests
-from rnn_engine.requests import (
-    Event,
-    Finished,
-    GenerateRequest,
-    PromptScored,
-    Started,
-    TextDelta,
-)
+from rnn_engine.operations.parallel import Numbered, ParallelRequests
+from rnn_engine.requests import Event, Finished, GenerateRequest
 from server.formatting.choices import Choice, ChoiceFormatter, Outcome
+from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
 from server.formatting.usage import Tally
 from server.http.bodies import json_response
 from server.http.context import ENGINE
 from server.http.errors import describe
-from server.http.sse import EventStream
+from server.http.sse import DONE, EventStream, encode_event
 from server.schemas.generation import GenerationBody
 from server.state.resolve import ResolvedState
 from server.state.saving import EndSaver
@@ -36,13 +24,13 @@ from server.state.saving import EndSaver
 async def answer(
     request: web.Request,
     body: GenerationBody,
-    form: ChoiceFormatter,
+    formatter: ChoiceFormatter,
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
 ) -> web.StreamResponse:
     """Run `calls`, one a choice, all of which start at `resolved`, and answer.
 
-    Raises InvalidRequestError before any of them runs.
+    Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     engine = request.app[ENGINE]
     for call in calls:
@@ -50,28 +38,26 @@ async def answer(
     saver = None if body.save_as is None else EndSaver(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
-    frame = ResponseEnvelope(engine, form, saver)
+    end = _End(saver)
+    tally = Tally(body.copies)
+    envelope = ResponseEnvelope(engine.info.model, formatter)
     async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
-            return await _stream(request, running, frame, Tally(body.copies), body.include_usage)
-        return await _whole(running, frame, body)
+            encoder = ChunkEncoder(envelope, formatter, calls, include_usage=body.include_usage)
+            return await _Streaming(EventStream(request), encoder, tally, end).run(running, body.include_usage)
+        return await _answer_whole(running, envelope, formatter, body, tally, end)
 
 
-class ResponseEnvelope:
-    """The object around the choices: the same id, time and model in every chunk."""
+class _End:
+    """Saves the state at the end of the one call, if `saver` is given, and tells what the answer says of it."""
 
-    def __init__(self, engine: EngineLike, form: ChoiceFormatter, saver: EndSaver | None) -> None:
-        self.form = form
+    def __init__(self, saver: EndSaver | None) -> None:
+        self.is_wanted = saver is not None
         self._saver = saver
-        self._outcome = Outcome()  # of the one call, where its end is kept
-        self._common = {
-            "id": f"{form.id_prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": engine.info.model,
-        }
+        self._outcome = Outcome()
 
-    async def saved(self, event: Event) -> Mapping[str, object]:
-        """What the answer says of its end, which is kept where that is wanted. Called with every event in order."""
+    async def note(self, event: Event) -> Mapping[str, object]:
+        """Take the next event of the call; return the fields to be added to the answer, at its last event."""
         if self._saver is None:
             return {}
         self._outcome.add(event)
@@ -79,29 +65,30 @@ class ResponseEnvelope:
             return {}
         return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
 
-    def whole(self, choices: Sequence[Choice], tally: Tally, **extra: object) -> Mapping[str, object]:
-        return {"object": self.form.object, **self._common, "choices": choices, "usage": tally.usage(), **extra}
 
-    def chunk(self, choices: Sequence[Choice], **extra: object) -> Mapping[str, object]:
-        return {"object": self.form.chunk_object, **self._common, "choices": choices, **extra}
-
-
-async def _whole(running: ParallelRequests, frame: ResponseEnvelope, body: GenerationBody) -> web.Response:
-    tally = Tally(body.copies)
+async def _answer_whole(
+    running: ParallelRequests,
+    envelope: ResponseEnvelope,
+    formatter: ChoiceFormatter,
+    body: GenerationBody,
+    tally: Tally,
+    end: _End,
+) -> web.Response:
     outcomes = [Outcome() for _ in running.requests]
     choices: dict[int, Choice] = {}
     means: dict[int, float] = {}
-    extra: Mapping[str, object] = {}
-    async for index, event in running:
-        tally.add(index, event)
-        outcomes[index].add(event)
-        extra = await frame.saved(event)
-        if isinstance(event, Finished):
-            choices[index] = frame.form.whole(index, outcomes[index], event)
-            means[index] = _mean_logprob(outcomes[index], event)
+    saved: Mapping[str, object] = {}
+    async for events in running:
+        for index, event in events:
+            tally.add(index, event)
+            outcomes[index].add(event)
+            saved = await end.note(event)
+            if isinstance(event, Finished):
+                choices[index] = formatter.whole(index, outcomes[index], event)
+                means[index] = _mean_logprob(outcomes[index], event)
     kept = _best([means[index] for index in range(len(means))], body.copies, body.n)
     in_order = [{**choices[place], "index": index} for index, place in enumerate(kept)]
-    return json_response(frame.whole(in_order, tally, **extra))
+    return json_response(envelope.whole(in_order, tally.usage(), saved))
 
 
 def _mean_logprob(outcome: Outcome, finished: Finished) -> float:
@@ -117,44 +104,42 @@ def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
         yield from places if wanted == copies else sorted(places, key=lambda place: -means[place])[:wanted]
 
 
-async def _stream(
-    request: web.Request, running: ParallelRequests, frame: ResponseEnvelope, tally: Tally, include_usage: bool
-) -> web.StreamResponse:
-    stream = EventStream(request)
-    events = aiter(running)
-    first = await anext(events)  # what fails up to here has a status of its own
-    await stream.open()
-    extra = {"usage": None} if include_usage else {}
-    try:
-        async for index, event in _chain(first, events):
-            tally.add(index, event)
-            saved = await frame.saved(event)
-            choice = _choice(frame.form, index, event, scored=running.requests[index].score_from is not None)
-            if choice is not None:
-                await stream.send(frame.chunk([choice], **extra, **saved))
-        if include_usage:
-            await stream.send(frame.chunk([], usage=tally.usage()))
-        await stream.done()
-    except ConnectionError:
-        raise
-    except Exception as error:
-        await stream.send(describe(error).body)
-    return await stream.close()
+class _Streaming:
+    """Sends the events of the requests of one call as they come."""
 
+    def __init__(self, stream: EventStream, encoder: ChunkEncoder, tally: Tally, end: _End) -> None:
+        self._stream = stream
+        self._encoder = encoder
+        self._tally = tally
+        self._end = end
 
-async def _chain(first: tuple[int, Event], rest: AsyncIterator[tuple[int, Event]]) -> AsyncIterator[tuple[int, Event]]:
-    yield first
-    async for item in rest:
-        yield item
+    async def run(self, running: ParallelRequests, include_usage: bool) -> web.StreamResponse:
+        """Send everything. An error before the first event is raised and gets a status of its own."""
+        groups = aiter(running)
+        group: list[Numbered] | None = await anext(groups)
+        await self._stream.open()
+        try:
+            while group is not None:
+                await self._send(group)
+                group = await anext(groups, None)
+            usage = self._encoder.encode_usage(self._tally.usage()) if include_usage else b""
+            await self._stream.write(usage + DONE)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            await self._stream.write(encode_event(describe(error).body))
+        return await self._stream.close()
 
-
-def _choice(form: ChoiceFormatter, index: int, event: Event, scored: bool) -> Choice | None:
-    match event:
-        case Started():
-            return None if scored else form.opening(index, ())
-        case PromptScored():
-            return form.opening(index, event.tokens)
-        case TextDelta():
-            return form.delta(index, event)
-        case Finished():
-            return form.closing(index, event)
+    async def _send(self, events: Sequence[Numbered]) -> None:
+        """Send events that are ready at the same time with one write, or two where a state is saved between them."""
+        parts: list[bytes] = []
+        for index, event in events:
+            self._tally.add(index, event)
+            saved: Mapping[str, object] = {}
+            if self._end.is_wanted:
+                if isinstance(event, Finished):
+                    await self._stream.write(b"".join(parts))  # saving takes a while, and may fail
+                    parts.clear()
+                saved = await self._end.note(event)
+            parts.append(self._encoder.encode(index, event, saved))
+        await self._stream.write(b"".join(parts))

@@ -101,12 +101,13 @@ async def run_states(
     costs: dict[int, Cost] = {}
     limit = engine.info.num_slots
     async with ParallelRequests(engine, calls, limit, wait_for_room=wait_for_room) as running:
-        async for number, event in running:
-            if isinstance(event, Started):
-                costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
-            elif isinstance(event, Finished):
-                assert event.end is not None  # it was asked for
-                yield number, InputState(_finite(event.end.state), costs[number])
+        async for events in running:
+            for number, event in events:
+                if isinstance(event, Started):
+                    costs[number] = Cost(event.prompt_tokens, event.cached_tokens)
+                elif isinstance(event, Finished):
+                    assert event.end is not None  # it was asked for
+                    yield number, InputState(_finite(event.end.state), costs[number])
 
 
 def _check(engine: EngineLike, calls: Sequence[GenerateRequest]) -> None:

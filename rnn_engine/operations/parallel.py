@@ -15,10 +15,13 @@ from rnn_engine.requests import Event, Finished, GenerateRequest
 _EVENTS_AHEAD = 16
 
 Numbered: TypeAlias = tuple[int, Event]
+"""The number of a request, and one of its events."""
 
 
 class ParallelRequests:
-    """Runs requests inside `async with`; iterating gives (number of the request, event) as the events come.
+    """Runs requests inside `async with`; iterating gives lists of (number of the request, event) as the events come.
+
+    Each list holds what is ready at that time, at least one event, each request's own in their order.
 
     No more than `limit` requests are with the engine at a time, so that one client's long list does not fill the
     queue. A call is refused as a whole or not at all: `__aenter__` raises OverloadedError if the engine's queue is
@@ -60,26 +63,30 @@ class ParallelRequests:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._events.aclose()
 
-    def __aiter__(self) -> AsyncIterator[Numbered]:
+    def __aiter__(self) -> AsyncIterator[list[Numbered]]:
         return self._events
 
-    async def _read_one(self) -> AsyncGenerator[Numbered, None]:
+    async def _read_one(self) -> AsyncGenerator[list[Numbered], None]:
         """Pass on the engine's own events: a lone request needs neither a task nor a queue."""
         event: Event | None = None
         async with aclosing(self._engine.generate(self._requests[0], wait_for_room=self._wait_for_room)) as events:
             async for event in events:
-                yield 0, event
+                yield [(0, event)]
         _check_end(event)
 
-    async def _read_queue(self) -> AsyncGenerator[Numbered, None]:
+    async def _read_queue(self) -> AsyncGenerator[list[Numbered], None]:
         unfinished = len(self._requests)
         while unfinished:
-            item = await self._queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if isinstance(item[1], Finished):
-                unfinished -= 1
-            yield item
+            ready = [await self._queue.get()]
+            while not self._queue.empty():
+                ready.append(self._queue.get_nowait())
+            failures = [item for item in ready if isinstance(item, Exception)]
+            events = [item for item in ready if not isinstance(item, Exception)]
+            if events:
+                unfinished -= sum(isinstance(event, Finished) for _, event in events)
+                yield events
+            if failures:
+                raise failures[0]
 
     async def _run(self, numbered: Iterator[tuple[int, GenerateRequest]]) -> None:
         """Run one request after the other until none is left; the tasks share the iterator."""

@@ -150,8 +150,9 @@ def _call(context: Sequence[int], choice: Sequence[int], initial_state: InitialS
 async def _score(engine: EngineLike, calls: Sequence[GenerateRequest], limit: int) -> list[Continuation]:
     received: list[list[Event]] = [[] for _ in calls]
     async with ParallelRequests(engine, calls, limit) as running:
-        async for number, event in running:
-            received[number].append(event)
+        async for events in running:
+            for number, event in events:
+                received[number].append(event)
     return [_continuation(events) for events in received]
 
 

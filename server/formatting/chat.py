@@ -1,4 +1,4 @@
-"""The choices of /v1/chat/completions. Knows tokens and text; knows nothing of templates or the order of events."""
+"""The choices of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from server.schemas.chat import ChatChoice, ChatChunkChoice, ChatDelta, ChatLogp
 
 
 class ChatFormatter:
-    """Choice number i answers `calls[i]`. The white space after the prompt's `Assistant:` is no part of an answer."""
+    """Formats chat choices; choice number i answers `calls[i]`.
+
+    The white space with which the model begins after the prompt's `Assistant:` is no part of an answer.
+    """
 
     id_prefix = "chatcmpl"
     object = "chat.completion"
@@ -30,15 +33,18 @@ class ChatFormatter:
             choice["prompt_token_ids"] = list(self._calls[index].prompt)
         return choice
 
-    def delta(self, index: int, delta: TextDelta) -> ChatChunkChoice | None:
+    def delta(self, index: int, delta: TextDelta) -> ChatChunkChoice | str | None:
         text = delta.text if self._begun[index] else delta.text.lstrip()
         self._begun[index] = self._begun[index] or bool(text)
-        if not text and not self._body.logprobs and not self._body.return_token_ids:
-            return None
+        if not self._body.logprobs and not self._body.return_token_ids:
+            return text or None
         choice = self._chunk(index, {"content": text}, delta.tokens)
         if self._body.return_token_ids:
             choice["token_ids"] = [info.token for info in delta.tokens]
         return choice
+
+    def text_chunk(self, index: int, text: str) -> ChatChunkChoice:
+        return self._chunk(index, {"content": text}, ())
 
     def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
         choice = self._chunk(index, {}, ())

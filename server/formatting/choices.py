@@ -1,4 +1,4 @@
-"""How the choices of an answer look: what a route gives to `server.answer`."""
+"""What a choice of an answer is made of, and the protocol by which each route says how its choices look."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Outcome:
 
 
 class ChoiceFormatter(Protocol):
-    """How the choices of one call look. Each choice's methods are called in the order of its events."""
+    """Formats the choices of one call. The methods are called for each choice in the order of its events."""
 
     @property
     def id_prefix(self) -> str: ...
@@ -41,17 +41,24 @@ class ChoiceFormatter(Protocol):
     def chunk_object(self) -> str: ...
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Choice | None:
-        """What a stream says of a choice before its text; `prompt` is empty unless it was scored."""
+        """Return the first chunk of a choice, before its text; `prompt` is empty unless it was scored."""
         ...
 
-    def delta(self, index: int, delta: TextDelta) -> Choice | None:
-        """More text, or None where there is nothing to say yet."""
+    def delta(self, index: int, delta: TextDelta) -> Choice | str | None:
+        """Return a chunk with more of a choice, None if there is nothing to send yet.
+
+        A string stands for `text_chunk` of it.
+        """
+        ...
+
+    def text_chunk(self, index: int, text: str) -> Choice:
+        """Return a chunk with more text and nothing else."""
         ...
 
     def closing(self, index: int, finished: Finished) -> Choice:
-        """Why and how the choice ended."""
+        """Return the last chunk of a choice: why and how it ended."""
         ...
 
     def whole(self, index: int, outcome: Outcome, finished: Finished) -> Choice:
-        """The choice in an answer that is no stream."""
+        """Return a choice of an answer that is not streamed."""
         ...

@@ -1,4 +1,4 @@
-"""The choices of /v1/completions. Knows tokens and text; knows nothing of streams or engines' events' order."""
+"""The choices of /v1/completions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.schemas.completions import CompletionChoice, CompletionLogprobs, Com
 
 
 class CompletionFormatter:
-    """Choice number i answers `calls[i]` and begins with `echoes[i]`."""
+    """Formats completion choices; choice number i answers `calls[i]` and begins with `echoes[i]`."""
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -36,11 +36,14 @@ class CompletionFormatter:
         choice = self._choice(index, self._echoes[index], prompt)
         return self._with_prompt_ids(choice, index)
 
-    def delta(self, index: int, delta: TextDelta) -> CompletionChoice | None:
-        if not delta.text and self._body.logprobs is None and not self._body.return_token_ids:
-            return None
+    def delta(self, index: int, delta: TextDelta) -> CompletionChoice | str | None:
+        if self._body.logprobs is None and not self._body.return_token_ids:
+            return delta.text or None
         choice = self._choice(index, delta.text, delta.tokens)
         return self._with_ids(choice, delta.tokens)
+
+    def text_chunk(self, index: int, text: str) -> CompletionChoice:
+        return self._choice(index, text, ())
 
     def closing(self, index: int, finished: Finished) -> CompletionChoice:
         choice = self._choice(index, "", _stop_token(finished))
@@ -70,5 +73,5 @@ class CompletionFormatter:
 
 
 def _stop_token(finished: Finished) -> tuple[TokenInfo, ...]:
-    """The stop token has a log-probability like the others, though it is no part of the text."""
+    """Return the stop token, if any: it has a log-probability like the others, though it is no part of the text."""
     return () if finished.stop_token is None else (finished.stop_token,)

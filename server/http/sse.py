@@ -1,4 +1,4 @@
-"""Server-sent events: the frame of a stream. Knows nothing of what an event holds."""
+"""Server-sent events: the encoding of events, and the response that streams them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from aiohttp import web
 
 from server.http.bodies import to_json
 
+DONE = b"data: [DONE]\n\n"
+"""The event that ends a stream, by which clients know that nothing is missing."""
+
+
+def encode_event(body: Mapping[str, object]) -> bytes:
+    """Return one event that holds `body` as JSON."""
+    return f"data: {to_json(body)}\n\n".encode()
+
 
 class EventStream:
-    """One response as a stream of JSON events; nothing is sent before `open`.
-
-    `send` waits while the client reads slowly.
-    """
+    """One response of server-sent events. Nothing is sent before `open`."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -26,21 +31,15 @@ class EventStream:
         )
 
     async def open(self) -> None:
-        """Send the headers: from here on an error can only be an event."""
+        """Send the headers. From here on an error can only be told in an event."""
         await self._response.prepare(self._request)
 
-    async def send(self, body: Mapping[str, object]) -> None:
-        """Send one event."""
-        await self._write(to_json(body))
-
-    async def done(self) -> None:
-        """Send the mark by which clients know that nothing is missing."""
-        await self._write("[DONE]")
+    async def write(self, events: bytes) -> None:
+        """Send encoded events; wait while the client reads slowly. Raises ConnectionError if it has left."""
+        if events:
+            await self._response.write(events)
 
     async def close(self) -> web.StreamResponse:
-        """End the response."""
+        """End the response and return it."""
         await self._response.write_eof()
         return self._response
-
-    async def _write(self, data: str) -> None:
-        await self._response.write(f"data: {data}\n\n".encode())

@@ -27,8 +27,9 @@ async def test_events_of_each_request_are_complete_and_in_order() -> None:
     engine = FakeEngine(reply=lambda request: "x" * request.prompt[0], num_slots=4)
     seen: dict[int, list[type[object]]] = {number: [] for number in range(4)}
     async with ParallelRequests(engine, requests(4), limit=4) as running:
-        async for number, event in running:
-            seen[number].append(type(event))
+        async for events in running:
+            for number, event in events:
+                seen[number].append(type(event))
     assert seen == {number: [Started, *[TextDelta] * (number + 1), Finished] for number in range(4)}
 
 

@@ -1,0 +1,71 @@
+"""How streams are written: equal to plain JSON whatever the text, and with one write for what is ready together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rnn_engine.requests import GenerateRequest, TextDelta
+from server.formatting.chat import ChatFormatter
+from server.formatting.choices import ChoiceFormatter
+from server.formatting.completion import CompletionFormatter
+from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
+from server.http.bodies import to_json
+from server.http.sse import encode_event
+from server.schemas.chat import ChatRequest
+from server.schemas.completions import CompletionRequest
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Serve, events
+
+CALLS = [GenerateRequest([1]), GenerateRequest([2])]
+FORMATTERS: Sequence[ChoiceFormatter] = (
+    CompletionFormatter(FakeEngine(), CompletionRequest.parse(b'{"prompt": "a"}'), CALLS, ["", ""]),
+    ChatFormatter(FakeEngine(), ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}'), CALLS),
+)
+
+
+@pytest.mark.parametrize("include_usage", [False, True])
+@pytest.mark.parametrize("formatter", FORMATTERS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: not text[0].isspace()))
+def test_text_is_encoded_as_any_event(formatter: ChoiceFormatter, include_usage: bool, text: str) -> None:
+    envelope = ResponseEnvelope('a "model"', formatter)
+    encoder = ChunkEncoder(envelope, formatter, CALLS, include_usage=include_usage)
+    extra = {"usage": None} if include_usage else {}
+    for index in (0, 1, 0):
+        plain = encode_event(envelope.chunk([formatter.text_chunk(index, text)], extra))
+        assert encoder.encode(index, TextDelta(text, ())) == plain
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_json_does_not_have_are_errors(number: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"logprob": number})
+
+
+async def test_events_that_are_ready_together_are_sent_with_one_write(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three answers of the fake engine go on in every turn of the event loop."""
+    writes: list[bytes] = []
+    write = web.StreamResponse.write
+
+    async def note(response: web.StreamResponse, data: Any) -> None:  # noqa: ANN401
+        writes.append(bytes(data))
+        await write(response, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", note)
+    client = await serve(FakeEngine(reply=lambda _: "Hello", num_slots=3))
+    response = await client.post("/v1/completions", json={"prompt": "a", "stream": True, "n": 3})
+    chunks = events(await response.text())
+    for index in range(3):
+        texts = [choice["text"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        assert texts == [*"Hello", ""]
+    assert len(chunks) == 18
+    assert len(writes) < 18
+    assert any(write.count(b"data: ") == 3 for write in writes)
