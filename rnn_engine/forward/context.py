@@ -14,7 +14,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import FormatOf
-from rnn_engine.gpu import Buffer, Device, Kernels
+from rnn_engine.gpu import Buffer, Kernels, Memory
 from rnn_engine.types import F32, Model
 from shaders import Constant, Include
 
@@ -25,7 +25,7 @@ class BuildContext:
 
     model: Model
     format_of: FormatOf
-    device: Device
+    memory: Memory
     kernels: Kernels
     matmuls: MatMulKernels
     tuning: Tuning
@@ -57,7 +57,7 @@ class BuildContext:
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer
     ) -> BoundMatMul:
         """Upload `matrices`, to be multiplied with the tokens of a step."""
-        matmul = MatMul(label, matrices, self.matmuls, self.device)
+        matmul = MatMul(label, matrices, self.matmuls, self.memory)
         return matmul.bind(MatMulBuffers(self.buffers.batch, vectors, inputs, outputs))
 
 
@@ -78,6 +78,6 @@ class PackedVectors:
         }
         ends = np.cumsum([vector.size for vector in vectors.values()]).tolist()
         packed = np.concatenate(list(vectors.values()))
-        buffer = context.device.create_buffer(label, packed.nbytes)
-        context.device.upload(buffer, 0, packed)
+        buffer = context.memory.create_buffer(label, packed.nbytes)
+        context.memory.upload(buffer, 0, packed)
         return cls(buffer, dict(zip(vectors, [0, *ends], strict=False)))

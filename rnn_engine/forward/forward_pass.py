@@ -14,7 +14,7 @@ from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_formats import FormatOf
-from rnn_engine.gpu import Buffer, Device, Dispatch, Plan
+from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, Model
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -30,7 +30,7 @@ class ForwardPass:
     def __init__(
         self,
         model: Model,
-        device: Device,
+        memory: Memory,
         matmuls: MatMulKernels,
         limits: StepLimits,
         load_layers: LoadLayers,
@@ -42,15 +42,15 @@ class ForwardPass:
         num_parts = shape.num_layers + 1
         self.state_layout = StateLayout(shape)
         self.states = [
-            _create_states(layer, initial, limits.num_slots, device)
+            _create_states(layer, initial, limits.num_slots, memory)
             for layer, initial in enumerate(self.state_layout.pack(shape.initial_state()))
         ]
-        self.buffers = StepBuffers.create(shape, limits, device)
-        self.outputs = HeadOutputs.create_pair(shape, limits, device)
+        self.buffers = StepBuffers.create(shape, limits, memory)
+        self.outputs = HeadOutputs.create_pair(shape, limits, memory)
         context = BuildContext(
             model=model,
             format_of=format_of,
-            device=device,
+            memory=memory,
             kernels=matmuls.kernels,
             matmuls=matmuls,
             tuning=matmuls.tuning,
@@ -86,9 +86,9 @@ class ForwardPass:
                 yield from stage.dispatches(step)
 
 
-def _create_states(layer: int, initial: F32, num_slots: int, device: Device) -> Buffer:
+def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:
     """A buffer with the state `initial` [stride] in each of its slots."""
-    buffer = device.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
+    buffer = memory.create_buffer(f"states of layer {layer}", num_slots * initial.nbytes)
     if initial.any():  # a new buffer holds zeros
-        device.upload(buffer, 0, np.tile(initial, num_slots))
+        memory.upload(buffer, 0, np.tile(initial, num_slots))
     return buffer

@@ -20,7 +20,7 @@ from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import FormatOf
-from rnn_engine.gpu import BufferCopy, Device, Download, Kernels, Plan, Recorder
+from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import F32, Batch, Model, ModelShape, PendingState, Readout, State, Ticket, TokenRun, run_step
 
 _PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs, and for each side
@@ -44,7 +44,7 @@ class _Step:
 
 
 class GpuRunner:
-    """A `Runner` on a GPU. It owns the device, and closes it.
+    """A `Runner` on a GPU. It shares the device with others, and owns its memory there, which it frees.
 
     What the device writes in a step and the host reads, logits and answer, exists twice. What the host writes exists
     once: uploads and submissions run in the order of the calls, so a step's batch can't overtake the step before.
@@ -55,7 +55,7 @@ class GpuRunner:
         model: Model,
         load_layers: LoadLayers,
         device: Device,
-        kernels: Kernels,
+        memory: Memory,
         tuning: Tuning,
         *,
         format_of: FormatOf,
@@ -64,26 +64,22 @@ class GpuRunner:
     ) -> None:
         """Upload `model`, which may be closed afterwards.
 
-        Raises DeviceMemoryError where the device has no room, DeviceError where it can't run the model; the device
-        is closed then.
+        `memory` is an empty group of buffers of `device`, which the caller closes where this fails and the runner
+        does from then on. Raises DeviceMemoryError where the device has no room, DeviceError where it can't run the
+        model.
         """
         self._device = device
+        self._memory = memory
         self._limits = limits
         self._shape = model.shape
         self._closed = False
         self._recorder = Recorder(device)
-        try:
-            matmuls = MatMulKernels(kernels, tuning, limits.constants())
-            self._embedding = Embedding(model)
-            self._forward = ForwardPass(model, device, matmuls, limits, load_layers, format_of, progress)
-            answer_bytes = 4 * limits.max_rows * limits.readout_words
-            self._answers = [device.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
-            self._states = SlotStates(
-                self._forward.states, self._forward.state_layout, limits.num_slots, device, kernels
-            )
-        except BaseException:
-            device.close()
-            raise
+        matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
+        self._embedding = Embedding(model)
+        self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
+        answer_bytes = 4 * limits.max_rows * limits.readout_words
+        self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
+        self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -108,6 +104,11 @@ class GpuRunner:
     @property
     def device(self) -> Device:
         return self._device
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the device's memory that the runner holds."""
+        return self._memory.allocated_bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -177,7 +178,7 @@ class GpuRunner:
         if not self._closed:
             self._closed = True
             self._states.close()
-            self._device.close()
+            self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
         """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way."""
@@ -185,11 +186,11 @@ class GpuRunner:
         buffers = self._forward.buffers
         tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
         num_rows = sum(run.rows for run in batch)
-        self._device.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
+        self._memory.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
         masks = encode_masks(batch)
         if masks is not None:
-            self._device.upload(buffers.masks, 0, masks)
-        self._device.upload(buffers.x, 0, self._embedding.look_up(tokens))
+            self._memory.upload(buffers.masks, 0, masks)
+        self._memory.upload(buffers.x, 0, self._embedding.look_up(tokens))
         plan = self._plan(len(tokens), len(batch), num_rows, side=side if num_rows else 0)
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(plan), None)
@@ -215,5 +216,5 @@ class GpuRunner:
                 f"row {row} of step {step.ticket.number} is overwritten; {self._num_submitted} were submitted"
             )
         row_bytes = 4 * self._shape.vocab_size
-        data = self._device.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
+        data = self._memory.read(self._forward.outputs[step.side].logits, row * row_bytes, row_bytes)
         return np.frombuffer(data, np.float32)

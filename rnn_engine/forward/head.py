@@ -17,7 +17,7 @@ class Head:
         self._context = context
         self._norm = PackedVectors.load(context, "ln_out", "ln_out.", ("weight", "bias"))
         matrix = Matrix(context.weights("head.weight"), 0, shape.width, 0, shape.vocab_size)
-        self._matmul = MatMul("head", [matrix], context.matmuls, context.device, counts_rows=True)
+        self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
     def bind(self, outputs: HeadOutputs) -> tuple[Stage, ...]:
         """The stages that write `outputs`, for steps with at least one row."""

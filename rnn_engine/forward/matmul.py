@@ -19,7 +19,7 @@ from rnn_engine.forward.segments import (
 from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.tuning import MatMulVariant, Tuning
 from rnn_engine.forward.weight_formats import WeightFormat
-from rnn_engine.gpu import BindGroup, Buffer, Device, Dispatch, Kernel, Kernels
+from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
 
 
@@ -90,7 +90,7 @@ class MatMul:
         label: str,
         matrices: Sequence[Matrix],
         kernels: MatMulKernels,
-        device: Device,
+        memory: Memory,
         *,
         counts_rows: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class MatMul:
         self._label = label
         self._kernels = kernels
         self._counts_rows = counts_rows
-        self._parts = [self._load(part, device) for part in split_matrices(matrices, device.max_binding_bytes)]
+        self._parts = [self._load(part, memory) for part in split_matrices(matrices, memory.max_binding_bytes)]
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
         """The stage that multiplies what these buffers hold. The weights are not copied."""
@@ -115,21 +115,21 @@ class MatMul:
             parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded.format), bindings)))
         return BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows)
 
-    def _load(self, part: Part, device: Device) -> _LoadedPart:
+    def _load(self, part: Part, memory: Memory) -> _LoadedPart:
         buffers = {
-            variable: device.create_buffer(f"{self._label} {variable}", part.num_blocks * num_bytes)
+            variable: memory.create_buffer(f"{self._label} {variable}", part.num_blocks * num_bytes)
             for variable, num_bytes in part.format.block_bytes.items()
         }
         for segment in part.segments:
             for start, rows in segment.chunks():
                 block = segment.weights_start + start * segment.row_blocks
                 for variable, packed in part.format.pack(rows).items():
-                    device.upload(buffers[variable], block * part.format.block_bytes[variable], packed)
+                    memory.upload(buffers[variable], block * part.format.block_bytes[variable], packed)
         table = [int(self._counts_rows), len(part.segments)]
         table += [field for segment in part.segments for field in segment.pack()]
         table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))
-        segments = device.create_buffer(f"{self._label} segments", 4 * len(table))
-        device.upload(segments, 0, np.array(table, np.uint32))
+        segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
+        memory.upload(segments, 0, np.array(table, np.uint32))
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
         return _LoadedPart(part.format, part.num_rows, weight_bytes, buffers, segments)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward.state import StateLayout
-from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Download, Kernels, Plan, Recorder
+from rnn_engine.gpu import Buffer, BufferCopy, Device, Dispatch, Download, Kernels, Memory, Plan, Recorder
 from rnn_engine.types import F32, State
 
 _COPY_THREADS = 64
@@ -20,17 +20,17 @@ class SlotStates:
     """States in their layers' buffers, each with the side that its shifts are on. All calls keep the device's order."""
 
     def __init__(
-        self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, kernels: Kernels
+        self, buffers: Sequence[Buffer], layout: StateLayout, num_slots: int, device: Device, memory: Memory
     ) -> None:
         """`buffers`: for each layer [slots, layout.stride] f32."""
         self._buffers = buffers
         self._layout = layout
-        self._device = device
+        self._memory = memory
         self._recorder = Recorder(device)
         self._slot_bytes = 4 * layout.stride  # in each layer's buffer
         self._sides = [0] * num_slots
-        self._pair = device.create_buffer("slots to copy", 8)
-        self._copy = self._plan_copy(kernels)
+        self._pair = memory.create_buffer("slots to copy", 8)
+        self._copy = self._plan_copy(device.kernels)
         self._unused = [self._create_staging()]
         self._num_staging = 1
         self._reads: deque[SlotRead] = deque()  # those that hold a staging buffer, oldest first
@@ -47,11 +47,11 @@ class SlotStates:
     def write(self, slot: int, state: State) -> None:
         packed = self._layout.pack(state)  # [L, stride]
         for buffer, layer in zip(self._buffers, packed, strict=True):
-            self._device.upload(buffer, slot * self._slot_bytes, layer)
+            self._memory.upload(buffer, slot * self._slot_bytes, layer)
         self._sides[slot] = 0
 
     def copy(self, source: int, target: int) -> None:
-        self._device.upload(self._pair, 0, np.array([source, target], np.uint32))
+        self._memory.upload(self._pair, 0, np.array([source, target], np.uint32))
         self._recorder.submit(self._copy)
         self._sides[target] = self._sides[source]
 
@@ -96,7 +96,7 @@ class SlotStates:
         self._unused.append(staging)
 
     def _create_staging(self) -> Buffer:
-        return self._device.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
+        return self._memory.create_buffer("state to read", len(self._buffers) * self._slot_bytes, mappable=True)
 
     def _plan_copy(self, kernels: Kernels) -> Plan:
         """The dispatches that fork a state: one a layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.gpu import Buffer, Device
+from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.types import ModelShape, mask_words
 from shaders import Constant
 
@@ -52,12 +52,12 @@ class StepBuffers:
     normed: Buffer  # [R, D] f32, the rows after the last norm
 
     @classmethod
-    def create(cls, shape: ModelShape, limits: StepLimits, device: Device) -> StepBuffers:
+    def create(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> StepBuffers:
         return cls(
-            batch=device.create_buffer("batch", 4 * limits.batch_words),
-            masks=device.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
-            x=device.create_buffer("x", 4 * limits.max_tokens * shape.width),
-            normed=device.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
+            batch=memory.create_buffer("batch", 4 * limits.batch_words),
+            masks=memory.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
+            x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
+            normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
         )
 
 
@@ -69,8 +69,8 @@ class HeadOutputs:
     readout: Buffer  # [R] struct Readout of candidates.wgsl
 
     @classmethod
-    def create_pair(cls, shape: ModelShape, limits: StepLimits, device: Device) -> tuple[HeadOutputs, HeadOutputs]:
+    def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:
         """One for each of two steps in flight. They share the read-out, which a step copies away at its end."""
-        readout = device.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
-        logits = [device.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
+        readout = memory.create_buffer("readout", 4 * limits.max_rows * limits.readout_words)
+        logits = [memory.create_buffer("logits", 4 * limits.max_rows * shape.vocab_size) for _ in range(2)]
         return cls(logits[0], readout), cls(logits[1], readout)

@@ -1,7 +1,9 @@
 """The only package that knows wgpu: devices, buffers, kernels, and the recorder that replays a plan."""
 
-from rnn_engine.gpu.device import Buffer, Device, DeviceInfo, list_devices
+from rnn_engine.gpu.adapters import DeviceInfo, list_devices
+from rnn_engine.gpu.device import Device, open_device
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
+from rnn_engine.gpu.memory import Buffer, Memory
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
 from rnn_engine.gpu.subgroups import measure_subgroup_size
 
@@ -15,8 +17,10 @@ __all__ = [
     "Download",
     "Kernel",
     "Kernels",
+    "Memory",
     "Plan",
     "Recorder",
     "list_devices",
     "measure_subgroup_size",
+    "open_device",
 ]

@@ -1,25 +1,16 @@
-"""Choosing a device, its limits, its memory, and moving bytes to and from it."""
+"""Open devices: each is opened once, and shared by all models that run on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import threading
 
-import numpy as np
 import wgpu
-from numpy.typing import NDArray
 
-from rnn_engine.errors import DeviceError, DeviceMemoryError
-from rnn_engine.gpu import native
+from rnn_engine.gpu.adapters import DeviceInfo, choose_adapter
+from rnn_engine.gpu.device_errors import device_errors
+from rnn_engine.gpu.kernels import Kernels
+from rnn_engine.gpu.memory import Memory
 
-Buffer: TypeAlias = wgpu.GPUBuffer
-"""A piece of a device's memory."""
-
-_BACKENDS = ("Vulkan", "Metal", "D3D12")
-_KINDS = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software", "Unknown": "other"}
-_PREFERENCE = ("discrete", "integrated", "other", "software")
 _LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -28,51 +19,18 @@ _LIMITS = (
     "max-compute-workgroup-size-x",
     "max-compute-workgroup-storage-size",
 )
-_UPLOAD_BYTES = 16 << 20
-_READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
-_STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.STORAGE
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """A device that can run the engine."""
-
-    index: int
-    name: str
-    kind: str  # discrete, integrated, other or software
-    backend: str
-    driver: str
-
-    @property
-    def is_software(self) -> bool:
-        return self.kind == "software"
-
-
-def list_devices() -> list[DeviceInfo]:
-    """All devices that WebGPU reaches here, in the order of their indices."""
-    return [info for info, _ in _adapters()]
-
-
-@contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Raise whatever wgpu raises inside as a DeviceError that says `what` failed."""
-    try:
-        yield
-    except (wgpu.GPUError, RuntimeError) as error:
-        raise DeviceError(f"{what}: {error}") from error
 
 
 class Device:
-    """An open device. Knows how many bytes it holds; frees all of them on `close`.
+    """An open device with its compiled kernels. Models of different threads may share it.
 
     `checked` modules test every index at run time; unchecked ones are faster and trust the shaders.
     """
 
     def __init__(self, info: DeviceInfo, adapter: wgpu.GPUAdapter, *, checked: bool) -> None:
         self.info = info
-        self.checked = checked
         self.has_subgroups = "subgroup" in adapter.features
-        with refusals(f"device {info.name!r} can't be opened"):
+        with device_errors(f"device {info.name!r} can't be opened"):
             self.wgpu_device = adapter.request_device_sync(
                 label="rnn-engine",
                 required_features=["subgroup"] if self.has_subgroups else [],
@@ -81,107 +39,50 @@ class Device:
         self.max_binding_bytes: int = min(
             self.wgpu_device.limits["max-storage-buffer-binding-size"], self.wgpu_device.limits["max-buffer-size"]
         )
-        self._buffers: list[Buffer] = []
+        self.kernels = Kernels(self.wgpu_device, info.name, checked=checked)
+        self._lock = threading.Lock()
+        self._groups: set[Memory] = set()
 
-    @classmethod
-    def open(cls, choice: str = "auto", *, checked: bool = False) -> Device:
-        """Open a device by `choice`: "auto" (the fastest kind), an index, or a part of a name.
-
-        Raises DeviceError that lists the devices where none fits.
-        """
-        adapters = _adapters()
-        if not adapters:
-            raise DeviceError(
-                "no GPU that WebGPU reaches: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers),"
-                " or choose the device 'cpu'"
-            )
-        if choice == "auto":
-            fits = sorted(adapters, key=lambda pair: _PREFERENCE.index(pair[0].kind))
-        elif choice.isdecimal():
-            fits = [pair for pair in adapters if pair[0].index == int(choice)]
-        else:
-            fits = [pair for pair in adapters if choice.lower() in pair[0].name.lower()]
-        if not fits:
-            known = ", ".join(f"{info.index} = {info.name}" for info, _ in adapters)
-            raise DeviceError(f"no device {choice!r}; there are: {known}, and 'cpu' or 'auto'")
-        return cls(*fits[0], checked=checked)
+    @property
+    def is_lost(self) -> bool:
+        """Whether the device was reset or taken away; it can't be used again."""
+        try:
+            self.wgpu_device.create_buffer(size=16, usage=wgpu.BufferUsage.COPY_DST).destroy()
+        except wgpu.GPUError:
+            return True
+        return False
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of all buffers that the device holds for us."""
-        return sum(buffer.size for buffer in self._buffers)
+        """Bytes of the buffers of all groups."""
+        with self._lock:
+            return sum(group.allocated_bytes for group in self._groups)
 
-    def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
-        """A zeroed buffer of at least `num_bytes`: a storage buffer, or one to read back from.
+    def allocate(self) -> Memory:
+        """A new, empty group of buffers."""
+        memory = Memory(self.wgpu_device, self.info.name, self.max_binding_bytes, self._remove)
+        with self._lock:
+            self._groups.add(memory)
+        return memory
 
-        Raises DeviceMemoryError where the device has no room for it.
-        """
-        limit = self.wgpu_device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
-        if num_bytes > limit:
-            raise DeviceMemoryError(
-                f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}."
-                " Use fewer slots, or a smaller model"
-            )
-        usage = _READ_BACK if mappable else _STORAGE
-        size = max(16, -(-num_bytes // 16) * 16)
-        try:
-            buffer = self.wgpu_device.create_buffer(label=label, size=size, usage=usage)
-        except wgpu.GPUError as error:
-            held = self.allocated_bytes / 1e6
-            raise DeviceMemoryError(
-                f"{label}: no room for {size / 1e6:.1f} MB on {self.info.name}, which holds {held:.1f} MB already:"
-                f" {error}. Use fewer slots, or a smaller model"
-            ) from error
-        self._buffers.append(buffer)
-        return buffer
-
-    def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
-        """Write `data` into `buffer` from byte `offset` on, in pieces, so that staging memory stays small."""
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        queue = self.wgpu_device.queue
-        with refusals(f"{buffer.label}: {flat.size} bytes can't be written"):
-            for start in range(0, flat.size, _UPLOAD_BYTES):
-                queue.write_buffer(buffer, offset + start, flat[start : start + _UPLOAD_BYTES])
-                if flat.size > _UPLOAD_BYTES:
-                    queue.submit([])
-                    native.wait_until_idle(self.wgpu_device)
-
-    def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
-        """A copy of `num_bytes` of `buffer` from byte `offset` on, after all submitted work."""
-        with refusals(f"{buffer.label}: {num_bytes} bytes can't be read"):
-            target = self.wgpu_device.create_buffer(size=num_bytes, usage=_READ_BACK)
-            encoder = self.wgpu_device.create_command_encoder()
-            encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
-            submission = native.submit(self.wgpu_device, encoder.finish())
-            mapping = native.Mapping(target, num_bytes)
-            native.wait(self.wgpu_device, submission)
-            try:
-                return mapping.take()
-            finally:
-                target.destroy()
-
-    def close(self) -> None:
-        """Free all memory. Idempotent."""
-        for buffer in self._buffers:
-            buffer.destroy()
-        self._buffers.clear()
-        with suppress(wgpu.GPUError, RuntimeError):  # a lost device holds nothing
-            self.wgpu_device.queue.submit([])  # the last uploads hold on to their buffers until then
-            native.wait_until_idle(self.wgpu_device)
+    def _remove(self, memory: Memory) -> None:
+        with self._lock:
+            self._groups.discard(memory)
 
 
-def _adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    return list(_enumerate())
+_opened: dict[tuple[DeviceInfo, bool], Device] = {}
+_opening = threading.Lock()
 
 
-def _enumerate() -> Iterator[tuple[DeviceInfo, wgpu.GPUAdapter]]:
-    index = 0
-    for adapter in wgpu.gpu.enumerate_adapters_sync():
-        backend = adapter.info["backend_type"]
-        if backend in _BACKENDS:
-            kind = _KINDS.get(adapter.info["adapter_type"], "other")
-            yield (
-                DeviceInfo(index, adapter.info["device"], kind, backend, adapter.info["description"]),
-                adapter,
-            )
-            index += 1
+def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
+    """Return the device of this `choice` (see `choose_adapter`), which is opened at the first call.
+
+    It stays open until the process ends: without models it holds its compiled kernels alone. One that was lost is
+    opened anew. May be called from any thread.
+    """
+    info, adapter = choose_adapter(choice)
+    with _opening:
+        device = _opened.get((info, checked))
+        if device is None or device.is_lost:
+            device = _opened[info, checked] = Device(info, adapter, checked=checked)
+        return device

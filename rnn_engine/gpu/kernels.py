@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -11,11 +12,13 @@ import wgpu
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device import Buffer, Device
+from rnn_engine.gpu.memory import Buffer
 from shaders import Constant, Include, ShaderSource, specialise
 
 BindGroup: TypeAlias = wgpu.GPUBindGroup
 """The buffers that a kernel's variables stand for."""
+
+_KERNELS = 512  # kept of one device; a model has about twenty
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,15 @@ class Kernel:
 
 
 class Kernels:
-    """Compiles kernels for one device and keeps them."""
+    """Compiles kernels for one device and keeps those that were asked for last. May be called from any thread."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: wgpu.GPUDevice, device_name: str, *, checked: bool, limit: int = _KERNELS) -> None:
+        """`checked`: see `Device`. `limit` bounds the kernels that are kept; models hold on to their own."""
         self._device = device
+        self._device_name = device_name
+        self._checked = checked
+        self._limit = limit
+        self._lock = threading.RLock()
         self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._layouts: dict[tuple[object, ...], wgpu.GPUBindGroupLayout] = {}
 
@@ -46,9 +54,12 @@ class Kernels:
         Raises DeviceError that shows the WGSL file and line where the device refuses it.
         """
         key = (name, tuple(constants.items()), tuple((includes or {}).items()))
-        if key not in self._kernels:
-            self._kernels[key] = self._compile(specialise(name, constants, includes))
-        return self._kernels[key]
+        with self._lock:
+            kernel = self._kernels.pop(key, None) or self._compile(specialise(name, constants, includes))
+            self._kernels[key] = kernel  # the last of the dictionary
+            if len(self._kernels) > self._limit:
+                del self._kernels[next(iter(self._kernels))]
+            return kernel
 
     def bind(self, source: ShaderSource, buffers: Mapping[str, Buffer]) -> BindGroup:
         """A bind group that gives every variable of `source` its buffer.
@@ -57,7 +68,7 @@ class Kernels:
         """
         if buffers.keys() != source.bindings.keys():
             raise KeyError(f"{source.name}.wgsl binds {sorted(source.bindings)}, not {sorted(buffers)}")
-        return self._device.wgpu_device.create_bind_group(
+        return self._device.create_bind_group(
             label=source.name,
             layout=self._layout(source),
             entries=[
@@ -70,9 +81,9 @@ class Kernels:
         )
 
     def _compile(self, source: ShaderSource) -> Kernel:
-        device = self._device.wgpu_device
+        device = self._device
         try:
-            if self._device.checked:
+            if self._checked:
                 module = device.create_shader_module(label=source.name, code=source.text)
             else:
                 module = native.create_trusted_module(device, source.name, source.text)
@@ -82,13 +93,15 @@ class Kernels:
                 compute={"module": module, "entry_point": "main"},
             )
         except wgpu.GPUError as error:
-            raise DeviceError(f"{self._device.info.name} refuses {_with_origins(str(error), source)}") from error
+            raise DeviceError(f"{self._device_name} refuses {_with_origins(str(error), source)}") from error
         return Kernel(source.name, source, pipeline)
 
     def _layout(self, source: ShaderSource) -> wgpu.GPUBindGroupLayout:
         bindings = tuple(sorted((binding.number, binding.read_only) for binding in source.bindings.values()))
-        if bindings not in self._layouts:
-            self._layouts[bindings] = self._device.wgpu_device.create_bind_group_layout(
+        with self._lock:
+            if bindings in self._layouts:
+                return self._layouts[bindings]
+            layout = self._layouts[bindings] = self._device.create_bind_group_layout(
                 entries=[
                     {
                         "binding": number,
@@ -98,7 +111,7 @@ class Kernels:
                     for number, read_only in bindings
                 ]
             )
-        return self._layouts[bindings]
+            return layout
 
 
 def _with_origins(message: str, source: ShaderSource) -> str:

@@ -12,8 +12,10 @@ from functools import cached_property
 import wgpu
 
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device import Buffer, Device, refusals
+from rnn_engine.gpu.device import Device
+from rnn_engine.gpu.device_errors import device_errors
 from rnn_engine.gpu.kernels import BindGroup, Kernel
+from rnn_engine.gpu.memory import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Download:
         self._device = device
         self.submission = submission
         self._label = buffer.label
-        with refusals(f"{self._label} can't be read"):
+        with device_errors(f"{self._label} can't be read"):
             self._mapping = native.Mapping(buffer, num_bytes)
 
     @property
@@ -76,7 +78,7 @@ class Download:
         """
         if not self._mapping.is_ready:
             native.wait(self._device, self.submission)
-        with refusals(f"{self._label} can't be read"):
+        with device_errors(f"{self._label} can't be read"):
             return self._mapping.take()
 
 
@@ -91,7 +93,7 @@ class Recorder:
 
         Submissions run in order, each after the uploads before it. Raises DeviceError where the device refuses.
         """
-        with refusals("a step can't be submitted"):
+        with device_errors("a step can't be submitted"):
             encoder = self._device.create_command_encoder()
             if plan is not None:
                 compute_pass = encoder.begin_compute_pass()

@@ -81,12 +81,12 @@ def open_parts(
         undo.callback(runner.close)
         kept = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
         undo.pop_all()
-    on_gpu = runner.device if isinstance(runner, GpuRunner) else None
+    on_gpu = runner if isinstance(runner, GpuRunner) else None
     return assemble(
         runner,
         chosen,
         model=name or path.stem,
-        device=device if on_gpu is None else on_gpu.info.name,
+        device=device if on_gpu is None else on_gpu.device.info.name,
         weights=weights,
         device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
         num_slots=num_slots,

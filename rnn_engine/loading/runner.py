@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightFormatName
@@ -10,7 +11,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import tuning_for
 from rnn_engine.forward.weight_formats import FormatOf, one_format
-from rnn_engine.gpu import Device, Kernels, measure_subgroup_size
+from rnn_engine.gpu import measure_subgroup_size, open_device
 from rnn_engine.types import Model, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
@@ -45,7 +46,8 @@ def load_runner(
     After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
     room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
     index. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
-    Raises DeviceError where there is no such device, DeviceMemoryError where it has no room.
+    Models on one device share it, and free what is theirs when they are closed. May be called from any thread.
+    Raises DeviceError where there is no such device, DeviceMemoryError where it has no room; nothing is held then.
     """
     version = versions.get(model.shape.version)
     vocab_size = model.shape.vocab_size
@@ -64,9 +66,8 @@ def load_runner(
         )
 
     def load(spare_bytes: int) -> GpuRunner:
-        opened = Device.open(device, checked=checked)
-        kernels = Kernels(opened)
-        tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened, kernels) >= 8)
+        opened = open_device(device, checked=checked)
+        tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened) >= 8)
         slot_bytes = 4 * StateLayout(model.shape).stride  # in each layer's buffer
         room = opened.max_binding_bytes // slot_bytes - num_slots
         limits = StepLimits(
@@ -75,19 +76,23 @@ def load_runner(
             max_rows,
             num_candidates,
         )
-        runner = GpuRunner(
-            model,
-            version.load_layers,
-            opened,
-            kernels,
-            tuning,
-            format_of=format_of,
-            limits=limits,
-            progress=progress,
-        )
-        if warm_up:
-            counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.matmuls} | {limits.max_tokens}
-            runner.warm_up(counts, progress)
+        with ExitStack() as undo:
+            memory = opened.allocate()
+            undo.callback(memory.close)
+            runner = GpuRunner(
+                model,
+                version.load_layers,
+                opened,
+                memory,
+                tuning,
+                format_of=format_of,
+                limits=limits,
+                progress=progress,
+            )
+            if warm_up:
+                counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.matmuls} | {limits.max_tokens}
+                runner.warm_up(counts, progress)
+            undo.pop_all()
         return runner
 
     try:

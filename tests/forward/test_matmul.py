@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
-from rnn_engine.gpu import Buffer, Device, Kernels, Plan, Recorder
+from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
 from tests.support.int8_format import Int8Format
@@ -34,7 +35,7 @@ class Bench:
     """A device with the matmul kernels, for one tuning."""
 
     device: Device
-    kernels: Kernels
+    memory: Memory
     tuning: Tuning
 
     def multiply(
@@ -63,34 +64,34 @@ class Bench:
             outputs=self._buffer(np.full((count, total), 7, np.float32) if before is None else before),
         )
         starts = np.cumsum([0, *(len(matrix) for matrix in matrices)]).tolist()
-        limit = self.device.max_binding_bytes
-        self.device.max_binding_bytes = max_binding_bytes or limit
+        limit = self.memory.max_binding_bytes
+        self.memory.max_binding_bytes = max_binding_bytes or limit
         matmul = MatMul(
             "test",
             [
                 Matrix(Weights(matrix, form), 0, stride, start, total, activation, start)
                 for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
-            MatMulKernels(self.kernels, self.tuning, LIMITS.constants()),
-            self.device,
+            MatMulKernels(self.device.kernels, self.tuning, LIMITS.constants()),
+            self.memory,
         )
-        self.device.max_binding_bytes = limit
+        self.memory.max_binding_bytes = limit
         plan = Plan(tuple(matmul.bind(buffers).dispatches(StepSize(count, 1, 0))))
         Recorder(self.device).submit(plan)
-        found = np.frombuffer(self.device.read(buffers.outputs, 0, 4 * count * total), np.float32)
+        found = np.frombuffer(self.memory.read(buffers.outputs, 0, 4 * count * total), np.float32)
         return np.split(found.reshape(count, total), starts[1:-1], axis=1), len(plan.dispatches)
 
     def _buffer(self, data: NDArray[Any], num_bytes: int | None = None) -> Buffer:
-        buffer = self.device.create_buffer("test", num_bytes or data.nbytes)
-        self.device.upload(buffer, 0, data)
+        buffer = self.memory.create_buffer("test", num_bytes or data.nbytes)
+        self.memory.upload(buffer, 0, data)
         return buffer
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    device, kernels, tuning = open_checked(request.param)
-    yield Bench(device, kernels, tuning)
-    device.close()
+    device, tuning = open_checked(request.param)
+    with closing(device.allocate()) as memory:
+        yield Bench(device, memory, tuning)
 
 
 def draw(*shape: int, seed: int = 5) -> F32:

@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward import GpuRunner
-from rnn_engine.gpu import Buffer, Device, native
+from rnn_engine.gpu import Buffer, Memory, native
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
 
@@ -23,20 +23,20 @@ def runner() -> Iterator[GpuRunner]:
 
 
 def test_at_most_four_reads_hold_memory(runner: GpuRunner) -> None:
-    before = runner.device.allocated_bytes
+    before = runner.allocated_bytes
     reads = [runner.start_read(0) for _ in range(4)]
-    grown = runner.device.allocated_bytes
+    grown = runner.allocated_bytes
     assert grown > before
     reads += [runner.start_read(0) for _ in range(10)]
-    assert runner.device.allocated_bytes == grown
+    assert runner.allocated_bytes == grown
     assert all(not read.result()["wkv"].any() for read in reads)
 
 
 def test_a_device_without_room_reads_one_after_the_other(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(device: Device, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+    def refuse(memory: Memory, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
         raise DeviceMemoryError("told to refuse")
 
-    monkeypatch.setattr(Device, "create_buffer", refuse)
+    monkeypatch.setattr(Memory, "create_buffer", refuse)
     reads = [runner.start_read(slot) for slot in range(3)]
     assert [read.done() for read in reads[:2]] == [True, True]
     assert all(not read.result()["wkv"].any() for read in reads)

@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward.state import StateLayout
-from rnn_engine.gpu import Buffer, Device
+from rnn_engine.gpu import Buffer, Memory, open_device
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
@@ -60,9 +60,7 @@ def test_a_state_goes_to_a_spare_slot_and_back() -> None:
 
 def test_a_binding_is_not_outgrown_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     layer_bytes = 4 * StateLayout(SHAPE).stride
-    device = Device.open()
-    most = device.max_binding_bytes // layer_bytes
-    device.close()
+    most = open_device().max_binding_bytes // layer_bytes
     monkeypatch.setattr("rnn_engine.loading.runner._MAX_SPARE_SLOTS", most)
     runner = load_runner(random_model(SHAPE, seed=1), num_slots=most - 3, max_rows=1, max_tokens=1, spare_bytes=1 << 50)
     assert runner.num_slots == most
@@ -72,14 +70,14 @@ def test_a_binding_is_not_outgrown_for_them(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_device_without_the_memory_does_without_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create = Device.create_buffer
+    create = Memory.create_buffer
 
-    def create_small(device: Device, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+    def create_small(memory: Memory, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
         if label.startswith("states of") and num_bytes > 2 * SLOT_BYTES["auto"]:
             raise DeviceMemoryError(f"{label}: no room")
-        return create(device, label, num_bytes, mappable=mappable)
+        return create(memory, label, num_bytes, mappable=mappable)
 
-    monkeypatch.setattr(Device, "create_buffer", create_small)
+    monkeypatch.setattr(Memory, "create_buffer", create_small)
     with caplog.at_level(logging.WARNING):
         assert count_slots("auto", 1 << 30) == 2
     assert "loading again without spare slots: states of layer 0: no room" in caplog.text

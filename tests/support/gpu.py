@@ -6,21 +6,18 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.weight_formats import FormatOf, WeightFormatName, one_format
-from rnn_engine.gpu import Device, DeviceInfo, Kernels, measure_subgroup_size
+from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
 from rnn_engine.versions.v7 import load_layers
 
 KINDS = ("software", "discrete")
 
 
-def open_checked(kind: str) -> tuple[Device, Kernels, Tuning]:
+def open_checked(kind: str) -> tuple[Device, Tuning]:
     """The first device of this machine, with the tuning for devices of `kind`, whatever it is itself."""
-    device = Device.open(checked=True)
-    kernels = Kernels(device)
-    tuning = tuning_for(
-        DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device, kernels) >= 8
-    )
-    return device, kernels, tuning
+    device = open_device(checked=True)
+    tuning = tuning_for(DeviceInfo(0, "any", kind, "any", "any"), can_broadcast=measure_subgroup_size(device) >= 8)
+    return device, tuning
 
 
 def make_gpu_runner(
@@ -33,13 +30,13 @@ def make_gpu_runner(
     kind: str = "software",
     weights: WeightFormatName | FormatOf = "f32",
 ) -> GpuRunner:
-    device, kernels, tuning = open_checked(kind)
+    device, tuning = open_checked(kind)
     limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
     return GpuRunner(
         model,
         load_layers,
         device,
-        kernels,
+        device.allocate(),
         tuning,
         format_of=one_format(weights) if isinstance(weights, str) else weights,
         limits=limits,

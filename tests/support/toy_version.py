@@ -80,8 +80,8 @@ def run_layers(
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape, tokens = context.model.shape, context.limits.max_tokens
-    mixed = context.device.create_buffer("mixed", 4 * tokens * shape.width)
-    hidden = context.device.create_buffer("hidden", 4 * tokens * shape.ffn_width)
+    mixed = context.memory.create_buffer("mixed", 4 * tokens * shape.width)
+    hidden = context.memory.create_buffer("hidden", 4 * tokens * shape.ffn_width)
     for layer in range(shape.num_layers):
         block = f"blocks.{layer}"
         names = ("ln1.weight", "ln1.bias", "toy.mix")

@@ -83,7 +83,7 @@ def measure(
             "device": asdict(info),
             "host": f"{platform.system()} {platform.machine()}",
             "load_seconds": round(time.perf_counter() - begun, 2),
-            "device_bytes": runner.device.allocated_bytes,
+            "device_bytes": runner.allocated_bytes,
             "copy_gb_per_second": round(bandwidth / 1e9, 2),
             "repeats": repeats,
             "max_tokens": runner.max_tokens,

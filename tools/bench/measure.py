@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
+from contextlib import closing
 
 from rnn_engine.cli.bench import median_seconds
 from rnn_engine.forward import GpuRunner
@@ -20,16 +21,14 @@ _COPY_BYTES = 64 << 20
 
 def copy_bandwidth(device: Device, repeats: int) -> float:
     """Return the bytes a second of a large copy on the device, those read and those written both counted."""
-    source, target = device.create_buffer("copy from", _COPY_BYTES), device.create_buffer("copy to", _COPY_BYTES)
-    recorder = Recorder(device)
+    with closing(device.allocate()) as memory:
+        source, target = (memory.create_buffer(label, _COPY_BYTES) for label in ("copy from", "copy to"))
+        recorder = Recorder(device)
 
-    def copy() -> None:
-        recorder.wait(recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)]))
+        def copy() -> None:
+            recorder.wait(recorder.submit(copies=[BufferCopy(source, 0, target, 0, _COPY_BYTES)]))
 
-    bandwidth = 2 * _COPY_BYTES / median_seconds(copy, repeats, time.perf_counter)
-    source.destroy()
-    target.destroy()
-    return bandwidth
+        return 2 * _COPY_BYTES / median_seconds(copy, repeats, time.perf_counter)
 
 
 def host_seconds(runner: GpuRunner, num_tokens: int, num_runs: int, repeats: int) -> float:

@@ -74,7 +74,7 @@ class _Scratch:
         for name, stride in self.hidden_strides.items():
             self.hidden_starts[name] = place
             place += tokens * stride
-        create = context.device.create_buffer
+        create = context.memory.create_buffer
         self.mixes = create("mixes", 4 * 6 * tokens * width)  # [6, T, D]
         self.projected = create("projected", 4 * place)  # r, k, v [3, T, D], then w, a, g, v's inner vectors [T, R]
         self.gates = create("gates", 4 * 4 * tokens * width)  # decay, a, g, v gate: [4, T, D]

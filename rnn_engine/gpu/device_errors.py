@@ -1,0 +1,19 @@
+"""Turns what wgpu raises into the project's own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import wgpu
+
+from rnn_engine.errors import DeviceError
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """Raise whatever wgpu raises inside as a DeviceError that says `what` failed."""
+    try:
+        yield
+    except (wgpu.GPUError, RuntimeError) as error:
+        raise DeviceError(f"{what}: {error}") from error

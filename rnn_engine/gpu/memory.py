@@ -1,0 +1,105 @@
+"""Buffers of a device, in groups that are freed together, and moving bytes to and from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import wgpu
+from numpy.typing import NDArray
+
+from rnn_engine.errors import DeviceMemoryError
+from rnn_engine.gpu import native
+from rnn_engine.gpu.device_errors import device_errors
+
+Buffer: TypeAlias = wgpu.GPUBuffer
+"""A piece of a device's memory."""
+
+_UPLOAD_BYTES = 16 << 20
+_READ_BACK = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.MAP_READ
+_STORAGE = wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.STORAGE
+
+
+class Memory:
+    """A group of buffers of one device, such as those of a model. `close` frees all of them at once.
+
+    Not thread-safe; groups of one device may be used by a thread each.
+    """
+
+    def __init__(
+        self, device: wgpu.GPUDevice, device_name: str, max_binding_bytes: int, on_close: Callable[[Memory], None]
+    ) -> None:
+        self._device = device
+        self._device_name = device_name
+        self._on_close = on_close
+        self.max_binding_bytes = max_binding_bytes
+        self._buffers: list[Buffer] = []
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all buffers of the group."""
+        return sum(buffer.size for buffer in self._buffers)
+
+    def create_buffer(self, label: str, num_bytes: int, *, mappable: bool = False) -> Buffer:
+        """A zeroed buffer of at least `num_bytes`: a storage buffer, or one to read back from.
+
+        Raises DeviceMemoryError where the device has no room for it.
+        """
+        limit = self._device.limits["max-buffer-size"] if mappable else self.max_binding_bytes
+        if num_bytes > limit:
+            raise DeviceMemoryError(
+                f"{label}: {num_bytes} bytes asked for, but a buffer of this device has {limit}."
+                " Use fewer slots, or a smaller model"
+            )
+        size = max(16, -(-num_bytes // 16) * 16)
+        usage = _READ_BACK if mappable else _STORAGE
+        try:
+            buffer = self._device.create_buffer(label=label, size=size, usage=usage)
+        except wgpu.GPUError as error:
+            held = self.allocated_bytes / 1e6
+            raise DeviceMemoryError(
+                f"{label}: no room for {size / 1e6:.1f} MB on {self._device_name}, where this model has {held:.1f} MB"
+                f" already: {error}. Use fewer slots, or a smaller model"
+            ) from error
+        self._buffers.append(buffer)
+        return buffer
+
+    def upload(self, buffer: Buffer, offset: int, data: NDArray[Any]) -> None:
+        """Write `data` into `buffer` from byte `offset` on: after what was submitted before, ahead of what comes.
+
+        Waits for the device only where `data` is more than 16 MB, which go in pieces, so that staging stays small.
+        """
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        queue = self._device.queue
+        with device_errors(f"{buffer.label}: {flat.size} bytes can't be written"):
+            for start in range(0, flat.size, _UPLOAD_BYTES):
+                queue.write_buffer(buffer, offset + start, flat[start : start + _UPLOAD_BYTES])
+                if flat.size > _UPLOAD_BYTES:
+                    queue.submit([])
+                    native.wait_until_idle(self._device)
+
+    def read(self, buffer: Buffer, offset: int, num_bytes: int) -> bytes:
+        """A copy of `num_bytes` of `buffer` from byte `offset` on; waits for all that was submitted."""
+        with device_errors(f"{buffer.label}: {num_bytes} bytes can't be read"):
+            target = self._device.create_buffer(size=num_bytes, usage=_READ_BACK)
+            encoder = self._device.create_command_encoder()
+            encoder.copy_buffer_to_buffer(buffer, offset, target, 0, num_bytes)
+            submission = native.submit(self._device, encoder.finish())
+            mapping = native.Mapping(target, num_bytes)
+            native.wait(self._device, submission)
+            try:
+                return mapping.take()
+            finally:
+                target.destroy()
+
+    def close(self) -> None:
+        """Free all buffers and wait until the device has them back. Idempotent."""
+        for buffer in self._buffers:
+            buffer.destroy()
+        self._buffers.clear()
+        with suppress(wgpu.GPUError, RuntimeError):  # a lost device holds nothing
+            self._device.queue.submit([])  # the last uploads hold on to their buffers until then
+            native.wait_until_idle(self._device)
+        self._on_close(self)
