@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_GATHER_SECONDS = 0.001  # a delivery that comes less than this after another one waits for it to pass
+
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
 
@@ -54,8 +56,9 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
         self._inboxes: dict[int, Inbox] = {}  # of the requests that have not ended
-        self._outbox: deque[list[Delivery]] = deque()  # from the worker's thread to the loop's
-        self._is_waking = False  # the loop has been told of the outbox and has not looked yet
+        self._outbox: list[Delivery] = []  # from the worker's thread to the loop's
+        self._is_awake = False  # the loop is going to look into the outbox by itself
+        self._outbox_lock = threading.Lock()  # for the two above
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
@@ -228,23 +231,33 @@ class Engine:
 
     def _post(self, deliveries: list[Delivery]) -> None:
         """Called on the worker's thread. Wakes the loop, unless it is about to look anyway."""
-        self._outbox.append(deliveries)
-        if self._is_waking:
-            return
-        self._is_waking = True
-        try:
-            self._loop.call_soon_threadsafe(self._dispatch)
-        except RuntimeError:  # the loop was closed, so nobody is left to read anything
-            self._worker.stop()
+        with self._outbox_lock:
+            self._outbox += deliveries
+            asleep, self._is_awake = not self._is_awake, True
+        if self._loop.is_closed():
+            self._worker.stop()  # nobody is left to read anything
+        elif asleep:
+            with suppress(RuntimeError):  # it was closed just now
+                self._loop.call_soon_threadsafe(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Empty the outbox into the inboxes."""
-        self._is_waking = False  # first, so that what comes from here on is seen now or wakes the loop again
-        while self._outbox:
-            for key, outcome in self._outbox.popleft():
-                inbox = self._inboxes.get(key)
-                if inbox is not None:  # else its client has left
-                    inbox.put(outcome)
+        """Empty the outbox into the inboxes, again and again until nothing comes for a while.
+
+        So short steps, which follow each other more quickly than that, share a wake-up, and their text an event.
+        """
+        if self._empty_outbox():
+            self._loop.call_later(_GATHER_SECONDS, self._dispatch)
+
+    def _empty_outbox(self) -> bool:
+        """Whether there was anything."""
+        with self._outbox_lock:
+            deliveries, self._outbox = self._outbox, []
+            self._is_awake = len(deliveries) > 0
+        for key, outcome in deliveries:
+            inbox = self._inboxes.get(key)
+            if inbox is not None:  # else its client has left
+                inbox.put(outcome)
+        return len(deliveries) > 0
 
     def _end(self, parts: EngineParts) -> None:
         """Called on the worker's thread, as the last thing it does."""
@@ -256,6 +269,7 @@ class Engine:
 
     def _note_end(self) -> None:
         """End whatever waits for the worker, which runs no more."""
+        self._empty_outbox()
         self._ended.set()
         self._admission.close()
         for inbox in self._inboxes.values():

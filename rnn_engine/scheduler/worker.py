@@ -81,10 +81,15 @@ class Worker:
             self._end_requests(partial(StepError, "the scheduler failed"))
 
     def _obey(self) -> None:
-        """Run the commands that have come; wait for more while no step is due."""
+        """Run the commands that have come; wait for more while no step is due.
+
+        Those that come meanwhile are left for the time after the step, so that steps go on however many come.
+        """
         while not self._stopping:
             wait_seconds = self._scheduler.wait_seconds()
-            if wait_seconds == 0.0 and self._commands.empty():
+            if wait_seconds == 0.0:
+                for _ in range(self._commands.qsize()):
+                    self._commands.get()()
                 return
             try:
                 command = self._commands.get(timeout=wait_seconds)
