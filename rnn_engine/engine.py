@@ -31,7 +31,8 @@ from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inbox, Schedul
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
-from states.named.registry import StateRegistry
+from states.files.exchange import StateFiles
+from states.named.store import LocalStateStore, StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ class Engine:
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
-        self._states = parts.states
-        self._states.on_forgotten(self._forget_root)
+        self._states = LocalStateStore(parts.states)
+        self._state_files = parts.states.files
+        parts.states.on_forgotten(self._forget_root)
         self._scheduler = Scheduler(
             parts.runner,
             self._tokenizer.decode_bytes,
@@ -122,8 +124,12 @@ class Engine:
         return self._info
 
     @property
-    def states(self) -> StateRegistry:
+    def states(self) -> StateStore:
         return self._states
+
+    @property
+    def state_files(self) -> StateFiles:
+        return self._state_files
 
     def stats(self) -> EngineStats:
         active = min(self._scheduler.num_live, len(self._inboxes))

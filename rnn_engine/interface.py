@@ -10,7 +10,8 @@ from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.types import ModelShape
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
-from states.named.registry import StateRegistry
+from states.files.exchange import StateFiles
+from states.named.store import StateStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,13 @@ class EngineLike(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def states(self) -> StateRegistry:
+    def states(self) -> StateStore:
         """The states that have names: what requests may start from, and where ends of requests are kept."""
+        ...
+
+    @property
+    def state_files(self) -> StateFiles:
+        """The reader and writer of files with states of this model."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -35,7 +35,7 @@ async def answer(
     engine = request.app[ENGINE]
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
-    saver = None if body.save_as is None else EndSaver(engine, body.save_as, resolved, calls)
+    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
     end = _End(saver)

@@ -70,8 +70,8 @@ class Session:
     @property
     def initial(self) -> FrozenState | None:
         """Return the state that texts start from; None is the fill values."""
-        default = self.engine.states.default
-        return None if default is None else default.initial
+        default = self.run(self.engine.states.default())
+        return None if default is None else default.frozen
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run(work)

@@ -27,7 +27,7 @@ MAX_TOP_K = 1024
 class Ran:
     """Where a run of tokens led to."""
 
-    initial: FrozenState
+    frozen: FrozenState
     logits: F32  # [V] those after the last token
     scored: tuple[TokenInfo, ...]  # the tokens with their log-probabilities, where these were asked for
     cost: Cost
@@ -51,10 +51,10 @@ async def create_state(
     *,
     initial_state: FrozenState | None = None,
 ) -> tuple[NamedState, Cost]:
-    """Name the state after `tokens`. Raises what `StateRegistry.put` raises, mostly before anything runs."""
-    check_room(engine, name, retention)
+    """Name the state after `tokens`. Raises what `StateStore.put` raises, mostly before anything runs."""
+    await check_room(engine, name, retention)
     ran = await run_tokens(engine, initial_state, tokens)
-    named = await asyncio.to_thread(engine.states.put, name, ran.initial, retention, source="prompt")
+    named = await engine.states.put(name, ran.frozen, retention, source="prompt")
     return named, ran.cost
 
 
@@ -70,12 +70,12 @@ async def advance_state(
     if not 0 <= top_k <= most:
         raise InvalidRequestError("top_k", top_k, f"a number from 0 to {most}")
     states = engine.states
-    key = str(states.get(name_or_id).id)
-    async with states.locks.hold(key):
-        named = states.get(key)
-        ran = await run_tokens(engine, named.initial, tokens, logprobs=logprobs)
+    key = (await states.get(name_or_id)).id
+    async with states.lock(key):
+        named = await states.get(str(key))
+        ran = await run_tokens(engine, named.frozen, tokens, logprobs=logprobs)
         if tokens:
-            named = await asyncio.to_thread(states.replace, named, ran.initial, "advance")
+            named = await states.compare_and_set(named, ran.frozen, source="advance")
     top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
     return Advanced(named, ran.scored, top, ran.cost)
 
@@ -139,7 +139,7 @@ async def settle_end(
     if len(text) <= len(taken_in):
         return initial
     rest = engine.tokenize(text[len(taken_in) :].decode(errors="replace"))
-    return (await run_tokens(engine, initial, rest, wait_for_room=True)).initial  # the answer is there: don't lose it
+    return (await run_tokens(engine, initial, rest, wait_for_room=True)).frozen  # the answer is there: don't lose it
 
 
 def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, template: ChatTemplate) -> str:
@@ -149,7 +149,7 @@ def text_before_chat(engine: EngineLike, initial_state: FrozenState | None, temp
     return template.follow(engine.detokenize(initial_state.last_tokens).decode(errors="replace"))
 
 
-def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
+async def check_room(engine: EngineLike, name: str, retention: Retention) -> None:
     """Raise what naming a state at the end of a run would raise now."""
     shape = engine.info.shape
-    engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)
+    await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)

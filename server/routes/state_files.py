@@ -13,16 +13,17 @@ from server.http.bodies import json_response
 from server.http.context import ENGINE
 from server.http.routing import Route
 from server.schemas.state_entry import StateEntry, state_entry
-from states.files.exchange import ExportForm
+from states.files.exchange import ExportForm, StateFiles
+from states.files.reading import LoadedState
+from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
-from states.named.registry import StateRegistry
 
 _ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
 _FORM_QUERY = {
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
     "the token shifts are lost) or `prefab` (ai00's CBOR)."
 }
-_KEEPING_QUERY = {
+_RETENTION_QUERY = {
     "owner": "Whose lease the state belongs to; absent, it has one of its own.",
     "ttl": "Seconds without use after which the lease ends.",
     "persistent": "`true`: keep it until it is removed.",
@@ -30,10 +31,10 @@ _KEEPING_QUERY = {
 
 
 async def export(request: web.Request) -> web.StreamResponse:
-    states = request.app[ENGINE].states
+    engine = request.app[ENGINE]
     form = _form(request)
-    named = states.get(request.match_info["name"])
-    parts = await asyncio.to_thread(lambda: list(states.files.export(form, named.name, named.id, named.initial)))
+    named = await engine.states.get(request.match_info["name"])
+    parts = await asyncio.to_thread(_export, engine.state_files, form, named)
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
     response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
     response.content_length = sum(map(_size, parts))
@@ -45,17 +46,21 @@ async def export(request: web.Request) -> web.StreamResponse:
 
 
 async def upload(request: web.Request) -> web.Response:
-    states = request.app[ENGINE].states
-    name, keeping = request.match_info["name"], _keeping(request)
-    states.check_place(name, keeping, 0)
-    data = await request.read()
-    return json_response(state_entry(states, await asyncio.to_thread(_put, states, name, keeping, data)))
+    engine = request.app[ENGINE]
+    name, retention = request.match_info["name"], _retention(request)
+    await engine.states.check_place(name, retention, 0)
+    loaded, frozen = await asyncio.to_thread(_read, engine.state_files, await request.read())
+    named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
+    return json_response(state_entry(named))
 
 
-def _put(states: StateRegistry, name: str, keeping: Retention, data: bytes) -> NamedState:
-    loaded = states.files.read_upload(data)
-    initial = states.files.make_initial(loaded, "upload")
-    return states.put(name, initial, keeping, source="upload", form=loaded.form, key=loaded.id)
+def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[bytes | memoryview]:
+    return list(files.export(form, named.name, named.id, named.frozen))
+
+
+def _read(files: StateFiles, data: bytes) -> tuple[LoadedState, FrozenState]:
+    loaded = files.read_upload(data)
+    return loaded, files.freeze(loaded, "upload")
 
 
 def _form(request: web.Request) -> ExportForm:
@@ -66,8 +71,8 @@ def _form(request: web.Request) -> ExportForm:
     return cast(ExportForm, form)
 
 
-def _keeping(request: web.Request) -> Retention:
-    query = _query(request, _KEEPING_QUERY)
+def _retention(request: web.Request) -> Retention:
+    query = _query(request, _RETENTION_QUERY)
     persistent = query.get("persistent", "false")
     if persistent not in ("true", "false"):
         raise InvalidRequestError("persistent", persistent, "true or false")
@@ -109,7 +114,7 @@ ROUTES = (
         "Name the state in a file of any form that is exported, or in a `.pth` with tuned states. "
         "The body is the file as it is.",
         StateEntry,
-        query=_KEEPING_QUERY,
+        query=_RETENTION_QUERY,
         ai00_paths=False,
     ),
 )

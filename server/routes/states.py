@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 
 from aiohttp import web
@@ -15,8 +14,8 @@ from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
 from server.http.context import ENGINE
 from server.http.routing import Route
-from server.schemas.keeping import NewStateBody
 from server.schemas.prompt import tokens_of
+from server.schemas.retention import NewStateBody
 from server.schemas.state_entry import StateEntry, state_entry
 from server.schemas.states import (
     AdvancedState,
@@ -32,12 +31,12 @@ from server.schemas.states import (
 )
 from server.state.resolve import resolve_state
 from states.named.entry import NamedState
-from states.named.registry import StateRegistry
+from states.named.store import StateListing
 
 
 async def list_states(request: web.Request) -> web.Response:
-    states = request.app[ENGINE].states
-    return json_response(_listed(states, states.entries()))
+    listing = await request.app[ENGINE].states.list()
+    return json_response(_entries(listing.entries, listing))
 
 
 async def create(request: web.Request) -> web.Response:
@@ -45,22 +44,17 @@ async def create(request: web.Request) -> web.Response:
     body = await read_body(request, CreateStateRequest)
     resolved = await resolve_state(engine, body.state)
     tokens = tokens_of(engine, body.prompt)
-    named, cost = await create_state(engine, body.name, tokens, body.keeping, initial_state=resolved.frozen)
-    answer: CreatedState = {
-        "object": "state.created",
-        "state": state_entry(engine.states, named),
-        "usage": usage_of([cost]),
-    }
+    named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)
+    answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
     return json_response(answer)
 
 
 async def get(request: web.Request) -> web.Response:
-    states = request.app[ENGINE].states
-    return json_response(state_entry(states, states.get(_name(request))))
+    return json_response(state_entry(await request.app[ENGINE].states.get(_name(request))))
 
 
 async def remove(request: web.Request) -> web.Response:
-    removed = await asyncio.to_thread(request.app[ENGINE].states.remove, _name(request))
+    removed = await request.app[ENGINE].states.delete(_name(request))
     answer: StateRemoved = {
         "object": "state.deleted",
         "id": str(removed.id),
@@ -72,25 +66,22 @@ async def remove(request: web.Request) -> web.Response:
 
 async def open_copy(request: web.Request) -> web.Response:
     body = await read_body(request, NewStateBody)
-    states = request.app[ENGINE].states
-    [copy] = await asyncio.to_thread(states.fork, _name(request), [body.name], body.keeping)
-    return json_response(state_entry(states, copy))
+    [copy] = await request.app[ENGINE].states.fork(_name(request), [body.name], body.retention)
+    return json_response(state_entry(copy))
 
 
 async def fork(request: web.Request) -> web.Response:
     body = await read_body(request, ForkStateRequest)
     states = request.app[ENGINE].states
-    return json_response(
-        _listed(states, await asyncio.to_thread(states.fork, _name(request), body.names, body.keeping))
-    )
+    forks = await states.fork(_name(request), body.names, body.retention)
+    return json_response(_entries(forks, await states.list()))
 
 
 async def take(request: web.Request) -> web.Response:
     body = await read_body(request, TakeStateRequest)
     states = request.app[ENGINE].states
-    named = states.get(_name(request))
-    taken = await asyncio.to_thread(states.take, str(named.id), body.name or named.name, body.keeping)
-    return json_response(state_entry(states, taken))
+    named = await states.get(_name(request))
+    return json_response(state_entry(await states.move(str(named.id), body.name or named.name, body.retention)))
 
 
 async def advance(request: web.Request) -> web.Response:
@@ -100,7 +91,7 @@ async def advance(request: web.Request) -> web.Response:
     advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)
     answer: AdvancedState = {
         "object": "state.advanced",
-        "state": state_entry(engine.states, advanced.named),
+        "state": state_entry(advanced.named),
         "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
         "next": _likeliest(engine, advanced.top),
         "usage": usage_of([advanced.cost]),
@@ -112,14 +103,14 @@ def _name(request: web.Request) -> str:
     return request.match_info["name"]
 
 
-def _listed(states: StateRegistry, entries: Sequence[NamedState]) -> StateEntries:
-    usage, default = states.usage(), states.default
+def _entries(entries: Sequence[NamedState], listing: StateListing) -> StateEntries:
+    """Some of the states, with what is said of all of them."""
     return {
         "object": "list",
-        "data": [state_entry(states, entry) for entry in entries],
-        "default": None if default is None else default.name,
-        "bytes": usage.num_bytes,
-        "capacity": usage.capacity,
+        "data": [state_entry(entry) for entry in entries],
+        "default": listing.default,
+        "bytes": listing.num_bytes,
+        "capacity": listing.capacity,
     }
 
 

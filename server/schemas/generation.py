@@ -9,7 +9,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY
 from server.schemas.base import RefusedError, RequestBody
-from server.schemas.keeping import SaveAs
+from server.schemas.retention import SaveAs
 from server.schemas.sampling import SamplingBody
 
 _MAX_STOPS = 64

@@ -8,7 +8,6 @@ from typing_extensions import TypedDict
 
 from states.files.reading import StateForm
 from states.named.entry import NamedState
-from states.named.registry import StateRegistry
 
 
 class StateEntry(TypedDict):
@@ -30,9 +29,9 @@ class StateEntry(TypedDict):
     expires_in: float | None
 
 
-def state_entry(states: StateRegistry, named: NamedState) -> StateEntry:
-    """What is known of a state. To look at it does not renew its lease."""
-    initial = named.initial
+def state_entry(named: NamedState) -> StateEntry:
+    """Return what clients see of a state that a `StateStore` gave."""
+    frozen = named.frozen
     return {
         "object": "state",
         "id": str(named.id),
@@ -40,12 +39,12 @@ def state_entry(states: StateRegistry, named: NamedState) -> StateEntry:
         "form": named.form,
         "source": named.source,
         "created": int(named.created),
-        "digest": initial.digest,
-        "num_tokens": initial.num_tokens,
-        "has_shifts": initial.has_shifts,
-        "has_logits": initial.logits is not None,
-        "bytes": initial.num_bytes,
+        "digest": frozen.digest,
+        "num_tokens": frozen.num_tokens,
+        "has_shifts": frozen.has_shifts,
+        "has_logits": frozen.logits is not None,
+        "bytes": frozen.num_bytes,
         "owner": named.owner,
         "persistent": named.persistent,
-        "expires_in": states.seconds_left(named),
+        "expires_in": named.expires_in,
     }

@@ -8,8 +8,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.schemas.base import RequestBody
-from server.schemas.keeping import NewStateBody, RetentionBody
 from server.schemas.prompt import Input
+from server.schemas.retention import NewStateBody, RetentionBody
 from server.schemas.state_entry import StateEntry
 from server.schemas.state_ref import StateRefBody
 from server.schemas.usage import Usage

@@ -1,7 +1,4 @@
-"""From what a request says in `state` to the state that it starts from.
-
-Knows the forms of the field and the registry; knows no route.
-"""
+"""From what a request says in `state` to the state that it starts from."""
 
 from __future__ import annotations
 
@@ -42,18 +39,18 @@ async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedSta
     states = engine.states
     match ref:
         case None:
-            default = states.default
-            return ResolvedState(None if default is None else default.initial)
+            default = await states.default()
+            return ResolvedState(None if default is None else default.frozen)
         case str() if ref == NO_INITIAL_STATE:
             return ResolvedState(None)
         case str():
-            named = states.get(ref)
-            return ResolvedState(named.initial, named)
+            named = await states.get(ref)
+            return ResolvedState(named.frozen, named)
         case InlineState() | StatePath():
-            return ResolvedState(await asyncio.to_thread(_load, states.files, ref))
+            return ResolvedState(await asyncio.to_thread(_load, engine.state_files, ref))
 
 
 def _load(files: StateFiles, ref: InlineState | StatePath) -> FrozenState:
     if isinstance(ref, StatePath):
-        return files.make_initial(files.read_requested(ref.path), ref.path)
-    return files.make_initial(files.read_rows(ref.data, ref.shape), "state")
+        return files.freeze(files.read_requested(ref.path), ref.path)
+    return files.freeze(files.read_rows(ref.data, ref.shape), "state")

@@ -1,7 +1,4 @@
-"""A model's states in and out of files, wherever they come from: the operator, a folder, an upload or a request.
-
-Knows all forms, and the one folder that requests may read from; knows no names and no registry.
-"""
+"""A model's states in and out of files, wherever they come from: the operator, a folder, an upload or a request."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from states.payload import Payload
 ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
 
 _KIND = "named"
-_NOT_TOLD = ""  # what a state started from, long ago
+_UNKNOWN = ""  # what a named state once started from
 
 
 class StateFiles:
@@ -38,26 +35,29 @@ class StateFiles:
         self._read_pth = read_pth
 
     def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
-        """The state in a file of any form. Raises StateError where it is damaged or does not fit the model."""
+        """Read a state from a file of any form. Raises StateError where it is damaged or does not fit the model."""
         return read_state(path, self.shape, self._model, self._read_pth, layout)
 
     def read_requested(self, requested: str) -> LoadedState:
-        """The state in a file that a request names: only inside the folder."""
+        """Read a state from a file that a request names, inside the folder alone."""
         return self.read(confined_path(self.folder, requested, "state.path"))
 
     def read_upload(self, data: bytes) -> LoadedState:
-        """The state in the content of a file of any form."""
+        """Read a state from the content of a file of any form."""
         with tempfile.TemporaryDirectory(prefix="rnn-engine-") as folder:
             path = Path(folder) / "upload"
             path.write_bytes(data)
             return self.read(path)
 
     def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
-        """The state in an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
+        """Read a state from an array in ai00's order; `dims` are [D, N + 2, L, 1]."""
         return LoadedState("inline", state_from_rows(values, dims, self.shape, "state"))
 
-    def make_initial(self, loaded: LoadedState, source: str) -> FrozenState:
-        """What was loaded, ready to be started from."""
+    def freeze(self, loaded: LoadedState, source: str) -> FrozenState:
+        """Return what was loaded as a state to start from.
+
+        Raises StateError, which begins with `source`, where it does not fit the model.
+        """
         return freeze_state(
             loaded.state,
             self.shape,
@@ -67,21 +67,21 @@ class StateFiles:
             last_tokens=loaded.last_tokens,
         )
 
-    def save(self, path: Path, name: str, initial: FrozenState) -> None:
+    def save(self, path: Path, name: str, frozen: FrozenState) -> None:
         """Write a full-state file; a crash leaves the old one or the new one."""
-        save_full_state(path, self._saved(name, initial), self.shape.version)
+        save_full_state(path, self._saved(name, frozen), self.shape.version)
 
-    def export(self, form: ExportForm, name: str, key: uuid.UUID, initial: FrozenState) -> Iterator[bytes | memoryview]:
-        """The bytes of a file of this form, piece by piece. A tuned state has no place for shifts: they are lost."""
+    def export(self, form: ExportForm, name: str, key: uuid.UUID, frozen: FrozenState) -> Iterator[bytes | memoryview]:
+        """Return the bytes of a file of this form, piece by piece. The form of tuned states leaves out the shifts."""
         match form:
             case "full":
-                return full_state_parts(self._saved(name, initial), self.shape.version)
+                return full_state_parts(self._saved(name, frozen), self.shape.version)
             case "tuned":
                 layout: Layout = "key_value"
-                return file_parts(tuned_from_state(initial.state, self.shape, layout), {LAYOUT_KEY: layout})
+                return file_parts(tuned_from_state(frozen.state, self.shape, layout), {LAYOUT_KEY: layout})
             case "prefab":
-                return iter([encode_prefab(Prefab(name, key, False, initial.state), self.shape)])
+                return iter([encode_prefab(Prefab(name, key, False, frozen.state), self.shape)])
 
-    def _saved(self, name: str, initial: FrozenState) -> SavedState:
-        origin = Origin(self._model, _NOT_TOLD, initial.num_tokens or 0, _KIND, name, initial.last_tokens)
-        return SavedState(origin, None, Payload(initial.state, initial.logits))
+    def _saved(self, name: str, frozen: FrozenState) -> SavedState:
+        origin = Origin(self._model, _UNKNOWN, frozen.num_tokens or 0, _KIND, name, frozen.last_tokens)
+        return SavedState(origin, None, Payload(frozen.state, frozen.logits))

@@ -1,12 +1,9 @@
-"""States under names: what is known of one, for how long it is to be kept, and what may be a name.
-
-Knows no registry.
-"""
+"""States under names: what is known of one, for how long it is to be kept, and what may be a name."""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rnn_engine.errors import InvalidRequestError
 from states.files.reading import StateForm
@@ -16,17 +13,22 @@ from states.named.leases import MAX_TTL
 MAX_NAME = 128
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class NamedState:
-    """One name and what it stands for at a moment. It stays usable when the name is gone or stands for another."""
+    """A name and what it stands for at a moment; equal where id and version are.
 
-    name: str
+    It stays usable when the name is gone or stands for another state.
+    """
+
     id: uuid.UUID  # stays the same when the name moves or the state advances
-    form: StateForm
-    source: str  # the file's name, or where else it came from
-    created: float  # Unix time, seconds
-    owner: str | None  # whose lease it belongs to; None = persistent
-    initial: FrozenState
+    version: int  # greater after each change; no two states of a store have the same
+    name: str = field(compare=False)
+    form: StateForm = field(compare=False)
+    source: str = field(compare=False)  # the file's name, or where else it came from
+    created: float = field(compare=False)  # Unix time, seconds
+    owner: str | None = field(compare=False)  # whose lease it belongs to; None = persistent
+    frozen: FrozenState = field(compare=False)
+    expires_in: float | None = field(default=None, compare=False)  # seconds without use, when a `StateStore` gave it
 
     @property
     def persistent(self) -> bool:
@@ -54,7 +56,7 @@ class Retention:
             raise InvalidRequestError("ttl", self.ttl, f"seconds, more than 0 and at most {MAX_TTL:.0f}")
 
     def owner_of(self, name: str) -> str | None:
-        """Who owns a state of this name that is kept so."""
+        """Return who owns a state of this name: None for a persistent one."""
         return None if self.persistent else self.owner or name
 
 

@@ -1,4 +1,4 @@
-"""Named states by name, by id and by owner. Knows entries; decides nothing."""
+"""Named states by name, by id and by owner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NameIndex:
         return list(self._of_owner.get(owner, {}).values())
 
     def put(self, entry: NamedState) -> None:
-        """Enter a state under its name, in the place of the one that had it, if any."""
+        """Add a state under its name, in place of the one that had the name, if any."""
         if (before := self._by_name.get(entry.name)) is not None:
             self._unlink(before)
         self._by_name[entry.name] = entry
@@ -41,7 +41,7 @@ class NameIndex:
             self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
 
     def remove(self, entry: NamedState) -> None:
-        """Take out a state that is there."""
+        """Remove a state that is in the index."""
         del self._by_name[entry.name]
         self._unlink(entry)
 

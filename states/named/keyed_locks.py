@@ -1,7 +1,4 @@
-"""KeyedLocks: those who want to change the same thing go one after the other, in the order in which they came.
-
-Knows keys; knows nothing of what they stand for.
-"""
+"""Locks by key, for tasks of one event loop."""
 
 from __future__ import annotations
 
@@ -11,24 +8,24 @@ from contextlib import asynccontextmanager
 
 
 class KeyedLocks:
-    """Keys are forgotten when nobody has or wants them. For one event loop."""
+    """A lock for each key that is in use. Tasks get a lock in the order in which they asked for it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}
-        self._wanted: dict[str, int] = {}
+        self._users: dict[str, int] = {}
 
     @asynccontextmanager
     async def hold(self, key: str) -> AsyncIterator[None]:
-        """Alone with `key` for as long as the block runs."""
+        """Hold the lock of `key` while the block runs."""
         lock = self._locks.setdefault(key, asyncio.Lock())
-        self._wanted[key] = self._wanted.get(key, 0) + 1
+        self._users[key] = self._users.get(key, 0) + 1
         try:
             async with lock:
                 yield
         finally:
-            self._wanted[key] -= 1
-            if self._wanted[key] == 0:
-                del self._wanted[key], self._locks[key]
+            self._users[key] -= 1
+            if self._users[key] == 0:
+                del self._users[key], self._locks[key]
 
     def __len__(self) -> int:
-        return len(self._wanted)
+        return len(self._users)

@@ -1,7 +1,4 @@
-"""Owners and their leases: how long what an owner has stays without being used, and whose gives way first.
-
-Knows owners and a clock; knows nothing of what they own.
-"""
+"""Owners and their leases: how long what an owner has stays without being used, and whose gives way first."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Leases:
         self._soonest = math.inf  # nothing expires before
 
     def renew(self, owner: str, ttl: float | None = None) -> Lease:
-        """Begin the owner's lease, or begin its time anew. `ttl` None leaves it as it is."""
+        """Begin the owner's lease, or restart its time. `ttl` None leaves it as it is."""
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
@@ -47,7 +44,7 @@ class Leases:
         return lease
 
     def find(self, owner: str) -> Lease | None:
-        """The owner's lease, where it has one."""
+        """Return the owner's lease, if it has one."""
         return self._by_owner.get(owner)
 
     def end(self, owner: str) -> None:
@@ -55,7 +52,7 @@ class Leases:
         self._by_owner.pop(owner, None)
 
     def end_expired(self) -> list[Lease]:
-        """End every lease whose time is over; returns them."""
+        """End the leases that have expired, and return them."""
         now = self._clock()
         if now < self._soonest:
             return []
@@ -66,11 +63,11 @@ class Leases:
         return ended
 
     def newest_first(self) -> list[Lease]:
-        """All of them."""
+        """Return all leases, the newest first."""
         return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
 
     def seconds_left(self, lease: Lease) -> float:
-        """How long it stays if it is not used."""
+        """Return how long a lease lasts if it is not used."""
         return max(lease.expires - self._clock(), 0.0)
 
     def __len__(self) -> int:

@@ -1,7 +1,4 @@
-"""Persistent states in a folder: one full-state file each, called after its id, and loaded again at the next start.
-
-Knows files; knows neither names' rules nor leases.
-"""
+"""Persistent states in a folder: one full-state file each, called after its id, and loaded again at the next start."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class FoundState:
     id: uuid.UUID
     created: float  # Unix time of the file, seconds
     file: str
-    initial: FrozenState
+    frozen: FrozenState
 
 
 class SavedStates:
@@ -51,10 +48,10 @@ class SavedStates:
             except StateError as error:
                 _log.warning("a persistent state is skipped: %s", error)
 
-    def save(self, key: uuid.UUID, name: str, initial: FrozenState) -> None:
+    def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
         """Write or replace one. Raises StateError where the folder can't be written to; the old file is then there."""
         try:
-            self._files.save(self._path(key), name, initial)
+            self._files.save(self._path(key), name, frozen)
         except OSError as error:
             raise StateError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
 
@@ -74,9 +71,7 @@ class SavedStates:
         loaded = self._files.read(path)
         if loaded.name is None:
             raise StateError(f"{path.name}: has no name in it")
-        return FoundState(
-            loaded.name, key, path.stat().st_mtime, path.name, self._files.make_initial(loaded, path.name)
-        )
+        return FoundState(loaded.name, key, path.stat().st_mtime, path.name, self._files.freeze(loaded, path.name))
 
 
 def _id_of(path: Path) -> uuid.UUID | None:

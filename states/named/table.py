@@ -1,14 +1,13 @@
-"""The names of states in memory: who owns them, how many bytes they take, and who gives way where room is short.
+"""The table of named states: who owns them, how many bytes they take, and who gives way where room is short.
 
 A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
 fit, the newest leases end, each with all its states, but only leases that are newer than the one in whose name room is
 asked for. If even that would not do, nothing ends and the newcomer is refused.
-
-Knows names and leases; knows no files, no threads and no requests.
 """
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable
 
@@ -24,31 +23,36 @@ _NAMES_TOLD = 20
 
 
 class NamedStateTable:
-    """Names and what they stand for. Not thread-safe."""
+    """Names and what they stand for, in memory. Not thread-safe."""
 
     def __init__(
         self, capacity: int, max_names: int, clock: Callable[[], float], forget: Callable[[str], None]
     ) -> None:
-        """`forget` is called with a digest when the last state of these values goes."""
+        """`forget` is called with the digest of a state when no name stands for one of these values any more."""
         self.capacity = capacity
         self._max_names = max_names
         self.leases = Leases(clock)
         self.default: str | None = None  # a name that is there
         self._forget = forget
-        self._holdings = ReferenceCounts()
+        self._counts = ReferenceCounts()
         self._index = NameIndex()
-        self._gone = Tombstones()
+        self._tombstones = Tombstones()
+        self._versions = itertools.count(1)
 
     @property
     def num_bytes(self) -> int:
-        return self._holdings.num_bytes
+        return self._counts.num_bytes
 
     def entries(self) -> tuple[NamedState, ...]:
-        """All of them, in the order in which their names were entered."""
+        """Return all states, in the order in which their names were entered."""
         return tuple(self._index)
 
+    def next_version(self) -> int:
+        """Return a version that no state has had."""
+        return next(self._versions)
+
     def end_expired(self) -> None:
-        """Let go of what nobody used in time."""
+        """Remove the states whose leases have expired."""
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
@@ -60,21 +64,21 @@ class NamedStateTable:
         key = parse_id(name_or_id)
         entry = (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
         if entry is None:
-            reason = self._gone.reason(name_or_id)
+            reason = self._tombstones.reason(name_or_id)
             fate = "does not exist" if reason is None else f"is gone: {reason}"
             raise NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names()}")
         return entry
 
     def holds(self, entry: NamedState) -> bool:
-        """Whether its name still stands for it."""
-        return self._index.named(entry.name) is entry
+        """Whether a state is in the table in this version."""
+        return self._index.of_id(entry.id) == entry
 
     def named(self, name: str) -> NamedState | None:
-        """The state of this name, if it is here."""
+        """Return the state of this name, if there is one."""
         return self._index.named(name)
 
     def of_id(self, key: uuid.UUID) -> NamedState | None:
-        """The state of this id, if it is here."""
+        """Return the state of this id, if there is one."""
         return self._index.of_id(key)
 
     def check_free(self, name: str, field: str) -> None:
@@ -87,41 +91,41 @@ class NamedStateTable:
         """Raise OverloadedError where so many more names and bytes have no room."""
         if len(self._index) + num_names > self._max_names:
             raise self._too_many(num_names)
-        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._holdings.growth([], going))
+        self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
-    def renew(self, keeping: Retention, name: str) -> str | None:
-        """The owner of a state of this name that is kept so, whose lease has its full time from now on."""
-        owner = keeping.owner_of(name)
+    def renew(self, retention: Retention, name: str) -> str | None:
+        """Renew the lease of the owner of a state of this name; return the owner, None for a persistent state."""
+        owner = retention.owner_of(name)
         if owner is not None:
-            self.leases.renew(owner, keeping.ttl)
+            self.leases.renew(owner, retention.ttl)
         return owner
 
     def enter(self, entry: NamedState) -> None:
-        """Take in a state under a free name. Raises OverloadedError."""
+        """Add a state under a free name. Raises OverloadedError where there is no room."""
         if len(self._index) >= self._max_names:
             raise self._too_many(1)
-        self._make_room(entry.owner, entry.initial)
+        self._make_room(entry.owner, entry.frozen)
         self._index.put(entry)
-        self._holdings.add(entry.initial)
-        self._gone.revive(entry.name)
+        self._counts.add(entry.frozen)
+        self._tombstones.revive(entry.name)
 
     def swap(self, old: NamedState, new: NamedState) -> None:
-        """Put `new` in the place of `old`, which is held. Raises OverloadedError."""
-        self._make_room(new.owner, new.initial, old.initial)
+        """Replace `old`, which is in the table, by `new`. Raises OverloadedError where there is no room."""
+        self._make_room(new.owner, new.frozen, old.frozen)
         if new.name != old.name:
             self._index.remove(old)
-            self._gone.note(old.name, f"it is called {new.name!r} now")
+            self._tombstones.note(old.name, f"it is called {new.name!r} now")
         self._index.put(new)
-        self._holdings.add(new.initial)
-        self._gone.revive(new.name)
+        self._counts.add(new.frozen)
+        self._tombstones.revive(new.name)
         if self.default == old.name:
             self.default = new.name if new.persistent else None
         self._release(old)
 
     def drop(self, entry: NamedState, reason: str) -> None:
-        """Let go of a state that is held."""
+        """Remove a state that is in the table; `reason` is told to those who ask for it later."""
         self._index.remove(entry)
-        self._gone.note(entry.name, reason)
+        self._tombstones.note(entry.name, reason)
         if self.default == entry.name:
             self.default = None
         self._release(entry)
@@ -132,29 +136,27 @@ class NamedStateTable:
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
     def _release(self, entry: NamedState) -> None:
-        """Let go of what stands in no index any more."""
+        """Give up the lease and the bytes of a state that has been taken out of the index."""
         if entry.owner is not None and not self._index.owned_by(entry.owner):
             self.leases.end(entry.owner)
-        if self._holdings.remove(entry.initial):
-            self._forget(entry.initial.digest)
+        if self._counts.remove(entry.frozen):
+            self._forget(entry.frozen.digest)
 
     def _drop_all_of(self, owner: str, reason: str) -> None:
         for entry in self._index.owned_by(owner):
             self.drop(entry, reason)
 
     def _make_room(self, owner: str | None, added: FrozenState, *removed: FrozenState) -> None:
-        growth = self._holdings.growth([added], removed)
-        for lease in self._find_victims(
-            owner, growth, lambda going: self._holdings.growth([added], [*removed, *going])
-        ):
+        growth = self._counts.growth([added], removed)
+        for lease in self._find_victims(owner, growth, lambda going: self._counts.growth([added], [*removed, *going])):
             self._drop_all_of(lease.owner, "its lease gave way to an older one that needed room")
 
     def _find_victims(
         self, owner: str | None, num_bytes: int, growth: Callable[[list[FrozenState]], int]
     ) -> list[Lease]:
-        """The newest leases that have to end for `num_bytes` more in the name of `owner`.
+        """Return the newest leases that have to end for `num_bytes` more in the name of `owner`.
 
-        `growth` tells by how much the sum changes in all where these states go for it.
+        `growth` gives the change of the total where these states go. Raises OverloadedError if all would not do.
         """
         room = self.capacity - self.num_bytes
         victims: list[Lease] = []
@@ -163,13 +165,13 @@ class NamedStateTable:
             if growth(going) <= room:
                 break
             victims.append(lease)
-            going += [entry.initial for entry in self._index.owned_by(lease.owner)]
+            going += [entry.frozen for entry in self._index.owned_by(lease.owner)]
         if growth(going) > room:
             raise self._no_room(num_bytes)
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """The newest first. One who has no lease, or needs none, is newer than all."""
+        """Return the leases that are newer than the owner's, the newest first; none where it has no lease."""
         own = None if owner is None else self.leases.find(owner)
         return [] if own is None else [lease for lease in self.leases.newest_first() if lease.number > own.number]
 

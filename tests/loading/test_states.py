@@ -57,7 +57,7 @@ def test_a_models_own_state_is_the_default(model: TensorModel, tmp_path: Path, c
     save_safetensors(TensorModel(SHAPE, model.tensors | own), path, "f32", convention)
     registry = opened(path)
     assert registry.default is registry.get("model")
-    assert np.array_equal(registry.get("model").initial.state["wkv"], WKV)
+    assert np.array_equal(registry.get("model").frozen.state["wkv"], WKV)
     assert opened(path, default="none").default is None
 
 
@@ -69,7 +69,7 @@ def test_the_operators_files_come_under_their_names(plain: Path, tmp_path: Path)
     files = [StateFile(tmp_path / path, name) for path, name in named.items()]
     registry = opened(plain, files=files)
     assert names(registry) == ["first", "b", "its own"]
-    assert np.array_equal(registry.get("b").initial.state["wkv"], WKV)
+    assert np.array_equal(registry.get("b").frozen.state["wkv"], WKV)
     assert registry.default is registry.get("its own")
     assert opened(plain, files=files, default="first").default is not None
     assert opened(plain).default is None
@@ -82,7 +82,7 @@ def test_persistent_states_come_back_and_files_go_before_them(plain: Path, tmp_p
     file = StateFile(tmp_path / "a.safetensors", "mine")
     registry.add_file(file.path, "brought")
     for name in ("mine", "kept"):
-        registry.put(name, registry.get("brought").initial, Retention(persistent=True), source="test")
+        registry.put(name, registry.get("brought").frozen, Retention(persistent=True), source="test")
     again = opened(plain, folder=folder, files=[file], default="kept")
     assert names(again) == ["mine", "kept"]
     assert (again.get("mine").form, again.default) == ("tuned", again.get("kept"))

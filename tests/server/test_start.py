@@ -35,7 +35,7 @@ def put(engine: FakeEngine, name: str, text: str, *, logits: bool = True) -> Fro
     tokens = encode(text)
     row = np.zeros(VOCAB_SIZE, np.float32) if logits else None
     initial = freeze_state(state_after(tokens), SHAPE, "test", logits=row, num_tokens=len(tokens), last_tokens=tokens)
-    return engine.states.put(name, initial, Retention(), source="test").initial
+    return engine.registry.put(name, initial, Retention(), source="test").frozen
 
 
 def root_of(request: GenerateRequest) -> str | None:
@@ -48,19 +48,19 @@ def inline(state: Any = POET, **changes: object) -> Body:  # noqa: ANN401
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) -> None:
-    engine = FakeEngine(states=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
     client = await serve(engine)
-    poet = engine.states.add(LoadedState("tuned", POET), "poet", "test")
+    poet = engine.registry.add(LoadedState("tuned", POET), "poet", "test")
     save_tuned_state(tmp_path / "poet.st", POET, SHAPE)
     tuned = freeze_state(TUNED, SHAPE, "test").digest
     encoded = base64.b64encode(rows_from_state(POET, SHAPE).tobytes()).decode()
     forms: list[tuple[object, str | None]] = [
         (None, None),
         ("none", None),
-        ("poet", poet.initial.digest),
-        (str(poet.id), poet.initial.digest),
-        (inline(), poet.initial.digest),
-        (inline(data=encoded), poet.initial.digest),
+        ("poet", poet.frozen.digest),
+        (str(poet.id), poet.frozen.digest),
+        (inline(), poet.frozen.digest),
+        (inline(data=encoded), poet.frozen.digest),
         ({"path": "poet.st"}, tuned),
         ({"name": "x", "id": "y", "path": "poet.st"}, tuned),
     ]
@@ -68,8 +68,8 @@ async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) 
         body = {**(HI if path == CHAT else {"prompt": "Hi"}), "state": form}
         await post(client, path, ChatCompletion if path == CHAT else Completion, body)
         assert root_of(engine.requests[-1]) == root, form
-    engine.states.set_default("poet")
-    for form, root in ((None, poet.initial.digest), ("none", None)):
+    engine.registry.set_default("poet")
+    for form, root in ((None, poet.frozen.digest), ("none", None)):
         await post(client, CHAT, ChatCompletion, {**HI, "state": form})
         assert root_of(engine.requests[-1]) == root
 
@@ -96,8 +96,8 @@ async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) 
     ],
 )
 async def test_what_is_no_state_is_told(serve: Serve, tmp_path: Path, state: object, status: int, message: str) -> None:
-    engine = FakeEngine(states=make_registry(tmp_path, shape=SHAPE))
-    engine.states.add(LoadedState("tuned", POET), "poet", "test")
+    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine.registry.add(LoadedState("tuned", POET), "poet", "test")
     error = await error_of(await (await serve(engine)).post(CHAT, json={**HI, "state": state}), status)
     assert message in error["message"]
     assert engine.requests == []
@@ -136,7 +136,7 @@ async def test_a_chat_with_another_separator_goes_on_with_that(serve: Serve) -> 
 async def test_a_tuned_state_and_one_of_unknown_tokens(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
-    engine.states.add(LoadedState("tuned", TUNED), "tuned", "test")
+    engine.registry.add(LoadedState("tuned", TUNED), "tuned", "test")
     for state, opening in (("tuned", ""), (inline(), "\n\n")):
         await post(client, CHAT, ChatCompletion, {**HI, "state": state})
         assert engine.detokenize(engine.requests[-1].prompt).decode() == opening + "User: Hi\n\nAssistant:"
@@ -168,7 +168,7 @@ async def test_the_end_of_an_answer_is_kept(serve: Serve, stream: bool) -> None:
     taken_in = encode("\n\nUser: Hi\n\nAssistant: Yes.")
     assert (entry["name"], entry["owner"], entry["expires_in"] <= 60) == ("next", "bob", True)
     assert (entry["source"], entry["num_tokens"]) == ("answer", 3 + len(taken_in))
-    kept = engine.states.get("next").initial
+    kept = engine.registry.get("next").frozen
     assert kept.last_tokens == tuple(encode("abc") + taken_in)[-32:]
     assert kept.digest == freeze_state(state_after(taken_in, start.digest), SHAPE, "test").digest
 
@@ -178,7 +178,7 @@ async def test_what_the_token_at_the_end_held_is_taken_in_too(serve: Serve) -> N
     engine = FakeEngine(reply=lambda _: "Yes!\n\n", unrun=1)
     client = await serve(engine)
     await post(client, TEXT, Completion, {"prompt": "a", "stop": "\n\n", "save_as": "end"})
-    kept = engine.states.get("end").initial
+    kept = engine.registry.get("end").frozen
     assert kept.last_tokens == tuple(encode("aYes!"))
     assert [list(request.prompt) for request in engine.requests] == [encode("a"), encode("!")]
 
@@ -191,7 +191,7 @@ async def test_a_conversation_goes_on_under_its_name(serve: Serve) -> None:
     second = (await post(client, CHAT, ChatCompletion, again))["saved_state"]
     assert (second["id"], second["created"] >= first["created"]) == (first["id"], True)
     assert second["num_tokens"] == 2 * first["num_tokens"] + len("\n\n")
-    assert [entry.name for entry in engine.states.entries()] == ["talk"]
+    assert [entry.name for entry in engine.registry.entries()] == ["talk"]
     refused = await client.post(CHAT, json={**again, "save_as": {"name": "talk", "owner": "bob"}})
     assert "the name alone where it is that of `state`" in (await error_of(refused, 400))["message"]
 

@@ -43,14 +43,14 @@ async def test_a_state_is_made_listed_described_and_removed(serve: Serve) -> Non
         "data": [],
         "default": None,
         "bytes": 0,
-        "capacity": engine.states.usage().capacity,
+        "capacity": engine.registry.usage().capacity,
     }
     created = await create(client, "a", owner="bob", ttl=60)
     entry = created["state"]
     assert (entry["name"], entry["source"], entry["num_tokens"], entry["owner"]) == ("a", "prompt", 3, "bob")
     assert (entry["persistent"], entry["expires_in"], entry["has_logits"]) == (False, 60, True)
     assert created["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
-    assert same(engine.states.get("a").initial.state, state_after(encode("abc")))
+    assert same(engine.registry.get("a").frozen.state, state_after(encode("abc")))
     for key in ("a", entry["id"]):
         one = await (await client.get(f"{PATH}/{key}")).json()
         check_shape(StateEntry, one)
@@ -70,9 +70,9 @@ async def test_a_state_is_made_from_tokens_after_another(serve: Serve) -> None:
     await create(client, "a")
     second = await post(client, PATH, CreatedState, {"name": "b", "prompt": encode("de"), "state": "a"})
     assert second["state"]["num_tokens"] == 5
-    first = engine.states.get("a").initial
-    assert engine.states.get("b").initial.last_tokens == tuple(encode("abcde"))
-    assert same(engine.states.get("b").initial.state, state_after(encode("de"), first.digest))
+    first = engine.registry.get("a").frozen
+    assert engine.registry.get("b").frozen.last_tokens == tuple(encode("abcde"))
+    assert same(engine.registry.get("b").frozen.state, state_after(encode("de"), first.digest))
 
 
 async def test_a_name_with_any_letters_is_found_in_a_path(serve: Serve) -> None:
@@ -148,7 +148,7 @@ async def test_advances_of_one_state_go_one_after_the_other(serve: Serve) -> Non
         *(post(client, f"{PATH}/a/advance", AdvancedState, {"input": str(number)}) for number in range(1, 6))
     )
     assert sorted(answer["state"]["num_tokens"] for answer in answers) == [2, 3, 4, 5, 6]
-    text = engine.detokenize(engine.states.get("a").initial.last_tokens)
+    text = engine.detokenize(engine.registry.get("a").frozen.last_tokens)
     assert sorted(text) == sorted(b"012345")
     assert engine.most_active == 1
 
@@ -183,7 +183,7 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
     assert (uploaded["digest"] == entry["digest"]) == (form != "tuned")
     assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "prefab": None}[form]
     assert uploaded["has_logits"] == (form == "full")
-    assert np.array_equal(engine.states.get("b").initial.state["wkv"], engine.states.get("a").initial.state["wkv"])
+    assert np.array_equal(engine.registry.get("b").frozen.state["wkv"], engine.registry.get("a").frozen.state["wkv"])
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ async def test_what_is_wrong_is_told_and_nothing_is_lost(
 
 def damaged(engine: FakeEngine, kind: str) -> bytes:
     """An upload that does not serve."""
-    files, named = engine.states.files, engine.states.get("a")
-    whole = b"".join(files.export("full", "a", named.id, named.initial))
+    files, named = engine.registry.files, engine.registry.get("a")
+    whole = b"".join(files.export("full", "a", named.id, named.frozen))
     match kind:
         case "truncated":
             return whole[:-7]
@@ -273,7 +273,7 @@ async def test_a_file_that_does_not_serve_is_refused(serve: Serve, kind: str, me
 
 async def test_a_lease_that_ended_is_told(serve: Serve) -> None:
     clock = Clock()
-    client = await serve(FakeEngine(states=make_registry(shape=SHAPE, clock=clock)))
+    client = await serve(FakeEngine(registry=make_registry(shape=SHAPE, clock=clock)))
     await create(client, "a", owner="bob", ttl=10)
     clock.now = 9.0
     assert (await (await client.get(f"{PATH}/a")).json())["expires_in"] == 10
@@ -284,7 +284,7 @@ async def test_a_lease_that_ended_is_told(serve: Serve) -> None:
 
 async def test_where_there_is_no_room_the_newest_gives_way_and_else_is_refused(serve: Serve) -> None:
     size = 4 * VOCAB_SIZE + sum(array.nbytes for array in SHAPE.initial_state().values())
-    engine = FakeEngine(states=make_registry(shape=SHAPE, capacity=2 * size, clock=Clock()))
+    engine = FakeEngine(registry=make_registry(shape=SHAPE, capacity=2 * size, clock=Clock()))
     client = await serve(engine)
     await create(client, "a", owner="old")
     await create(client, "b", owner="new", ttl=30)

@@ -105,13 +105,13 @@ async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None
     await say(client, user(TALK[0]), state="pirate", save_as="talk")
     await say(client, user(TALK[1]), state="talk")
     await post(client, "/v1/states/talk/fork", StateEntries, {"names": ["fork"]})
-    root = engine.states.get("talk").initial.digest
+    root = (await engine.states.get("talk")).frozen.digest
     assert root in await roots()
     await client.delete("/v1/states/talk")
     assert root in await roots()
     await client.delete("/v1/states/fork")
     assert root not in await roots()
-    assert engine.states.get("pirate").initial.digest in await roots()
+    assert (await engine.states.get("pirate")).frozen.digest in await roots()
 
 
 async def test_a_persistent_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_what_is_not_used_is_gone_after_its_time_and_says_so() -> None:
     clock.now = 10.0
     assert names(states) == ""
     assert states.usage().num_bytes == 0
-    for ask in (states.get, states.remove):
+    for ask in (states.get, states.delete):
         with pytest.raises(NotFoundError, match="'a' is gone: its lease ended after 10 seconds without use; there are"):
             ask("a")
     put(states, "a")
@@ -102,7 +102,7 @@ def test_a_lease_that_gave_way_begins_again_as_the_newest() -> None:
     put(states, "b", "second")
     put(states, "c", "first")
     assert names(states) == "a c"
-    states.remove("c")
+    states.delete("c")
     put(states, "d", "third")
     with pytest.raises(OverloadedError):
         put(states, "e", "second")
@@ -125,7 +125,7 @@ def test_an_owner_who_has_nothing_left_begins_again_as_the_newest() -> None:
     states = make_registry(capacity=2 * SIZE)
     put(states, "a", "first", ttl=5)
     put(states, "b", "second")
-    states.remove("a")
+    states.delete("a")
     put(states, "c", "first")
     assert states.seconds_left(states.get("c")) == DEFAULT_TTL
     put(states, "d", "second")

@@ -15,7 +15,15 @@ from states.files.reading import LoadedState
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import NamedState, Retention
 from states.named.registry import StateRegistry
-from tests.support.named_states import SHAPE, STATE_BYTES, make_registry, save_tuned_state, some_initial, some_state
+from tests.support.named_states import (
+    SHAPE,
+    STATE_BYTES,
+    advance,
+    make_registry,
+    save_tuned_state,
+    some_initial,
+    some_state,
+)
 from tests.support.toy_states import same
 
 KEPT = Retention()
@@ -35,13 +43,13 @@ def test_a_file_is_added_listed_found_and_removed(tmp_path: Path) -> None:
     states = make_registry()
     added = states.add_file(tmp_path / "poet.st")
     assert (added.name, added.form, added.source, added.persistent) == ("poet", "tuned", "poet.st", True)
-    assert (added.initial.has_shifts, added.initial.num_tokens) == (False, 0)
+    assert (added.frozen.has_shifts, added.frozen.num_tokens) == (False, 0)
     assert states.entries() == (added,)
     assert states.get("poet") is states.get(str(added.id)) is states.get(str(added.id).upper()) is added
     assert states.usage().num_bytes == STATE_BYTES
-    assert states.remove("poet") is added
+    assert states.delete("poet") is added
     assert (states.entries(), states.usage().num_bytes) == ((), 0)
-    assert np.array_equal(added.initial.state["wkv"], some_state()["wkv"])  # those who hold it go on
+    assert np.array_equal(added.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
 
 
 def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
@@ -50,10 +58,10 @@ def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
         states.get("poet")
     put(states, "b")
     put(states, "a")
-    for ask in (states.get, states.remove, lambda name: states.fork(name, ["x"], KEPT), states.set_default):
+    for ask in (states.get, states.delete, lambda name: states.fork(name, ["x"], KEPT), states.set_default):
         with pytest.raises(NotFoundError, match="'poet' does not exist; there are: a, b"):
             ask("poet")
-    states.remove("a")
+    states.delete("a")
     with pytest.raises(NotFoundError, match="'a' is gone: it was removed; there are: b"):
         states.get("a")
 
@@ -81,7 +89,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_changes() -> None:
     for change in (
         lambda: put(states, "a", seed=1),
         lambda: states.fork("a", ["b", "a"], KEPT),
-        lambda: states.take(put(states, "c").name, "a", KEPT),
+        lambda: states.move(put(states, "c").name, "a", KEPT),
     ):
         with pytest.raises(InvalidRequestError, match="'a' is not allowed; expected a name that is free; 'a' "):
             change()
@@ -115,7 +123,7 @@ def test_a_name_that_spells_an_id_is_refused(spelled: str, tmp_path: Path) -> No
     for enter in (
         lambda: put(states, name, 2),
         lambda: states.fork("second", ["x", name], KEPT),
-        lambda: states.take("second", name, KEPT),
+        lambda: states.move("second", name, KEPT),
         lambda: states.add_file(tmp_path / "any", name),
     ):
         with pytest.raises(InvalidRequestError, match=f"name: .* is not allowed; expected {allowed}"):
@@ -128,19 +136,19 @@ def test_an_id_means_its_state_whatever_an_older_state_is_called(tmp_path: Path)
     files = make_registry().files
     files.save(tmp_path / f"{uuid.uuid4()}.state", str(key), some_initial(1))
     states = make_registry(tmp_path)  # as an earlier version left it
-    assert states.get(str(key)).initial.digest == some_initial(1).digest
+    assert states.get(str(key)).frozen.digest == some_initial(1).digest
     states.set_default(str(key))
     assert put(states, "new", 2).id != key
     later = states.put("later", some_initial(3), KEPT, source="test", key=key)
     assert later.id != key  # it would take the name's place
     old = states.get(str(key))
-    moved = states.take(str(old.id), "moved", PERSISTENT)
+    moved = states.move(str(old.id), "moved", PERSISTENT)
     assert (states.get("moved"), states.default) == (moved, moved)
 
 
 def test_the_digest_follows_the_values_and_not_the_name() -> None:
     states = make_registry()
-    digests = [put(states, name, seed).initial.for_request.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
+    digests = [put(states, name, seed).frozen.for_request.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -173,7 +181,7 @@ def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
     assert (prefab.name, prefab.id, prefab.default) == ("its own name", uuid.UUID(int=5), True)
     assert np.array_equal(tuned.state["wkv"], some_state()["wkv"])
     assert pth.state["wkv"][1, 0, 0, 0] == 1
-    assert files.make_initial(prefab, "upload").num_tokens is None  # it has taken in some
+    assert files.freeze(prefab, "upload").num_tokens is None  # it has taken in some
     with pytest.raises(StateError, match="upload: is neither"):
         files.read_upload(b"rubbish")
 
@@ -191,11 +199,11 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="default state: 'leased' is not allowed; expected a persistent"):
         states.set_default("leased")
     assert default_of(states) == "main"
-    advanced = states.replace(main, some_initial(1), "advance")
+    advanced = advance(states, main, some_initial(1))
     assert states.default is advanced
-    states.take("main", "moved", PERSISTENT)
+    states.move("main", "moved", PERSISTENT)
     assert default_of(states) == "moved"
-    states.take("moved", "mine", KEPT)
+    states.move("moved", "mine", KEPT)
     assert default_of(states) is None
     states.set_default(put(states, "other", 2, PERSISTENT).name)
     assert default_of(states) == "other"
@@ -207,35 +215,35 @@ def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
     states = make_registry()
     origin = put(states, "a")
     forks = states.fork("a", ["b", "c"], Retention(owner="bob"))
-    assert [fork.initial for fork in forks] == [origin.initial] * 2
+    assert [fork.frozen for fork in forks] == [origin.frozen] * 2
     assert [(fork.owner, fork.source) for fork in forks] == [("bob", "copy of a")] * 2
     assert len({entry.id for entry in states.entries()}) == 3
-    assert states.usage().num_bytes == origin.initial.num_bytes
-    states.replace(forks[0], some_initial(1), "advance")
-    states.remove("a")
-    assert same(states.get("c").initial.state, origin.initial.state)
-    assert states.usage().num_bytes == 2 * origin.initial.num_bytes
+    assert states.usage().num_bytes == origin.frozen.num_bytes
+    advance(states, forks[0], some_initial(1))
+    states.delete("a")
+    assert same(states.get("c").frozen.state, origin.frozen.state)
+    assert states.usage().num_bytes == 2 * origin.frozen.num_bytes
 
 
 def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
     states = make_registry()
     origin = put(states, "a")
-    taken = states.take("a", "b", Retention(owner="bob"))
-    assert (taken.name, taken.owner, taken.id, taken.initial) == ("b", "bob", origin.id, origin.initial)
+    taken = states.move("a", "b", Retention(owner="bob"))
+    assert (taken.name, taken.owner, taken.id, taken.frozen) == ("b", "bob", origin.id, origin.frozen)
     with pytest.raises(NotFoundError, match="'a' is gone: it is called 'b' now; there are: b"):
         states.get("a")
-    assert states.take(str(origin.id), "b", KEPT).owner == "b"
+    assert states.move(str(origin.id), "b", KEPT).owner == "b"
     assert names(states) == ["b"]
 
 
 def test_a_name_stands_for_another_state_only_if_nobody_was_quicker() -> None:
     states = make_registry()
     old = put(states, "a")
-    new = states.replace(old, some_initial(1), "advance")
+    new = advance(states, old, some_initial(1))
     assert (states.get("a"), new.id, new.source) == (new, old.id, "advance")
     with pytest.raises(NotFoundError, match="'a' was removed or replaced meanwhile"):
-        states.replace(old, some_initial(2), "advance")
-    assert states.usage().num_bytes == new.initial.num_bytes
+        advance(states, old, some_initial(2))
+    assert states.usage().num_bytes == new.frozen.num_bytes
 
 
 def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
@@ -244,12 +252,12 @@ def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
     first = put(states, "a")
     put(states, "equal")
     states.fork("a", ["fork"], KEPT)
-    states.remove("a")
-    moved = states.take("fork", "moved", KEPT)
-    states.replace(moved, some_initial(1), "advance")
+    states.delete("a")
+    moved = states.move("fork", "moved", KEPT)
+    advance(states, moved, some_initial(1))
     assert told == []
-    states.remove("equal")
-    assert told == [first.initial.digest]
+    states.delete("equal")
+    assert told == [first.frozen.digest]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +277,7 @@ def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
     for change in (
         lambda: put(states, "b", keeping=keeping),
         lambda: states.fork("a", ["b"], keeping),
-        lambda: states.take("a", "a", keeping),
+        lambda: states.move("a", "a", keeping),
         lambda: states.check_place("b", keeping, 0),
     ):
         with pytest.raises(InvalidRequestError, match=field):
@@ -291,20 +299,20 @@ def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
     put(states, "leased", seed=1)
     forked = put(states, "removed", 2, PERSISTENT)
     states.fork("removed", ["fork"], PERSISTENT)
-    states.remove("removed")
-    states.take("leased", "taken", PERSISTENT)
-    states.take("fork", "given up", KEPT)
-    advanced = states.replace(put(states, "advanced", 3, PERSISTENT), some_initial(4), "advance")
+    states.delete("removed")
+    states.move("leased", "taken", PERSISTENT)
+    states.move("fork", "given up", KEPT)
+    advanced = advance(states, put(states, "advanced", 3, PERSISTENT), some_initial(4))
     again = make_registry(folder)
     assert sorted(names(again)) == ["advanced", "kept", "taken"]
     loaded = again.get("kept")
-    assert (loaded.id, loaded.form, loaded.initial.digest) == (kept.id, "full", kept.initial.digest)
-    assert (loaded.initial.num_tokens, loaded.initial.last_tokens) == (3, (1, 2, 3))
-    assert loaded.initial.logits is not None
-    assert loaded.initial.logits.tolist() == list(range(10))
-    assert again.get("advanced").initial.digest == advanced.initial.digest
-    assert again.get("taken").initial.digest == some_initial(1).digest
-    assert forked.initial.digest not in {entry.initial.digest for entry in again.entries()}
+    assert (loaded.id, loaded.form, loaded.frozen.digest) == (kept.id, "full", kept.frozen.digest)
+    assert (loaded.frozen.num_tokens, loaded.frozen.last_tokens) == (3, (1, 2, 3))
+    assert loaded.frozen.logits is not None
+    assert loaded.frozen.logits.tolist() == list(range(10))
+    assert again.get("advanced").frozen.digest == advanced.frozen.digest
+    assert again.get("taken").frozen.digest == some_initial(1).digest
+    assert forked.frozen.digest not in {entry.frozen.digest for entry in again.entries()}
 
 
 def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -346,11 +354,11 @@ def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest
         for change in (
             lambda: put(states, "new", 2, PERSISTENT),
             lambda: states.fork("kept", ["x", "y"], PERSISTENT),
-            lambda: states.take("leased", "mine", PERSISTENT),
-            lambda: states.replace(kept, some_initial(3), "advance"),
+            lambda: states.move("leased", "mine", PERSISTENT),
+            lambda: advance(states, kept, some_initial(3)),
         ):
             with pytest.raises(StateError, match="can't be written to the folder of states: No space left on device"):
                 change()
-    assert {entry.name: entry.initial for entry in states.entries()} == {"kept": kept.initial, "leased": leased.initial}
+    assert {entry.name: entry.frozen for entry in states.entries()} == {"kept": kept.frozen, "leased": leased.frozen}
     assert names(make_registry(tmp_path)) == ["kept"]
-    assert make_registry(tmp_path).get("kept").initial.digest == kept.initial.digest
+    assert make_registry(tmp_path).get("kept").frozen.digest == kept.frozen.digest

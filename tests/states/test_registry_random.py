@@ -12,7 +12,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.frozen import FrozenState
 from states.named.entry import Retention
 from states.named.leases import DEFAULT_TTL
-from tests.support.named_states import Clock, make_registry, some_initial
+from tests.support.named_states import Clock, advance, make_registry, some_initial
 
 NAMES = st.sampled_from("abcdef")
 OWNERS = st.sampled_from(["ann", "bob", "cid", None])
@@ -118,7 +118,7 @@ class RegistryMachine(RuleBasedStateMachine):
             self.books.use(owner)
             going = self.books.make_room({**self.books.states, name: (owner, initial)}, owner)
             try:
-                self.registry.replace(old, initial, "test")
+                advance(self.registry, old, initial)
             except OverloadedError:
                 assert going is None
             else:
@@ -150,7 +150,7 @@ class RegistryMachine(RuleBasedStateMachine):
         if name in books.states:
             books.use(books.states[name][0])
         try:
-            self.registry.take(name, new, Retention(owner=owner))
+            self.registry.move(name, new, Retention(owner=owner))
         except InvalidRequestError:
             assert name != new in books.states
         except NotFoundError:
@@ -163,7 +163,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
         try:
-            self.registry.remove(name)
+            self.registry.delete(name)
         except NotFoundError:
             assert name not in self.books.states
         else:
@@ -176,13 +176,13 @@ class RegistryMachine(RuleBasedStateMachine):
         except NotFoundError:
             assert name not in self.books.states
         else:
-            assert self.books.states[name] == (entry.owner, entry.initial)
+            assert self.books.states[name] == (entry.owner, entry.frozen)
             self.books.use(self.books.states[name][0])
 
     @invariant()
     def all_agrees(self) -> None:
         self.books.settle()
-        entries = {entry.name: (entry.owner, entry.initial) for entry in self.registry.entries()}
+        entries = {entry.name: (entry.owner, entry.frozen) for entry in self.registry.entries()}
         assert entries == self.books.states
         assert self.registry.usage().num_bytes == self.books.num_bytes(self.books.states) <= CAPACITY
         assert len({entry.id for entry in self.registry.entries()}) == len(entries)

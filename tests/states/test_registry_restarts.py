@@ -12,7 +12,7 @@ import pytest
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from states.named.entry import Retention
 from states.named.registry import StateRegistry
-from tests.support.named_states import make_registry, some_initial
+from tests.support.named_states import advance, make_registry, some_initial
 
 
 def change(states: StateRegistry, chance: random.Random) -> None:
@@ -26,18 +26,18 @@ def change(states: StateRegistry, chance: random.Random) -> None:
             case "fork":
                 states.fork(name, [other], keeping)
             case "take":
-                states.take(name, other, keeping)
+                states.move(name, other, keeping)
             case "remove":
-                states.remove(name)
+                states.delete(name)
             case "replace":
-                states.replace(states.get(name), some_initial(chance.randrange(4)), "test")
+                advance(states, states.get(name), some_initial(chance.randrange(4)))
 
 
 def check(states: StateRegistry, folder: Path) -> StateRegistry:
     """The registry of the next start, which has what stays and whose folder has nothing else."""
     again = make_registry(folder)
-    kept = {(entry.name, entry.id, entry.initial.digest) for entry in states.entries() if entry.persistent}
-    assert {(entry.name, entry.id, entry.initial.digest) for entry in again.entries()} == kept
+    kept = {(entry.name, entry.id, entry.frozen.digest) for entry in states.entries() if entry.persistent}
+    assert {(entry.name, entry.id, entry.frozen.digest) for entry in again.entries()} == kept
     assert len(list(folder.iterdir())) == len(kept)
     return again
 

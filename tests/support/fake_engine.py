@@ -31,7 +31,9 @@ from rnn_engine.types import F32
 from states.cache.cache import StateCache
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
+from states.files.exchange import StateFiles
 from states.named.registry import StateRegistry
+from states.named.store import LocalStateStore, StateStore
 from tests.support.models import tiny_shape
 from tests.support.named_states import make_registry
 
@@ -69,13 +71,20 @@ class FakeEngine:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
-    states: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
+    registry: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
     active: int = 0
     most_active: int = 0
     produced: int = 0  # tokens, over all requests
     closed: bool = False
     failed: bool = False  # has stopped by itself
+
+    def __post_init__(self) -> None:
+        self.states: StateStore = LocalStateStore(self.registry)
+
+    @property
+    def state_files(self) -> StateFiles:
+        return self.registry.files
 
     @property
     def info(self) -> EngineInfo:

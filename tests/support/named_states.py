@@ -16,6 +16,7 @@ from states.files.exchange import StateFiles
 from states.files.reading import LAYOUT_KEY
 from states.files.tuned import Layout, tuned_from_state
 from states.frozen import FrozenState, freeze_state
+from states.named.entry import NamedState
 from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
 from states.named.saved import SavedStates
 from tests.support.models import tiny_shape
@@ -49,6 +50,11 @@ def save_tuned_state(path: Path, state: State, shape: ModelShape, layout: Layout
 
 def some_initial(seed: int = 0) -> FrozenState:
     return freeze_state(some_state(seed), SHAPE, "test", num_tokens=3, last_tokens=(1, 2, 3))
+
+
+def advance(states: StateRegistry, old: NamedState, frozen: FrozenState, source: str = "advance") -> NamedState:
+    """Replace the values of a state that nobody has changed meanwhile."""
+    return states.compare_and_set(old, frozen, source=source)
 
 
 def read_pth(path: Path) -> Mapping[str, NDArray[Any]]:

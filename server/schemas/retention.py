@@ -26,7 +26,7 @@ class RetentionBody(RequestBody):
     )
 
     @property
-    def keeping(self) -> Retention:
+    def retention(self) -> Retention:
         return Retention(self.owner, self.ttl, self.persistent)
 
 
