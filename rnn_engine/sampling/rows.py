@@ -34,16 +34,21 @@ class LogitRow:
     @staticmethod
     def of(readout: Readout, row: int, vocab_size: int, mask: Mask | None = None) -> LogitRow:
         """Return row number `row` of a step's read-out; `mask` is the one that its run gave for it."""
-        logsumexp = _checked(readout.logsumexp.item(row))
-        num_allowed = vocab_size if mask is None else count_allowed(mask, vocab_size)
+        ids, logits = readout.ids[row], readout.logits[row]
+        logsumexp = allowed_logsumexp = _checked(readout.logsumexp.item(row))
+        num_allowed = vocab_size
+        if mask is not None:
+            num_allowed = count_allowed(mask, vocab_size)
+            ids, logits = ids[:num_allowed], logits[:num_allowed]  # beyond, they stand for no token
+            allowed_logsumexp = _checked(readout.allowed_logsumexp.item(row))
         return LogitRow(
-            ids=readout.ids[row, :num_allowed],  # beyond, they stand for no token
-            logits=readout.logits[row, :num_allowed],
+            ids=ids,
+            logits=logits,
             logsumexp=logsumexp,
             vocab_size=vocab_size,
             read_full=partial(readout.full_row, row),
             num_allowed=num_allowed,
-            allowed_logsumexp=_checked(readout.allowed_logsumexp.item(row)),
+            allowed_logsumexp=allowed_logsumexp,
             mask=mask,
         )
 

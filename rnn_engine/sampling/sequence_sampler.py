@@ -16,7 +16,7 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
 
-SORTED_FIRST = 4096  # of a whole row; sorting all of a large vocabulary takes several times longer
+WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
 
 
 def random_seed() -> int:
@@ -65,6 +65,7 @@ class SequenceSampler:
         if not self._sampler.whole_row:
             if len(self._adjustments):
                 yield rank(row, self._adjustments, full)
-            if row.num_allowed > SORTED_FIRST:
-                yield rank(row.widened(full, SORTED_FIRST), self._adjustments, full)
+            for count in WIDER:
+                if len(row.ids) < count < row.num_allowed:
+                    yield rank(row.widened(full, count), self._adjustments, full)
         yield rank_all(full, row.mask, self._adjustments)

@@ -50,7 +50,7 @@ def test_rows_that_are_sorted_in_part_lead_to_the_same_tokens(case: tuple[list[F
     whole = Device(len(row_list[0]))
     expected = [one.token for one in map(SequenceSampler(sampling, seed).draw, map(whole.row, row_list))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequence_sampler, "SORTED_FIRST", 3)
+        patch.setattr(sequence_sampler, "WIDER", (2, 3, 9))
         drawn = [one.token for one in map(SequenceSampler(sampling, seed).draw, map(Device(1).row, row_list))]
     assert drawn == expected
 
