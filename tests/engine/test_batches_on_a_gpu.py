@@ -16,17 +16,25 @@ from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Runner
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
+from tests.support.token_masks import Residues
 
 NUM_SLOTS, NUM_REQUESTS, NEW_TOKENS = 8, 12, 10
 MODEL = random_model(tiny_shape(), seed=31)
 
 
 def make_request(number: int) -> GenerateRequest:
-    """Every other one greedy; prompts of 1 to 90 tokens."""
+    """Every other one greedy, every third one masked; prompts of 1 to 90 tokens."""
     generator = np.random.default_rng([32, number])
     prompt = generator.integers(1, MODEL.shape.vocab_size, size=1 + number**2 * 90 // NUM_REQUESTS**2)
     sampling = SamplingParams(temperature=0.0 if number % 2 else 1.0, top_p=0.9, presence_penalty=0.3, seed=number)
-    return GenerateRequest(prompt.tolist(), max_tokens=NEW_TOKENS, stop_tokens=(), sampling=sampling, logprobs=0)
+    return GenerateRequest(
+        prompt.tolist(),
+        max_tokens=NEW_TOKENS,
+        stop_tokens=(),
+        sampling=sampling,
+        token_mask=None if number % 3 else lambda: Residues(MODEL.shape.vocab_size),
+        logprobs=0,
+    )
 
 
 def run(runner: Runner, arrivals: dict[int, int]) -> dict[int, list[int]]:

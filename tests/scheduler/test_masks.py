@@ -14,6 +14,7 @@ from rnn_engine.sampling.masks import pack_mask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
+from tests.support.token_masks import Residues
 
 TOKENIZER = ByteTokenizer()
 VOCAB_SIZE = TOKENIZER.size
@@ -22,26 +23,8 @@ PROMPT = [1 + n % 250 for n in range(70)]  # more than two steps
 SAMPLING = SamplingParams(temperature=1.0, top_p=0.95, top_k=0, presence_penalty=0.4, seed=5)
 
 
-class Residues:
-    """Allows the tokens that leave the remainder r when divided by 5, where r counts up with every odd token."""
-
-    def __init__(self, all_at: int | None = None) -> None:
-        """`all_at` is the number of the token, from 0 on, for which all are allowed."""
-        self.accepted: list[int] = []
-        self._all_at = all_at
-
-    @property
-    def remainder(self) -> int:
-        return sum(token % 2 for token in self.accepted) % 5
-
-    def next(self) -> Mask | None:
-        if len(self.accepted) == self._all_at:
-            return None
-        return pack_mask(np.arange(self.remainder, VOCAB_SIZE, 5, dtype=np.int32), VOCAB_SIZE)
-
-    def accept(self, token: int) -> None:
-        assert len(self.accepted) == self._all_at or token % 5 == self.remainder, "a token that is not allowed"
-        self.accepted.append(token)
+def make_mask() -> TokenMask:
+    return Residues(VOCAB_SIZE)
 
 
 def ask(token_mask: Callable[[], TokenMask] | None, sampling: SamplingParams = SAMPLING) -> GenerateRequest:
@@ -53,10 +36,10 @@ def ask(token_mask: Callable[[], TokenMask] | None, sampling: SamplingParams = S
 def test_masked_and_other_requests_of_one_batch_answer_as_alone(num_candidates: int, score_from: int | None) -> None:
     clients = Clients(FakeRunner(LOGITS, num_candidates=num_candidates), TOKENIZER.decode_bytes)
     requests = [
-        replace(ask(Residues), score_from=score_from),
+        replace(ask(make_mask), score_from=score_from),
         ask(None),
-        replace(ask(lambda: Residues(all_at=3), SamplingParams(temperature=0.0, seed=0)), keep_end=True),
-        ask(Residues, SamplingParams(seed=9)),
+        replace(ask(lambda: Residues(VOCAB_SIZE, all_at=3), SamplingParams(temperature=0.0, seed=0)), keep_end=True),
+        ask(make_mask, SamplingParams(seed=9)),
     ]
     keys = [clients.send(request) for request in requests]
     clients.run()
@@ -66,14 +49,14 @@ def test_masked_and_other_requests_of_one_batch_answer_as_alone(num_candidates: 
 
 def test_the_candidates_are_read_and_no_whole_row_where_they_settle_the_draw() -> None:
     clients = Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes)
-    clients.ask(ask(Residues, SamplingParams(temperature=0.0, seed=0)))
+    clients.ask(ask(make_mask, SamplingParams(temperature=0.0, seed=0)))
     assert clients.runner.rows_read == 0
 
 
 def test_a_first_token_from_known_logits_is_masked_too() -> None:
     clients = Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes)
     initial = clients.after((1, 2, 3))
-    request = replace(ask(Residues), prompt=[], initial_state=initial)
+    request = replace(ask(make_mask), prompt=[], initial_state=initial)
     assert_heard(clients.ask(request), run_alone(request, LOGITS, TOKENIZER.decode_bytes, before=(1, 2, 3)))
 
 
@@ -126,10 +109,10 @@ class Misfit(Residues):
     ("token_mask", "message"),
     [(Failing, "the grammar is broken"), (Empty, "allows no token"), (Misfit, "expected uint32 of shape (9,)")],
 )
-def test_a_mask_that_fails_ends_its_own_request_alone(token_mask: Callable[[], TokenMask], message: str) -> None:
+def test_a_mask_that_fails_ends_its_own_request_alone(token_mask: type[Residues], message: str) -> None:
     clients = Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes)
-    bad, good = clients.send(ask(token_mask)), clients.send(ask(Residues))
+    bad, good = clients.send(ask(lambda: token_mask(VOCAB_SIZE))), clients.send(ask(make_mask))
     clients.run()
     assert message in str(clients.heard[bad].error)
-    assert_heard(clients.heard[good], run_alone(ask(Residues), LOGITS, TOKENIZER.decode_bytes))
-    assert isinstance(clients.ask(ask(Residues)).events[0], Started)  # its slot is free again
+    assert_heard(clients.heard[good], run_alone(ask(make_mask), LOGITS, TOKENIZER.decode_bytes))
+    assert isinstance(clients.ask(ask(make_mask)).events[0], Started)  # its slot is free again
