@@ -25,7 +25,7 @@ fn main(
     let group = thread / (PANEL * SPLITS);
     let first_panel = tile_row / PANEL + group * PANELS;
     let first_token = workgroup.y * TOKENS;
-    let start = segment.weights_start + first_panel * segment.panel_blocks;
+    let start = segment.weights_start + first_panel * segment.panel_blocks + lane;
     let num_tokens = count_tokens();
 
     var sums: array<array<f32, TOKENS>, PANELS>;
@@ -37,7 +37,7 @@ fn main(
     for (var eight = split; eight < segment.num_eights; eight += SPLITS) {
         var panel: array<Eight, PANELS>;
         for (var p = 0u; p < PANELS; p++) {
-            panel[p] = load_weights(start + p * segment.panel_blocks, eight, lane);
+            panel[p] = load_weights(start + p * segment.panel_blocks, eight);
         }
         for (var t = 0u; t < TOKENS; t++) {
             let input = load_input(first_input[t] + eight * 2u, lane);

@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let loads_weights = thread < LOADERS;
     let line = loader % TILE;         // the row, or the token, that this thread loads
     let eight_in_tile = loader / TILE;
-    let panel = segment.weights_start + (first_row + line) / PANEL * segment.panel_blocks;
+    let first_block = segment.weights_start + (first_row + line) / PANEL * segment.panel_blocks + line % PANEL;
     let loaded_token = min(first_token + line, num_tokens - 1u);
     let first_input = (segment.inputs_start + loaded_token * segment.inputs_stride) / 4u;
 
@@ -40,7 +40,7 @@ fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
         var high = vec4<f32>(0.0);
         if eight < segment.num_eights {
             if loads_weights {
-                let loaded = load_weights(panel, eight, line % PANEL);
+                let loaded = load_weights(first_block, eight);
                 low = loaded.low;
                 high = loaded.high;
             } else {

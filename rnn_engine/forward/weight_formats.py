@@ -42,8 +42,8 @@ class WeightFormat(Protocol):
     def include(self) -> Include:
         """A WGSL file that declares these variables, at binding 2 and from 6 on, and
 
-        `fn load_weights(panel: u32, eight: u32, lane: u32) -> Eight`: columns 8 * `eight` and following of row `lane`
-        of the panel whose first block is the block number `panel`.
+        `fn load_weights(row: u32, eight: u32) -> Eight`: the 8 columns from 8 * `eight` on of the matrix row whose first
+        block is the block number `row`. The row's next block is 8 blocks further on.
         """
         ...
 

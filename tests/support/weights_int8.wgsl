@@ -7,8 +7,8 @@ fn four_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(word)) << vec4<u32>(24u, 16u, 8u, 0u) >> vec4<u32>(24u));
 }
 
-fn load_weights(panel: u32, eight: u32, lane: u32) -> Eight {
-    let block = panel + eight / 4u * PANEL + lane;
+fn load_weights(row: u32, eight: u32) -> Eight {
+    let block = row + eight / 4u * PANEL;
     let bytes = weights[4u * block + eight % 4u];
     let scale = scales[block];
     return Eight(scale * four_bytes(bytes.x), scale * four_bytes(bytes.y));

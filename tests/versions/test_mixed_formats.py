@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
+from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gpu import KINDS, make_gpu_runner
 from tests.support.int8_format import Int8Format
@@ -76,3 +77,15 @@ def test_a_step_reads_the_bytes_of_each_format() -> None:
     assert mixed.weight_bytes < halves.weight_bytes - MODEL.shape.num_layers * saved_by_value
     halves.close()
     mixed.close()
+
+
+def test_a_model_is_loaded_with_a_format_for_each_tensor() -> None:
+    asked: set[str] = set()
+
+    def format_of(name: str) -> WeightFormat:
+        asked.add(name)
+        return WEIGHT_FORMATS["f32" if name == "head.weight" else "f16"]
+
+    load_runner(MODEL, num_slots=1, weights=format_of).close()
+    assert asked >= {"head.weight", "blocks.0.att.w1", "blocks.1.att.v2", "blocks.1.ffn.value.weight"}
+    assert "blocks.0.att.v1" not in asked  # layer 0 has no value residual
