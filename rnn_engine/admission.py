@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from rnn_engine.errors import EngineClosedError, OverloadedError
 
@@ -41,22 +40,30 @@ class Admission:
                 retry_after=seconds / self._num_running,
             )
 
-    @asynccontextmanager
-    async def place(self, *, wait: bool) -> AsyncGenerator[None, None]:
-        """Hold a place while the block runs.
+    def place(self, *, wait: bool) -> Place:
+        """Return a context manager that holds a place while its block runs.
 
-        With `wait`, wait until there is one, and raise EngineClosedError if `close` is called meanwhile. Otherwise
-        raise OverloadedError if there is none.
+        With `wait`, entering waits until there is one, and raises EngineClosedError if `close` is called meanwhile.
+        Otherwise it raises OverloadedError if there is none.
         """
+        return Place(self, wait)
+
+    async def take(self, *, wait: bool) -> None:
+        """Take a place, as `place` does; for it to use."""
         if wait:
             await self._wait()
         else:
             self.check()
             self._taken += 1
-        try:
-            yield
-        finally:
-            self._give_back()
+
+    def give_back(self) -> None:
+        """Hand a place to the first that waits for one; for `place` to use."""
+        while self._waiting:
+            place = self._waiting.popleft()
+            if not place.done():  # else it was cancelled
+                place.set_result(None)
+                return
+        self._taken -= 1
 
     def note_duration(self, seconds: float) -> None:
         """Count a request that ended in the mean time that refused clients are told to wait."""
@@ -80,14 +87,24 @@ class Admission:
             await place
         except asyncio.CancelledError:
             if place.done() and not place.cancelled() and place.exception() is None:
-                self._give_back()  # it was handed over in the same turn of the loop
+                self.give_back()  # it was handed over in the same turn of the loop
             raise
 
-    def _give_back(self) -> None:
-        """Hand the place to the first that waits for one."""
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():  # else it was cancelled
-                place.set_result(None)
-                return
-        self._taken -= 1
+
+class Place:
+    """A context manager that holds one place.
+
+    Not a generator: a loop that shuts down closes all generators at once, this one before the block inside it.
+    """
+
+    def __init__(self, admission: Admission, wait: bool) -> None:
+        self._admission = admission
+        self._wait = wait
+
+    async def __aenter__(self) -> None:
+        await self._admission.take(wait=self._wait)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._admission.give_back()

@@ -31,7 +31,8 @@ class Inbox:
         """Append an event, or the error that ends the request."""
         self._outcomes.append(outcome)
         if type(outcome) is TextDelta:
-            self._unread += sum(1 + len(info.top) for info in outcome.tokens)
+            for info in outcome.tokens:
+                self._unread += 1 + len(info.top)
             if self._unread > MAX_UNREAD and not self._paused:
                 self._paused = True
                 self._pause(True)

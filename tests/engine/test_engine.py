@@ -406,6 +406,26 @@ def test_the_worker_ends_where_its_loop_was_closed_without_a_word() -> None:
     del events
 
 
+def test_a_loop_that_shuts_down_ends_iterations_that_were_abandoned_without_an_error() -> None:
+    errors: list[dict[str, object]] = []
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    async def begin() -> tuple[Engine, list[AsyncGenerator[Event, None]]]:
+        engine = engine_of(FakeRunner(ENDLESS))
+        iterations = [engine.generate(ask(max_tokens=10**6)) for _ in range(4)]
+        for events in iterations:
+            await anext(events)
+        return engine, iterations
+
+    engine, iterations = loop.run_until_complete(begin())
+    loop.run_until_complete(loop.shutdown_asyncgens())  # in no particular order
+    loop.run_until_complete(engine.close())
+    loop.close()
+    assert errors == []
+    del iterations
+
+
 async def test_text_becomes_tokens_and_tokens_text() -> None:
     async with running(FakeRunner(HELLO)) as engine:
         assert engine.tokenize("é") == [0xC3 + 1, 0xA9 + 1]
