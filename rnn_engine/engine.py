@@ -197,7 +197,7 @@ class Engine:
                 self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
-        """What `question` gives on the worker's thread, between two steps."""
+        """Return what `question` gives on the worker's thread, between two steps."""
         self._refuse_if_stopped()
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
@@ -255,7 +255,7 @@ class Engine:
             self._loop.call_later(_GATHER_SECONDS, self._dispatch)
 
     def _empty_outbox(self) -> bool:
-        """Whether there was anything."""
+        """Hand everything in the outbox to its inbox; return whether there was anything."""
         with self._outbox_lock:
             deliveries, self._outbox = self._outbox, []
             self._is_awake = len(deliveries) > 0

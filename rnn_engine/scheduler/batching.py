@@ -30,7 +30,7 @@ class Load:
 
 
 class BatchingPolicy(Protocol):
-    """Decides before each step whether to wait for more requests; is told of every arrival and every step."""
+    """Decides before each step whether to wait for more requests, from every arrival and every step before it."""
 
     def arrived(self, now: float) -> None:
         """Note that a request has come."""

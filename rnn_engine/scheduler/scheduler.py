@@ -113,7 +113,7 @@ class Scheduler:
         return bool(self._free) and self._queue.num_ready > 0
 
     def wait_seconds(self) -> float | None:
-        """For how many seconds to wait for requests before the next step; None where there is nothing to run.
+        """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
 
         To be asked before each step and again after each arrival.
         """

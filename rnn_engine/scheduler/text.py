@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """Bytes in, text out; `match` is the stop string that ended it.
+    """Decodes the bytes of tokens as they come, up to the first stop string.
 
     A byte that can't be part of a character becomes U+FFFD at once and never holds up what follows.
     """
@@ -19,14 +19,15 @@ class TextStream:
 
     @property
     def match(self) -> bytes | None:
+        """The stop string that was found."""
         return self._matcher.match
 
     def feed(self, data: bytes) -> str:
-        """The text that has become certain; after a match, all of it."""
+        """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string."""
         return self._decoder.decode(self._matcher.feed(data), final=self.match is not None)
 
     def flush(self) -> str:
-        """The text that was held back, since no more bytes will come."""
+        """Return the text that was held back, since no more bytes will come."""
         return self._decoder.decode(self._matcher.flush(), final=True)
 
 
@@ -44,7 +45,7 @@ class StopMatcher:
         self.match: bytes | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes that are certain to lie before any match. After a match nothing more may be fed."""
+        """Return the bytes that are certain to lie before any match. After a match nothing more may be fed."""
         if self._automaton.is_empty:
             return data
         for byte in data:
@@ -58,7 +59,7 @@ class StopMatcher:
         return self._release(len(self._held) - self._automaton.depth[self._node])
 
     def flush(self) -> bytes:
-        """The bytes that were held back, since no more will come."""
+        """Return the bytes that were held back, since no more will come."""
         return self._release(len(self._held))
 
     def _release(self, count: int) -> bytes:
