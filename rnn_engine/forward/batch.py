@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.types import Batch, ModelShape, Ticket, TokenRun, mask_words
 
@@ -65,13 +66,13 @@ def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> N
     check_slot(run.slot, num_slots, f"{name}: slot")
     if len(run.tokens) == 0:
         raise InvalidRequestError(f"{name}: tokens", list(run.tokens), "at least one token")
-    _check_ids(f"{name}: token", run.tokens, shape.vocab_size)
+    check_token_ids(f"{name}: token", run.tokens, shape.vocab_size)
     if not 0 <= run.rows <= len(run.tokens):
         raise InvalidRequestError(f"{name}: rows", run.rows, f"a number from 0 to {len(run.tokens)}, its token count")
     if run.targets is not None:
         if len(run.targets) != run.rows:
             raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
-        _check_ids(f"{name}: target", run.targets, shape.vocab_size)
+        check_token_ids(f"{name}: target", run.targets, shape.vocab_size)
     if run.masks is not None:
         _check_masks(name, run.masks, run.rows, shape.vocab_size)
 
@@ -85,15 +86,6 @@ def _check_masks(name: str, masks: NDArray[np.uint32], num_rows: int, vocab_size
     if not allows_some.all():
         row = int(np.argmin(allows_some))
         raise InvalidRequestError(f"{name}: mask {row}", "no token allowed", "at least one token allowed")
-
-
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    values = np.asarray(ids)
-    if values.dtype.kind in "iu" and (len(values) == 0 or (values.min() >= 0 and values.max() < vocab_size)):
-        return
-    for position, value in enumerate(ids):
-        if not isinstance(value, int | np.integer) or not 0 <= value < vocab_size:
-            raise InvalidRequestError(f"{name} {position}", value, f"a token id from 0 to {vocab_size - 1}")
 
 
 def _check_slots_differ(batch: Batch) -> None:

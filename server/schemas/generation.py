@@ -37,7 +37,7 @@ class StreamOptions(RequestBody):
 
 
 class GenerationBody(SamplingBody):
-    """What a client may set on any generation."""
+    """A body with the fields that every generation has."""
 
     ignored: ClassVar = frozenset(
         {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
