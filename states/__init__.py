@@ -1,12 +1,7 @@
-"""States of sequences, kept so that no token is run twice: a cache over tiers, single flight, files, named ones.
+"""States of sequences, kept so that no token is run twice.
 
-    cache.py       StateCache: look up, restore, insert; the place to begin to read
-    policy.py      where on a prompt checkpoints are made
-    inflight.py    prompts that arrive together run once
-    initial.py     what a sequence may start from; `files/` has the forms in which users have it
-    registry.py    StateRegistry: such states under names, with leases and a bound in bytes
-    snapshot.py    a picture of the cache
-
-Knows arrays and tokens. Knows no GPU (the device tier is reached through the protocols of `device.py`), no HTTP and
-no model file.
+cache/     StateCache, from token prefixes to checkpoints in tiers; single flight; where checkpoints are made
+named/     StateStore, states under names with leases, and the registry behind it
+files/     the forms in which users have states
+frozen.py  what a sequence may start from
 """

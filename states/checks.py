@@ -1,7 +1,4 @@
-"""Whether arrays are a state of a model: every field there, of the right shape, and nothing but numbers inside.
-
-Knows shapes; knows no file format.
-"""
+"""Whether arrays are a state of a model: every field there, of the right shape, and nothing but numbers inside."""
 
 from __future__ import annotations
 
@@ -16,17 +13,26 @@ from rnn_engine.types import F32, ModelShape
 
 
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
-    """`arrays` as a state in f32, or a StateError that says what is wrong with `source`."""
+    """Return `arrays` as a state in f32.
+
+    Raises StateError, which begins with `source`, where a field or its shape is not the model's, or a value not finite.
+    """
+    check_fields(arrays, shape, source)
+    return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
+
+
+def check_fields(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> None:
+    """Raise StateError, which begins with `source`, where the fields or their shapes are not the model's."""
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
         raise StateError(f"{source}: holds the fields {sorted(arrays)}; a {shape.version} state has {sorted(expected)}")
-    return {name: check_array(arrays[name], size, f"{source}: {name}") for name, size in expected.items()}
+    for name, size in expected.items():
+        _check_shape(arrays[name], size, f"{source}: {name}")
 
 
 def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
-    """`array` in f32, or a StateError where its shape differs or where it holds NaN or infinity."""
-    if array.shape != expected:
-        raise StateError(f"{what} has shape {list(array.shape)}; this model needs {list(expected)}")
+    """Return `array` in f32. Raises StateError where its shape differs or where it holds NaN or infinity."""
+    _check_shape(array, expected, what)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit f32 is found below, as infinity
         values = np.ascontiguousarray(array, np.float32)
     finite = np.isfinite(values)
@@ -35,3 +41,8 @@ def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F3
         position = [int(index) for index in bad[0]]
         raise StateError(f"{what} holds {len(bad)} NaN or infinite values, the first at {position}; all must be finite")
     return values
+
+
+def _check_shape(array: NDArray[Any], expected: tuple[int, ...], what: str) -> None:
+    if array.shape != expected:
+        raise StateError(f"{what} has shape {list(array.shape)}; this model needs {list(expected)}")

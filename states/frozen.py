@@ -1,7 +1,4 @@
-"""What a sequence starts from instead of the fill values: read-only arrays, and a digest that tells them apart.
-
-Knows arrays; knows neither names, files nor requests.
-"""
+"""What a sequence starts from instead of the fill values: read-only arrays, and a digest that tells them apart."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class FrozenState:
 
     @property
     def for_request(self) -> InitialState:
-        """As a request needs it: the cache keeps what follows under the digest, whatever the state is called."""
+        """The state as a request takes it. The cache keeps what follows under the digest, not under a name."""
         return InitialState(self.digest, self.state, self.logits)
 
     @property
@@ -56,9 +53,9 @@ def freeze_state(
     num_tokens: int = 0,
     last_tokens: Sequence[int] = (),
 ) -> FrozenState:
-    """A copy of checked arrays. Raises StateError, which begins with `source`, where they do not fit the model.
+    """Check and copy arrays. Raises StateError, which begins with `source`, where they do not fit the model.
 
-    `num_tokens` is 0 where it is not told: a state whose shifts are set has taken in some all the same.
+    `num_tokens` may be 0 where it is not known: a state whose shifts are set has taken in some all the same.
     """
     checked = check_state(state, shape, source)
     kept = {name: _read_only(array) for name, array in checked.items()}

@@ -1,7 +1,4 @@
-"""What is kept of a checkpoint on the host: the recurrent tensors, in f32 or f16, and the last logits.
-
-Knows arrays; knows neither tokens nor tiers.
-"""
+"""What is kept of a checkpoint on the host: the recurrent tensors, in f32 or f16, and the last logits."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ LARGEST_F16 = float(np.finfo(np.float16).max)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload:
-    """The arrays of one checkpoint. They are not written to after they were put here."""
+    """The arrays of one checkpoint, which nobody writes to any more."""
 
     state: Mapping[str, NDArray[Any]]  # field name -> [L, *StateField.shape] f32 or f16
     logits: F32 | None  # [V]
@@ -33,11 +30,11 @@ class Payload:
         return logits + sum(array.nbytes for array in self.state.values())
 
     def expand(self) -> State:
-        """The state in f32."""
+        """Return the state in f32."""
         return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
 
     def stored_as(self, precision: Precision) -> Payload:
-        """The same in `precision`. Logits stay f32, for an exact repeat reads its probabilities from them."""
+        """Return a payload in `precision`. Logits stay f32, since an exact repeat reads its probabilities from them."""
         if precision == "f32":
             return Payload(self.expand(), self.logits)
         return Payload({name: _halved(array) for name, array in self.state.items()}, self.logits)

@@ -1,7 +1,4 @@
-"""Token sequences as bytes, four a token, so that prefixes compare at the speed of memory.
-
-Knows the packing and nothing of what the tokens stand for.
-"""
+"""Token sequences as bytes, four a token, so that prefixes compare at the speed of memory."""
 
 from __future__ import annotations
 
@@ -12,19 +9,19 @@ TOKEN_BYTES = array("I").itemsize
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """The packed form of token ids, which must fit 32 bits without a sign."""
+    """Pack token ids, which must fit 32 bits without a sign."""
     return array("I", tokens).tobytes()
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The token ids of a packed sequence."""
+    """Return the token ids of a packed sequence."""
     tokens = array("I")
     tokens.frombytes(packed)
     return tokens.tolist()
 
 
 def shared_tokens(first: bytes, second: bytes) -> int:
-    """How many tokens two packed sequences have in common from their start."""
+    """Return how many tokens two packed sequences have in common from their start."""
     length = min(len(first), len(second))
     first, second = first[:length], second[:length]
     if first == second:

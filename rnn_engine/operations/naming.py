@@ -1,7 +1,4 @@
-"""States under names that running the model makes: from a prompt, from the end of a request, or by going on.
-
-Knows engines and the registry; knows neither HTTP nor files.
-"""
+"""States under names that running the model makes: from a prompt, from the end of a request, or by going on."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ MAX_TOP_K = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """Where a run of tokens led to."""
+    """The end of a run of tokens."""
 
     frozen: FrozenState
     logits: F32  # [V] those after the last token
@@ -35,7 +32,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Advanced:
-    """A named state that went on, and what was read out."""
+    """A named state after an advance, and what was read out."""
 
     named: NamedState
     scored: tuple[TokenInfo, ...]

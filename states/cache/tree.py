@@ -51,7 +51,7 @@ class _Node(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Generic[V]):
-    """A position in the tree: a node and the tokens after it, fewer than a block. Valid while the tree knows it."""
+    """A position in the tree: a node and the tokens after it, fewer than a block. Valid while it is in the tree."""
 
     node: _Node[V]
     tail: bytes

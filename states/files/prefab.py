@@ -3,8 +3,6 @@
 The array is [L, N + 2, D], row-major: row 0 of a layer is the time-mix shift, the last row the channel-mix shift,
 and row 1 + j has at column h * N + i the wkv of head h at key j, value i. Its dimensions are named in the opposite
 order, the fastest first: [D, N + 2, L, 1]. The CBOR file is a map {name, id, default, data: {shape, data}}.
-
-Knows this form; knows neither folders nor requests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A state as it was trained starts a sequence with these tensors and with shifts of zero. BlinkDL's .pth files hold
 [H, value, key]; ai00's `.st` convention has the two swapped. They are of one size, so a file can't show which it is:
-the reader of the container says so. Knows tensors by name; knows no container.
+the reader of the container says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Who writes files: a thread of its own, so that a slow disk holds up no step; or the caller, where order matters.
-
-Knows jobs and how many bytes they keep in memory until they are done.
-"""
+"""Writing files on a thread of its own, so that a slow disk holds up no step, or at once on the caller's."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 Job: TypeAlias = Callable[[], None]
-"""Tells of a failure by its own means."""
+"""Writes something; reports a failure by its own means."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +18,11 @@ class Writer(Protocol):
     """Runs jobs in the order in which they are submitted."""
 
     def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
-        """Run `job` now or later. False, without `wait`, where too many bytes are waiting already."""
+        """Run `job`, which holds `num_bytes`, now or later. False, without `wait`, where too many wait already."""
         ...
 
     def close(self) -> None:
-        """Return when every job has run. Idempotent; nothing may be submitted afterwards."""
+        """Wait until every job has run. Idempotent; nothing may be submitted afterwards."""
         ...
 
 
@@ -37,11 +34,11 @@ class InlineWriter:
         return True
 
     def close(self) -> None:
-        """Nothing waits."""
+        """Return at once: no job waits."""
 
 
 class BackgroundWriter:
-    """One thread. At most `max_bytes` wait, but one job is always taken."""
+    """Runs jobs on one thread. At most `max_bytes` wait, but one job is always taken."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
