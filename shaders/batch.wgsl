@@ -16,6 +16,11 @@ struct Row {
     mask: u32,    // index of its mask in the step's masks, or NO_MASK
 }
 
+struct Token {
+    run: u32, // index of its run
+    id: u32,
+}
+
 struct Batch {
     num_tokens: u32,
     num_runs: u32,
@@ -23,5 +28,5 @@ struct Batch {
     unused: u32,
     runs: array<Run, MAX_RUNS>,
     rows: array<Row, MAX_ROWS>,
-    token_run: array<u32, MAX_TOKENS>, // token -> its run
+    tokens: array<Token, MAX_TOKENS>,
 }

@@ -15,7 +15,7 @@
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let token = group.x;
-    let run = batch.runs[batch.token_run[token]];
+    let run = batch.runs[batch.tokens[token].run];
     let is_first = token == run.start;
     let is_last = token + 1u == run.start + run.length;
     let here = token * WIDTH;

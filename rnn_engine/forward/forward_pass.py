@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.embedding import embedding_stages
 from rnn_engine.forward.head import Head
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.stages import Stage
@@ -59,10 +60,10 @@ class ForwardPass:
             state_layout=self.state_layout,
             states=self.states,
         )
-        self._layers: list[Stage] = []
+        self._body: list[Stage] = list(embedding_stages(context))
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):
-            self._layers += stages
+            self._body += stages
             progress("loading layers" if done < shape.num_layers else "loading the head", done, num_parts)
         head = Head(context)
         self._heads = tuple(head.bind(outputs) for outputs in self.outputs)
@@ -71,7 +72,7 @@ class ForwardPass:
     @property
     def weight_bytes(self) -> int:
         """Bytes of matrices that a step reads, the head's included."""
-        return sum(stage.weight_bytes for stage in (*self._layers, *self._heads[0]))
+        return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0]))
 
     def plan(self, num_tokens: int, num_runs: int, num_rows: int, side: int) -> Plan:
         """The dispatches of a step; where `num_rows` is not 0, also those that write `outputs[side]`."""
@@ -79,7 +80,7 @@ class ForwardPass:
         return Plan(tuple(self._dispatches(step, side)))
 
     def _dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:
-        for stage in self._layers:
+        for stage in self._body:
             yield from stage.dispatches(step)
         if step.num_rows:
             for stage in self._heads[side]:

@@ -1,4 +1,4 @@
-"""Runs a model on a GPU, a batch of token runs a step. The embedding stays with the host, the rest is on the device."""
+"""Runs a model on a GPU, a batch of token runs a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
-from rnn_engine.forward.embedding import Embedding
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
@@ -75,7 +74,6 @@ class GpuRunner:
         self._closed = False
         self._recorder = Recorder(device)
         matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
-        self._embedding = Embedding(model)
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
         answer_bytes = 4 * limits.max_rows * limits.readout_words
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
@@ -184,14 +182,13 @@ class GpuRunner:
         """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way."""
         side = ticket.number % 2
         buffers = self._forward.buffers
-        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])
+        num_tokens = sum(len(run.tokens) for run in batch)
         num_rows = sum(run.rows for run in batch)
         self._memory.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
         masks = encode_masks(batch)
         if masks is not None:
             self._memory.upload(buffers.masks, 0, masks)
-        self._memory.upload(buffers.x, 0, self._embedding.look_up(tokens))
-        plan = self._plan(len(tokens), len(batch), num_rows, side=side if num_rows else 0)
+        plan = self._plan(num_tokens, len(batch), num_rows, side=side if num_rows else 0)
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(plan), None)
         answer, num_bytes = self._answers[side], 4 * num_rows * self._limits.readout_words

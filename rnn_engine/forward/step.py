@@ -30,7 +30,7 @@ class StepLimits:
     @property
     def batch_words(self) -> int:
         """Words of 4 bytes of struct Batch of batch.wgsl."""
-        return 4 + 4 * self.num_slots + 3 * self.max_rows + self.max_tokens
+        return 4 + 4 * self.num_slots + 3 * self.max_rows + 2 * self.max_tokens
 
     @property
     def readout_words(self) -> int:

@@ -11,7 +11,7 @@ from rnn_engine.forward.batch import sound_runs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.types import F32, I32, Batch, Readout
 
-HEADER_WORDS, RUN_WORDS, ROW_WORDS = 4, 4, 3
+HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = 0xFFFFFFFF
 
 
@@ -20,17 +20,18 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
     num_tokens = sum(len(run.tokens) for run in batch)
     rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
     tokens_start = rows_start + ROW_WORDS * limits.max_rows
-    words = np.zeros(tokens_start + num_tokens, np.uint32)
+    words = np.zeros(tokens_start + TOKEN_WORDS * num_tokens, np.uint32)
     words[:3] = num_tokens, len(batch), sum(run.rows for run in batch)
     runs = words[HEADER_WORDS:rows_start].reshape(-1, RUN_WORDS)
     rows = words[rows_start:tokens_start].reshape(-1, ROW_WORDS)
-    token_run = words[tokens_start:]
+    tokens = words[tokens_start:].reshape(-1, TOKEN_WORDS)
     rows[:, 2] = NO_MASK
     start = row = num_masks = 0
     for index, run in enumerate(batch):
         length = len(run.tokens)
         runs[index] = run.slot, start, length, shift_sides[run.slot]
-        token_run[start : start + length] = index
+        tokens[start : start + length, 0] = index
+        tokens[start : start + length, 1] = run.tokens
         rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
         if run.targets is not None:
             rows[row : row + run.rows, 1] = run.targets

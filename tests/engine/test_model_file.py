@@ -45,7 +45,8 @@ async def ask(engine: Engine) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("device", "change"), [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("auto", overwrite)]
+    ("device", "change"),
+    [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("auto", overwrite), ("auto", truncate)],
 )
 async def test_answers_do_not_depend_on_the_file(device: str, change: Callable[[Path], None], tmp_path: Path) -> None:
     path = save_safetensors(random_model(SHAPE, seed=1), tmp_path / "model.safetensors")

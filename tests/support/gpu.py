@@ -29,14 +29,18 @@ def make_gpu_runner(
     num_candidates: int,
     kind: str = "software",
     weights: WeightFormatName | FormatOf = "f32",
+    max_binding_bytes: int | None = None,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
+    memory = device.allocate()
+    if max_binding_bytes is not None:
+        memory.max_binding_bytes = max_binding_bytes
     limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
     return GpuRunner(
         model,
         load_layers,
         device,
-        device.allocate(),
+        memory,
         tuning,
         format_of=one_format(weights) if isinstance(weights, str) else weights,
         limits=limits,

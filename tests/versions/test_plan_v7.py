@@ -12,6 +12,7 @@ Sizes = tuple[int, int, int]
 
 PLANS: dict[tuple[str, Sizes], str] = {
     ("software", (1, 1, 1)): """\
+embedding: embed 1 x 1
 layer 0 att norm: norm_shift 1 x 1
 layer 0 projections: matmul 6 x 1
 layer 0 gates: matmul 3 x 1
@@ -33,6 +34,7 @@ head: matmul 2 x 1
 candidates: candidates 1 x 1
 """,
     ("software", (40, 3, 0)): """\
+embedding: embed 40 x 1
 layer 0 att norm: norm_shift 40 x 1
 layer 0 projections: matmul 12 x 5
 layer 0 gates: matmul 6 x 5
@@ -51,6 +53,7 @@ layer 1 key: matmul 8 x 5
 layer 1 value: matmul 2 x 5
 """,
     ("discrete", (5, 2, 3)): """\
+embedding: embed 5 x 1
 layer 0 att norm: norm_shift 5 x 1
 layer 0 projections: matmul 48 x 1
 layer 0 gates: matmul 24 x 1
@@ -72,6 +75,7 @@ head: matmul 16 x 1
 candidates: candidates 3 x 1
 """,
     ("discrete", (100, 4, 18)): """\
+embedding: embed 100 x 1
 layer 0 att norm: norm_shift 100 x 1
 layer 0 projections: matmul_tiled 6 x 2
 layer 0 gates: matmul_tiled 3 x 2
