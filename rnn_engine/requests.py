@@ -1,7 +1,6 @@
-"""What a client asks of an engine, and what it hears back: the vocabulary between server, engine and scheduler.
+"""Requests to an engine and the events that answer them; shared by server, engine and scheduler.
 
-Knows tokens and text; knows neither HTTP nor GPUs. Values are checked where a request is made
-(`GenerateRequest.check`), so that everything below may trust them.
+Values are checked once, by `GenerateRequest.check`; everything below relies on that.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class GenerateRequest:
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
-    keep_end: bool = False  # tell the state at the end (`Finished.end`)
+    keep_end: bool = False  # return the state at the end (`Finished.end`)
     priority: int = 0  # of those that wait for a slot, the greatest comes first
 
     def check(self, shape: ModelShape, max_logprobs: int) -> None:
@@ -82,7 +81,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Follows `Started` where `score_from` was given: one entry a prompt token from that position on.
+    """Follows `Started` if `score_from` was given: one entry for each prompt token from that position on.
 
     The first token of a sequence that starts from no known logits has no log-probability.
     """
@@ -92,7 +91,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text, whole characters only, and the tokens that it came with (text may lag behind tokens)."""
+    """More text, in whole characters, and the tokens that were drawn since the last delta; text may lag behind them."""
 
     text: str
     tokens: tuple[TokenInfo, ...]
@@ -100,7 +99,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EndState:
-    """Where a sequence ended: ready to be named and to be started from. The arrays are the reader's own.
+    """The state at the end of a sequence. The arrays belong to the receiver.
 
     It has taken in the prompt and every generated token, but for one that ended the text: a stop token, or the last
     token of a stop string.
@@ -127,5 +126,5 @@ Event: TypeAlias = Started | PromptScored | TextDelta | Finished
 
 
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:
-    """What stands for a text without tokens: nothing where it is known what follows `initial_state`, else token 0."""
+    """Return the prompt for a text without tokens: none if `initial_state` has logits to go on from, else token 0."""
     return () if initial_state is not None and initial_state.logits is not None else BEGINNING

@@ -1,4 +1,1 @@
-"""The HTTP side of rnn-engine: an OpenAI-compatible API over any `EngineLike`.
-
-Knows requests, events and text; knows neither models nor GPUs.
-"""
+"""The HTTP side of rnn-engine: an OpenAI-compatible API over any `EngineLike`."""

@@ -1,7 +1,4 @@
-"""The application and its life: load, listen, serve, drain, close.
-
-Knows aiohttp and signals; how an engine is loaded is the caller's business.
-"""
+"""Make the aiohttp application over an engine, and run it: load, listen, serve, drain, close."""
 
 from __future__ import annotations
 
@@ -27,13 +24,13 @@ __all__ = ["ServerSettings", "make_app", "run"]
 LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 OnReady: TypeAlias = Callable[[EngineInfo, str], None]
 
-_FAREWELL_SECONDS = 2.0  # for the error answers of requests that outlived the drain
+_CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
 _ACCESS_LOG = '%a "%r" %s, %b bytes in %Tf s'
 _log = logging.getLogger(__name__)
 
 
 def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
-    """The application over `engine`, which it closes when it is cleaned up."""
+    """Return the application over `engine`, which closes the engine when it is cleaned up."""
     app = web.Application(
         client_max_size=settings.max_body_bytes,
         middlewares=[errors_middleware, preflight_middleware, admission_middleware(ALL_ROUTES)],
@@ -49,9 +46,10 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
 
 
 def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
-    """Serve until Ctrl-C or SIGTERM, then drain and return. A second signal does not wait for the drain.
+    """Serve until Ctrl-C or SIGTERM, then drain and return; blocks. A second signal ends it without draining.
 
-    The address is taken before the model is loaded, so that a port in use is known at once (OSError).
+    The address is bound before `load` is called, so that OSError for a port in use comes at once. `on_ready` gets the
+    engine's facts and the server's URL once it takes requests.
     """
     with _bind(settings.host, settings.port) as listener:
         asyncio.run(_serve(load, settings, on_ready, listener))
@@ -64,7 +62,7 @@ async def _serve(load: LoadEngine, settings: ServerSettings, on_ready: OnReady, 
         runner = web.AppRunner(
             make_app(engine, settings),
             handler_cancellation=True,
-            shutdown_timeout=_FAREWELL_SECONDS,
+            shutdown_timeout=_CLOSING_SECONDS,
             access_log_format=_ACCESS_LOG,
         )
         await runner.setup()
@@ -91,7 +89,7 @@ async def _close_engine(app: web.Application) -> AsyncIterator[None]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket that has the address but takes no connections yet."""
+    """Return a socket that is bound to the address but takes no connections yet."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         listener = socket.socket(family, kind, protocol)
@@ -118,7 +116,7 @@ def _url(listener: socket.socket) -> str:
 
 @contextmanager
 def _signals_set(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM sets `stop`; the next one acts as it did before."""
+    """Have the first Ctrl-C or SIGTERM set `stop`; restore the earlier handlers for the next one."""
     loop = asyncio.get_running_loop()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -1,4 +1,4 @@
-"""What clients do with an engine beyond one generation: many at once, scoring of choices, states by name, embeddings.
+"""Operations on an engine beyond one generation: parallel requests, scoring, named states, embeddings.
 
-Each task is a module of plain functions over `EngineLike`. Knows neither HTTP nor how an engine works.
+Each is a module of functions over `EngineLike`, so they work for an engine in this process or elsewhere.
 """

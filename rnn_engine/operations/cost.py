@@ -1,4 +1,4 @@
-"""What running a prompt took."""
+"""The cost of running a prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The tokens of a prompt, and how many of them had been run before."""
+    """How many tokens a prompt has, and how many of them came from the cache."""
 
     prompt_tokens: int
     cached_tokens: int

@@ -1,4 +1,4 @@
-"""Where in a list of tokens a place of their text is. Knows the bytes of tokens, not what the text means."""
+"""Find the positions in a list of tokens that belong to places in their text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from rnn_engine.interface import EngineLike
 
 
 def token_positions(engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
-    """For each offset in bytes: how many of `tokens` lie wholly before it."""
+    """Return for each offset in bytes how many of `tokens` lie wholly before it."""
     ends = list(accumulate(len(engine.detokenize((token,))) for token in tokens))
     return tuple(bisect_right(ends, offset) for offset in offsets)

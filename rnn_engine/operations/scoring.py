@@ -1,4 +1,4 @@
-"""What a model thinks of given continuations of a context: runs them side by side and adds up their log-probabilities.
+"""Score given continuations of a context: run them side by side and add up their log-probabilities.
 
 Every choice is a request of its own, for the context and the choice, that is scored from the context's end. An engine
 that keeps states runs the context once and every choice from a copy of the state after it; one that keeps none gives
@@ -89,13 +89,13 @@ async def score_choices(
     calibrate: bool = False,
     limit: int | None = None,
 ) -> tuple[ChoiceScore, ...]:
-    """The scores of lists of token ids after `context`, in their order; none depends on what else is scored.
+    """Return the scores of lists of token ids after `context`, in their order; none depends on what else is scored.
 
     The context begins from `initial_state`, as does token 0 where choices are calibrated. An empty context is token 0,
     unless `initial_state` has logits to go on from. At most `limit` choices are with the engine at a time, by default
     as many as it has slots. A choice's tokens simply follow the context's: where a text would be cut into other tokens
     across the boundary than on both sides of it, put the boundary elsewhere, best before a space.
-    Raises InvalidRequestError before anything runs.
+    Raises InvalidRequestError, or OverloadedError if the queue is full, before anything runs.
     """
     _check(engine, context, choices)
     context = context or empty_prompt(initial_state)
@@ -108,7 +108,7 @@ async def score_choices(
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
-    """How likely each choice is if it is one of them, from log-probabilities as totals: their softmax."""
+    """Return the softmax of `figures`: the probability of each choice given that it is one of them."""
     greatest = max(figures)
     weights = [math.exp(figure - greatest) for figure in figures]
     whole = math.fsum(weights)
@@ -116,7 +116,7 @@ def probabilities(figures: Sequence[float]) -> list[float]:
 
 
 def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
-    """What `score_choices` took, where a context counts once, however many choices follow it."""
+    """Return the cost of `score_choices`; a context counts once, however many choices follow it."""
     shared = [_shared_cost([score.given for score in scores])]
     alone = [score.alone for score in scores if score.alone is not None]
     shared += [_shared_cost(alone)] if alone else []
@@ -124,7 +124,7 @@ def total_cost(scores: Sequence[ChoiceScore]) -> Cost:
 
 
 def _shared_cost(runs: Sequence[Continuation]) -> Cost:
-    """The one that ran first found least of the context; the others found what it ran."""
+    """Return the cost of runs after one context. The run that was first found least of it in the cache."""
     context = runs[0].cost.prompt_tokens - len(runs[0].tokens)
     tokens = context + sum(len(run.tokens) for run in runs)
     return Cost(tokens, min(run.cost.cached_tokens for run in runs))

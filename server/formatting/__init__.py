@@ -1,1 +1,1 @@
-"""What answers look like: choices, log-probabilities, usage and vectors."""
+"""Format the parts of answers: choices, log-probabilities, usage and vectors."""

@@ -1,4 +1,4 @@
-"""What a choice of an answer is made of, and the protocol by which each route says how its choices look."""
+"""The choices of an answer: what they are made from, and the protocol that each kind of answer implements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in OpenAI's two forms. Knows tokens; knows nothing of requests."""
+"""Log-probabilities of tokens in OpenAI's two formats, that of completions and that of chats."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rnn_engine.requests import TokenInfo
 from server.schemas.chat import ChatLogprobs, ChatTokenLogprob, TokenLogprob
 from server.schemas.completions import CompletionLogprobs
 
-LEAST_LOGPROB = -9999.0  # what OpenAI says for an impossible token; JSON has no infinity
+LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
 
 
 def token_text(token: int, data: bytes) -> str:
-    """A name for a token that no other token has: its text, its bytes where these are no text, else its number."""
+    """Return a unique name of a token: its text, its bytes if they are no UTF-8, or its id if it has no bytes."""
     if not data:
         return f"token_id:{token}"
     try:
@@ -24,7 +24,7 @@ def token_text(token: int, data: bytes) -> str:
 
 
 class CompletionTokens:
-    """The tokens of one text in the completions form; offsets go on from call to call."""
+    """Formats the tokens of one text for completions; text offsets go on from call to call."""
 
     def __init__(self, engine: EngineLike) -> None:
         self._engine = engine
@@ -32,7 +32,7 @@ class CompletionTokens:
         self._offset = 0
 
     def describe(self, tokens: Iterable[TokenInfo]) -> CompletionLogprobs:
-        """The entries of the next tokens."""
+        """Return the entries of the next tokens of the text."""
         described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for info in tokens:
             described["tokens"].append(token_text(info.token, info.data))
@@ -43,7 +43,7 @@ class CompletionTokens:
         return described
 
     def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
-        """The likeliest tokens and the token itself."""
+        """Return the likeliest tokens and the token itself; None if its log-probability is unknown."""
         if info.logprob is None:
             return None
         tops = {
@@ -54,7 +54,7 @@ class CompletionTokens:
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
-    """The tokens in the chat form."""
+    """Return the entries of tokens for chats."""
     return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
 
 

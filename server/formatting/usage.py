@@ -1,4 +1,4 @@
-"""What an answer costs: counted while its events pass by, or put together from what its parts took."""
+"""Count the tokens of an answer, from its events or from the costs of its parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from server.schemas.usage import Usage
 
 
 class Tally:
-    """The usage of an answer of `copies` choices a prompt, the choices numbered prompt by prompt."""
+    """Counts the usage of an answer of `copies` choices a prompt; the choices are numbered prompt by prompt."""
 
     def __init__(self, copies: int) -> None:
         self._copies = copies
@@ -19,7 +19,7 @@ class Tally:
         self._completion_tokens = 0
 
     def add(self, choice: int, event: Event) -> None:
-        """Count one event. A prompt counts once: by its first copy."""
+        """Count one event. A prompt counts once, for its first copy."""
         if isinstance(event, Finished):
             self._completion_tokens += event.completion_tokens
         elif isinstance(event, Started) and choice % self._copies == 0:
@@ -27,11 +27,12 @@ class Tally:
             self._cached_tokens += event.cached_tokens
 
     def usage(self) -> Usage:
+        """Return the usage of the events so far."""
         return _usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
 
 
 def usage_of(costs: Sequence[Cost]) -> Usage:
-    """The usage of an answer that generates nothing."""
+    """Return the usage of an answer that generates nothing."""
     return _usage(sum(cost.prompt_tokens for cost in costs), sum(cost.cached_tokens for cost in costs), 0)
 
 

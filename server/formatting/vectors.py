@@ -1,4 +1,4 @@
-"""Answers that are mostly numbers: written piece by piece, so that a long one holds nobody else up."""
+"""Answers that hold vectors, written piece by piece, so that a long one does not block the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS_A_PIECE = 1 << 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorEntry:
-    """One entry of the list: its plain fields, and the field that holds a vector."""
+    """One entry of a list object: its plain fields, and the name and value of the field that holds a vector."""
 
     fields: Mapping[str, object]
     name: str
@@ -54,7 +54,7 @@ def _base64(vector: F32) -> Iterator[str]:
 
 
 def _numbers(vector: F32) -> Iterator[str]:
-    """As a JSON list; nine digits are enough to tell any two f32 apart."""
+    """Yield a JSON list in pieces. Nine digits are enough to tell any two f32 apart."""
     yield "["
     for start in range(0, len(vector), _NUMBERS_A_PIECE):
         piece = vector[start : start + _NUMBERS_A_PIECE].tolist()

@@ -14,20 +14,22 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """The body as an object. Raises InvalidRequestError, or aiohttp's exception where it can't be read."""
+    """Return the body as an object. Raises InvalidRequestError, or an aiohttp exception if it can't be read."""
     try:
         data = await request.read()
     except web.RequestPayloadError as error:
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
         message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
-        # What follows on the connection can't be told from the body's rest.
+        # Where the next request begins is unknown.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
     return kind.parse(data)
 
 
 def to_json(body: Mapping[str, object]) -> str:
+    """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
     return dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def json_response(body: Mapping[str, object], status: int = 200) -> web.Response:
+    """Return an answer that holds `body` as JSON."""
     return web.json_response(body, status=status, dumps=to_json)

@@ -15,12 +15,12 @@ from rnn_engine.interface import EngineLike
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the server listens, whom it admits and how it ends."""
+    """Address, API key, and limits of the server."""
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one
-    api_key: str | None = None  # None = everyone is admitted
-    drain_seconds: float = 10.0  # how long running work may go on once the server is told to stop
+    api_key: str | None = None  # None = no key is asked for
+    drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     max_body_bytes: int = 64 * 2**20
 
 
@@ -43,7 +43,7 @@ class Lifecycle:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request for as long as the block runs. Raises EngineClosedError once closing."""
+        """Count one request while the block runs. Raises EngineClosedError once closing."""
         if self._closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
         self._active += 1
@@ -56,7 +56,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more requests and wait for the running ones; False where some still run after `seconds`."""
+        """Take no more requests and wait for the running ones; return False if some still run after `seconds`."""
         self._closing = True
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)

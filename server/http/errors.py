@@ -1,4 +1,4 @@
-"""Exceptions as HTTP answers in OpenAI's shape. Knows every exception that a handler may raise."""
+"""Turn exceptions into HTTP answers in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ErrorBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error as a client sees it."""
+    """An error answer: status, the fields of the error object, and headers."""
 
     status: int
     message: str
@@ -56,7 +56,7 @@ class Failure:
 
 
 def describe(error: Exception) -> Failure:
-    """The failure that a client is told of; what was not foreseen is logged and told without its details."""
+    """Return the failure that stands for `error`. One that was not foreseen is logged, and its details are left out."""
     match error:
         case InvalidRequestError():
             return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
@@ -79,7 +79,7 @@ def _retry(seconds: float) -> dict[str, str]:
 
 
 def describe_http(error: web.HTTPException, message: str) -> Failure:
-    """The failure that stands for an answer of aiohttp's own."""
+    """Return the failure that stands for an error of aiohttp's own."""
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     code = error.reason.lower().replace(" ", "_")
     headers = {

@@ -1,4 +1,4 @@
-"""What every request passes through: errors in OpenAI's shape, CORS, the API key, the count of running requests."""
+"""Middleware: errors in OpenAI's shape, CORS, the API key, and the count of running requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     try:
         return await handler(request)
     except ConnectionError:
-        raise  # the client has gone: nobody to answer
+        raise  # the client has left, so there is nobody to answer
     except web.HTTPException as error:
         return describe_http(error, _explain(request, error)).response()
     except Exception as error:
@@ -43,7 +43,7 @@ def _explain(request: web.Request, error: web.HTTPException) -> str:
 
 @web.middleware
 async def preflight_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a browser's question whether a page may call this server."""
+    """Answer CORS preflight requests: any page may call this server."""
     if request.method != hdrs.METH_OPTIONS or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
         return await handler(request)
     wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
@@ -51,12 +51,12 @@ async def preflight_middleware(request: web.Request, handler: Handler) -> web.St
 
 
 async def allow_every_origin(_request: web.Request, response: web.StreamResponse) -> None:
-    """Let web pages read the answers, streams included."""
+    """Set the header that lets any web page read the answer, also of a stream."""
     response.headers["Access-Control-Allow-Origin"] = "*"
 
 
 def admission_middleware(routes: tuple[Route, ...]) -> Middleware:
-    """Check the API key and count the request, except on the routes that always answer."""
+    """Return middleware that checks the API key and counts the request, except on routes that always answer."""
     always = {path for route in routes if route.always for path in route.paths}
 
     @web.middleware

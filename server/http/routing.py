@@ -1,4 +1,4 @@
-"""A route as data: what the application serves, and what docs/http-api.md is made from."""
+"""Routes as data, from which both the application and docs/http-api.md are made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AI00_V1_PREFIX = "/api/oai/v1/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. The schemas are for the reader; `response` and `chunk` are TypedDicts."""
+    """One method on one path. The schemas serve the documentation; `response` and `chunk` are TypedDicts."""
 
     method: str
     path: str
@@ -31,7 +31,7 @@ class Route:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The path and the others under which it answers too: /v1/X as ai00 has it, and both of ai00's forms."""
+        """All paths under which the route answers: a path under /v1/ also answers under both of ai00's prefixes."""
         if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
             name = self.path.removeprefix(_OPENAI_PREFIX)
             return (self.path, _AI00_PREFIX + name, _AI00_V1_PREFIX + name)
@@ -41,7 +41,7 @@ class Route:
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Serve every route under all of its paths; what answers GET answers HEAD."""
+    """Add every route under all of its paths; those for GET also answer HEAD."""
     for route in routes:
         for path in route.paths:
             app.router.add_route(route.method, path, route.handler)

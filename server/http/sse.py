@@ -31,7 +31,7 @@ class EventStream:
         )
 
     async def open(self) -> None:
-        """Send the headers. From here on an error can only be told in an event."""
+        """Send the headers. From now on an error can only be sent as an event."""
         await self._response.prepare(self._request)
 
     async def write(self, events: bytes) -> None:

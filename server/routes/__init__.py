@@ -1,4 +1,4 @@
-"""Every route that the server has, one group a file."""
+"""All routes of the server, one group a file."""
 
 from __future__ import annotations
 

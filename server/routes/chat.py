@@ -1,4 +1,4 @@
-"""Conversations to continue."""
+"""Chat completions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequence[int]) -> tuple[int, ...]:
-    """The positions in the prompt at which its messages end."""
+    """Return the positions in the prompt, in tokens, at which its messages end."""
     texts = body.chat_template.turns(body.conversation)
     ends = list(accumulate((len(text.encode()) for text in texts), initial=len(text_before.encode())))[1:]
     return token_positions(engine, prompt, ends)
@@ -56,7 +56,7 @@ def _is_system(turn: tuple[int, Message]) -> bool:
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """The tokens that the penalties already count."""
+    """Return the tokens of earlier replies, which the penalties count."""
     replies = [message.content for message in body.messages if message.role is Role.ASSISTANT]
     return [token for reply in replies for token in engine.tokenize(reply)]
 
@@ -64,7 +64,7 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
 def _call(
     body: ChatRequest, prompt: list[int], turns: Sequence[int], earlier: list[int], initial_state: InitialState | None
 ) -> GenerateRequest:
-    """What all answers have in common."""
+    """Return the request of one answer, but for its own sampling."""
     return GenerateRequest(
         prompt=prompt,
         initial_state=initial_state,

@@ -1,4 +1,4 @@
-"""Given continuations of a text, each with how likely it is."""
+"""Scores of given continuations of a text."""
 
 from __future__ import annotations
 

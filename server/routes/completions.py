@@ -1,4 +1,4 @@
-"""Texts and tokens to continue."""
+"""Text completions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _copies(
 
 
 def _tokens(engine: EngineLike, prompt: Prompt, initial_state: InitialState | None) -> Sequence[int]:
-    """An empty text begins as all texts do; an empty list of tokens is the client's mistake."""
+    """Return the tokens of a prompt; those of an empty text are `empty_prompt`. An empty list is refused later."""
     return (engine.tokenize(prompt) or empty_prompt(initial_state)) if isinstance(prompt, str) else prompt
 
 

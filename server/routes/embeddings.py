@@ -1,4 +1,4 @@
-"""Texts as vectors, and their states whole."""
+"""Embeddings of texts, and whole states after texts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def states(request: web.Request) -> web.StreamResponse:
 
 
 def _inputs(engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_each: int) -> list[Sequence[int]]:
-    """The tokens of the prompts. Raises InvalidRequestError also where there are too many for one answer."""
+    """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
     fitting = min(MAX_INPUTS, max(MAX_NUMBERS // numbers_each, 1))
     if len(prompts) > fitting:
         raise InvalidRequestError(field, len(prompts), f"at most {fitting} inputs of {numbers_each} numbers each")

@@ -1,4 +1,4 @@
-"""Whether the server takes requests, and how busy it is."""
+"""Health of the server: whether it takes requests, and how busy it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict request bodies whose errors are one clear sentence. Knows pydantic, no particular body."""
+"""The base of all request bodies: strict validation with errors of one clear sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 class RefusedError(ValueError):
-    """Raised by a check of one value; where in the body the value stands is known to pydantic alone."""
+    """Raised by a check of one value; pydantic adds where in the body the value stands."""
 
     def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
         self.value = value
@@ -37,7 +37,7 @@ class RequestBody(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """The body as an object. Raises InvalidRequestError."""
+        """Return the JSON `body` as an object. Raises InvalidRequestError."""
         try:
             data = from_json(body, allow_inf_nan=False)
         except ValueError as error:
@@ -80,12 +80,12 @@ INTEGERS = {"type": "array", "items": {"type": "integer"}}
 
 
 def is_integers(value: object) -> TypeIs[list[int]]:
-    """Whether it is a list of whole numbers, of which true and false are none."""
+    """Return whether `value` is a list of integers; booleans do not count as such."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def only(*allowed: object, because: str) -> BeforeValidator:
-    """Accept nothing but these values of a field that this server does not have."""
+    """Return a validator that accepts only the `allowed` values of a field that this server does not support."""
 
     def check(value: Any) -> Any:  # noqa: ANN401
         if value not in allowed:

@@ -1,4 +1,4 @@
-"""Texts and token ids in bodies, one of them or a list."""
+"""Prompts in bodies: texts or token ids, one or a list of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of 
 
 
 def _parse_prompts(value: object) -> tuple[Prompt, ...]:
-    """Every form of `prompt` as a list of prompts."""
+    """Return any of the four forms of `prompt` as a list of prompts."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
@@ -48,9 +48,10 @@ Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchem
 
 
 def tokens_of(engine: EngineLike, prompt: Prompt) -> Sequence[int]:
+    """Return the tokens of a prompt; ids that a client sent are not checked."""
     return engine.tokenize(prompt) if isinstance(prompt, str) else prompt
 
 
 def text_of(engine: EngineLike, prompt: Prompt) -> str:
-    """The text; U+FFFD stands where the tokens' bytes are no UTF-8."""
+    """Return the text of a prompt, with U+FFFD where the bytes of tokens are no UTF-8."""
     return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")

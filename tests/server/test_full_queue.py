@@ -12,13 +12,17 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
+from rnn_engine.errors import OverloadedError
 from rnn_engine.loading.parts import assemble
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import Batch
 from server.app import make_app
 from server.http.context import LIFECYCLE, ServerSettings
+from server.schemas.completions import Completion
 from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.http import Body, Client, error_of, events
+from tests.support.http import Body, Client, Serve, error_of, events, post
 
 TOKENIZER = ByteTokenizer()
 COUNT = 20
@@ -189,3 +193,17 @@ async def test_engine_that_closes_ends_calls_that_wait_for_room(busy: Busy) -> N
     busy.go.set()
     await closing
     assert [json.loads(await (await call).text())["error"]["code"] for call in calls] == ["closing"] * 2
+
+
+async def test_end_of_an_answer_is_saved_though_the_queue_is_full_by_then(serve: Serve) -> None:
+    """The rest of the text, which the last token held together with the stop, is run by a second request."""
+    engine = FakeEngine(unrun=1)
+
+    def reply(request: GenerateRequest) -> str:
+        engine.refuse = OverloadedError("full", 1.0)
+        return "Yes!\n\n"
+
+    engine.reply = reply
+    body = {"prompt": "a", "stop": "\n\n", "save_as": "end"}
+    answer = await post(await serve(engine), "/v1/completions", Completion, body)
+    assert answer["saved_state"]["num_tokens"] == len("aYes!")
