@@ -124,7 +124,7 @@ ROUTES = (
         "POST",
         "/v1/choices",
         choices,
-        "Weigh given continuations of a text.",
+        "Score given continuations of a text.",
         Choices,
         request=ChoicesRequest,
     ),

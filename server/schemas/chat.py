@@ -20,7 +20,7 @@ _TEXT_ONLY = "the model reads and writes text only"
 
 
 def _parse_content(value: object) -> str:
-    """A string, or the joined text parts; null is an empty text."""
+    """Return a string as it is, or text parts joined; null is an empty text."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -80,7 +80,7 @@ Names: TypeAlias = Annotated[
 
 
 class Message(RequestBody):
-    """One message. What a client sends back of our own answers is accepted."""
+    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
 
     ignored: ClassVar = frozenset({"annotations", "audio", "name", "reasoning_content", "refusal", "tool_call_id"})
     aliases: ClassVar = {"cache_control": "cache"}

@@ -42,7 +42,7 @@ _Choice: TypeAlias = Annotated[Prompt, PlainValidator(_parse_choice), WithJsonSc
 
 
 class ChoosesRequest(ModelBody):
-    """Given continuations of a text, to be told apart by how likely they are."""
+    """Continuations of a text that are to be ranked by how likely they are."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -60,7 +60,7 @@ class ChoosesRequest(ModelBody):
 
 
 class ChoicesRequest(ChoosesRequest):
-    """Given continuations of a text, to be weighed."""
+    """Continuations of a text that are to be scored."""
 
     probability_of: Figure = Field(
         default="total", description="The figure of which `probability` is the softmax over the choices."

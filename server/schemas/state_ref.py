@@ -1,4 +1,4 @@
-"""What a request starts from: the field `state`, in every form that clients send."""
+"""The field `state` of requests: what to start from, in every form that clients send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer cost."""
+"""The token counts of an answer."""
 
 from __future__ import annotations
 
