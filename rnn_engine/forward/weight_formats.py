@@ -40,10 +40,10 @@ class WeightFormat(Protocol):
 
     @property
     def include(self) -> Include:
-        """A WGSL file that declares these variables, at binding 2 and from 6 on, and
+        """A WGSL file that declares these variables, one at binding 2 and the others from 6 on, and a load function.
 
-        `fn load_weights(row: u32, eight: u32) -> Eight`: the 8 columns from 8 * `eight` on of the matrix row whose first
-        block is the block number `row`. The row's next block is 8 blocks further on.
+        `fn load_weights(row: u32, eight: u32) -> Eight` returns the 8 columns from 8 * `eight` on of the row whose
+        first block is the block number `row`. The row's next block is 8 blocks further on.
         """
         ...
 
