@@ -45,6 +45,15 @@ class Machine(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         self.model.restore(self._held(data))
 
+    @rule(root=ROOTS, prompt=WORDS)
+    def fetch(self, root: str, prompt: str) -> None:
+        self.model.fetch(root, prompt)
+
+    @precondition(lambda self: self.model.fetches)
+    @rule()
+    def end_fetch(self) -> None:
+        self.model.end_fetch(0)
+
     @rule(root=ROOTS, prompt=WORDS, tails=st.tuples(WORDS, WORDS))
     def fork(self, root: str, prompt: str, tails: tuple[str, str]) -> None:
         self.model.fork(root, prompt, tails)
@@ -78,4 +87,5 @@ def test_a_long_seeded_run_without_a_disk(tmp_path: Path) -> None:
     model = CacheModel(tmp_path, disk_bytes=0)
     run_random(model, seed=4, operations=4000, check_every=100)
     model.end()
-    assert set(model.operations) == {"insert", "match", "let_go", "restore", "fork", "arrive", "drop_root", "restart"}
+    expected = {"insert", "match", "let_go", "restore", "fork", "arrive", "fetch", "drop_root", "restart"}
+    assert set(model.operations) == expected  # without a disk nothing is fetched, so no fetch ends

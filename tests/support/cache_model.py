@@ -8,6 +8,7 @@ must agree with every answer it gives.
 from __future__ import annotations
 
 import random
+import threading
 import zlib
 from collections import Counter
 from functools import cache
@@ -19,6 +20,7 @@ from rnn_engine.types import F32
 from states.cache.cache import Match
 from states.cache.checkpoint import Checkpoint, CheckpointKind
 from states.cache.config import CacheConfig, DiskConfig
+from states.cache.fetch import Fetch
 from states.cache.make import make_cache
 from states.tokens import pack
 from tests.support.cache_books import check_books
@@ -73,6 +75,7 @@ class CacheModel:
         self._config = CacheConfig(host_capacity=host_states * 480, disk=disk, index_capacity=index_capacity)
         self.words: set[tuple[str, str]] = set()  # (root, word) of every path that the cache knows
         self.held: list[tuple[str, str, Match]] = []  # root, prompt and what was found
+        self.fetches: list[Fetch] = []
         self.operations: Counter[str] = Counter()
         self._record_of: dict[tuple[str, str], Checkpoint] = {}  # the cache's records; they stay while it knows them
         self._open()
@@ -95,6 +98,23 @@ class CacheModel:
         """Look up, and keep what is found locked until `let_go` or `restore`."""
         self.operations["match"] += 1
         self.held.append((root, prompt, self._look_up(root, prompt)))
+
+    def fetch(self, root: str, prompt: str) -> None:
+        """Begin to read what a look-up would find, and hold on to it until `end_fetch`."""
+        self.operations["fetch"] += 1
+        ended = threading.Event()
+        fetch = self.cache.prefetch(root, tokens_of(prompt), on_done=ended.set)
+        if fetch is not None:
+            assert fetch.done or ended.wait(timeout=60)
+            self.fetches.append(fetch)
+
+    def end_fetch(self, number: int) -> None:
+        """Release a fetch that was begun."""
+        self.operations["end_fetch"] += 1
+        fetch = self.fetches.pop(number)
+        assert not fetch.failed
+        fetch.release()
+        fetch.release()
 
     def let_go(self, number: int) -> None:
         """Release a match that was kept."""
@@ -127,7 +147,8 @@ class CacheModel:
 
     def drop_root(self, root: str) -> None:
         self.operations["drop_root"] += 1
-        going = [key for key in self.words if key[0] == root and not self._is_locked(*key)]
+        self._record_of = self._records()
+        going = [key for key in self.words if key[0] == root and not self._record_of[key].locks]
         assert self.cache.drop_root(root) == len(going)
         for key in going:
             self.words.remove(key)
@@ -136,8 +157,7 @@ class CacheModel:
     def restart(self) -> None:
         """Close, and open again on the same folder: what is there now is what the disk kept."""
         self.operations["restart"] += 1
-        while self.held:
-            self.let_go(0)
+        self._let_all_go()
         self.cache.close()
         assert self.device.slabs == {}
         self._open()
@@ -148,8 +168,7 @@ class CacheModel:
 
     def end(self) -> None:
         """Let everything go: nothing may be left anywhere."""
-        while self.held:
-            self.let_go(0)
+        self._let_all_go()
         for root in {root for root, _ in self.words}:
             self.drop_root(root)
         stats = self.cache.stats()
@@ -158,6 +177,12 @@ class CacheModel:
         assert self.device.slabs == {}
         assert list(self._folder.iterdir()) == []
 
+    def _let_all_go(self) -> None:
+        while self.held:
+            self.let_go(0)
+        while self.fetches:
+            self.end_fetch(0)
+
     def check(self) -> None:
         """Check that the records, the counters, the pool and the folder agree."""
         self.cache.peek("none", [0])  # what has arrived is put away
@@ -165,9 +190,8 @@ class CacheModel:
         assert records.keys() == self.words
         for _, _, match in self.held:
             assert match.checkpoint is None or match.checkpoint.resumable
-        assert sum(record.locks for record in records.values()) == sum(
-            match.checkpoint is not None for _, _, match in self.held
-        )
+        matches = sum(match.checkpoint is not None for _, _, match in self.held)
+        assert sum(record.locks for record in records.values()) == matches + len(self.fetches)
         self._check_books(list(records.values()))
 
     def _forget_trimmed(self) -> None:
@@ -219,12 +243,6 @@ class CacheModel:
     def _expect_state(self, slot: int, root: str, word: str) -> None:
         assert same(self.device.read_state(slot), state_of(root, word))
 
-    def _is_locked(self, root: str, word: str) -> bool:
-        prompt_locks = (
-            (known, prompt[: match.saved // LETTER_TOKENS]) for known, prompt, match in self.held if match.saved
-        )
-        return (root, word) in prompt_locks
-
     def _records(self) -> dict[tuple[str, str], Checkpoint]:
         by_tokens = {packed_of(word): word for _, word in self.words}
         return {(record.root, by_tokens[record.known_place().tokens()]): record for record in self.cache.checkpoints()}
@@ -255,8 +273,8 @@ def _run_one(model: CacheModel, chance: random.Random) -> None:
     root = chance.choice(("none", "none", "none", "tuned"))
     word = _random_word(chance)
     kind = chance.choices(
-        ("insert", "match", "finish", "fork", "arrive", "drop_root", "restart"),
-        (30, 30, 30, 10, 20, 0.2, 0.2),
+        ("insert", "match", "finish", "fork", "arrive", "fetch", "end_fetch", "drop_root", "restart"),
+        (30, 30, 30, 10, 20, 5, 5, 0.2, 0.2),
     )[0]
     if kind == "insert":
         model.insert(root, word, logits=chance.random() < 0.8)
@@ -270,12 +288,19 @@ def _run_one(model: CacheModel, chance: random.Random) -> None:
         model.fork(root, word, (_random_word(chance), _random_word(chance)))
     elif kind == "arrive":
         model.arrive()
+    elif kind == "fetch":
+        model.fetch(root, word)
+    elif kind == "end_fetch":
+        if model.fetches:
+            model.end_fetch(chance.randrange(len(model.fetches)))
     elif kind == "drop_root":
         model.drop_root(root)
     else:
         model.restart()
     while len(model.held) > 6:
         model.let_go(0)
+    while len(model.fetches) > 2:
+        model.end_fetch(0)
 
 
 def _random_word(chance: random.Random) -> str:
