@@ -101,11 +101,6 @@ class Scheduler:
         return self._prefixes.num_leads
 
     @property
-    def num_in_flight(self) -> int:
-        """How many steps have been submitted and not collected."""
-        return len(self._steps)
-
-    @property
     def has_work(self) -> bool:
         """Whether a step would do anything: not where all are paused, or have their states read first."""
         if self._steps or len(self._live) > len(self._paused):

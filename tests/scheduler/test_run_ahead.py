@@ -34,7 +34,7 @@ def in_flight(clients: Clients, until: Callable[[], bool]) -> list[int]:
     counts = []
     while not until():
         clients.step()
-        counts.append(clients.scheduler.num_in_flight)
+        counts.append(clients.runner.num_in_flight)
     return counts
 
 
@@ -66,7 +66,7 @@ def test_no_step_is_submitted_ahead_where_steps_are_long_or_their_time_is_unknow
     new = make()
     new.send(ask(5 * CHUNK))
     new.step()
-    assert new.scheduler.num_in_flight == 0
+    assert new.runner.num_in_flight == 0
 
 
 def test_decode_never_waits_behind_a_chunk() -> None:
@@ -77,7 +77,7 @@ def test_decode_never_waits_behind_a_chunk() -> None:
     clients.send(ask(20 * CHUNK, first=9))
     for told in range(2, 9):
         clients.step()
-        assert clients.scheduler.num_in_flight == 0
+        assert clients.runner.num_in_flight == 0
         assert len(clients.heard[talker].tokens) == told
 
 
@@ -112,7 +112,7 @@ def test_a_cancelled_request_frees_its_slot_when_its_step_in_flight_is_done() ->
     leaver = clients.send(ask(20 * CHUNK))
     clients.step()
     clients.step()
-    assert clients.scheduler.num_in_flight == 1
+    assert clients.runner.num_in_flight == 1
     follower = clients.send(ask(40, first=50))
     clients.scheduler.cancel(leaver)
     assert clients.scheduler.num_live == 0
@@ -132,7 +132,7 @@ def test_a_step_in_flight_is_collected_though_nobody_wants_its_outcome() -> None
     clients.scheduler.cancel(leaver)
     assert clients.scheduler.has_work
     clients.run()
-    assert clients.scheduler.num_in_flight == 0
+    assert clients.runner.num_in_flight == 0
     assert clients.ask(ask(3)).ended
 
 
@@ -162,7 +162,7 @@ def test_a_step_that_is_not_submitted_fails_its_requests_and_the_one_before_it_i
         patch.setattr(clients.runner, "submit", lambda batch: 1 / 0)
         clients.step()
     assert "division by zero" in str(clients.heard[key].error)
-    assert clients.scheduler.num_in_flight == 0
+    assert clients.runner.num_in_flight == 0
     assert clients.ask(ask(3)).error is None
 
 
@@ -173,7 +173,7 @@ def test_the_end_of_all_waits_for_what_is_in_flight() -> None:
     clients.step()
     clients.take(clients.scheduler.abort(lambda: EngineClosedError("bye")))
     assert isinstance(clients.heard[key].error, EngineClosedError)
-    assert clients.scheduler.num_in_flight == 0
+    assert clients.runner.num_in_flight == 0
 
 
 def test_a_prompt_does_not_run_ahead_of_a_state_that_is_yet_to_be_kept() -> None:
@@ -199,7 +199,7 @@ def test_one_that_arrives_later_waits_for_what_no_submitted_step_has_reached() -
     clients.step()
     clients.step()
     submitted = sum(len(run.tokens) for batch in clients.runner.batches for run in batch)
-    assert (submitted, clients.scheduler.num_in_flight) == (2 * CHUNK, 1)
+    assert (submitted, clients.runner.num_in_flight) == (2 * CHUNK, 1)
     prompt = clients.requests[first].prompt
     others = [
         clients.send(GenerateRequest([*prompt[:position], 99], max_tokens=1, sampling=SamplingParams(seed=3)))

@@ -105,6 +105,11 @@ class FakeRunner:
         return outcome
 
     @property
+    def num_in_flight(self) -> int:
+        """How many steps have been submitted and not collected."""
+        return len(self._in_flight)
+
+    @property
     def failures_in_flight(self) -> int:
         """How many steps that failed have not been collected."""
         return sum(isinstance(outcome, StepError) for outcome in self._in_flight.values())

@@ -153,7 +153,7 @@ class SchedulerModel:
 
     def _step(self) -> None:
         self.runner.batches.clear()
-        had_work, in_flight = self.clients.scheduler.has_work, self.clients.scheduler.num_in_flight
+        had_work, in_flight = self.clients.scheduler.has_work, self.runner.num_in_flight
         self._may_fail = self._failing or self.runner.failures_in_flight > 0
         deliveries = self.clients.step()
         for key in dict.fromkeys(delivery.key for delivery in deliveries):
@@ -161,13 +161,13 @@ class SchedulerModel:
             if self.clients.heard[key].ended:
                 self._expect_right(key)
                 self._forget(key)
-        collected = self.clients.scheduler.num_in_flight < in_flight
+        collected = self.runner.num_in_flight < in_flight
         assert bool(self.runner.batches) or collected or bool(deliveries) or not had_work, "nobody advances"
         self.tokens_run += sum(len(run.tokens) for batch in self.runner.batches for run in batch)
 
     def _look_on(self, batch: Batch) -> None:
         scheduler = self.clients.scheduler
-        if scheduler.num_in_flight > 0:
+        if self.runner.num_in_flight > 0:
             self.steps_ahead += 1
             return
         assert len(batch) == scheduler.num_live - len(self.paused), "a request in a slot does not advance"
