@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
+from rnn_engine.forward.contract import check_batch, check_slot, check_state, take_oldest
 from rnn_engine.forward.host_readout import read_out
-from rnn_engine.forward.state import check_state
 from rnn_engine.reference.functions import embed, project_to_logits
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.reference.weights import Weights

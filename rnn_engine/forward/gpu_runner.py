@@ -10,11 +10,10 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.forward.batch import check_batch, check_slot, take_oldest
+from rnn_engine.forward.contract import check_batch, check_slot, check_state, take_oldest
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
-from rnn_engine.forward.state import check_state
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.tuning import Tuning

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rnn_engine.forward.batch import allowed_tokens, sound_runs
+from rnn_engine.forward.contract import allowed_tokens, sound_runs
 from rnn_engine.types import F32, I32, Batch, Readout
 
 

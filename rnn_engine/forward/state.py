@@ -1,4 +1,4 @@
-"""A state on its way into a slot and out of it: what a runner demands of one, and how a device holds one."""
+"""How a device holds the states of its slots."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ from math import prod
 
 import numpy as np
 
-from rnn_engine.errors import StateError
 from rnn_engine.forward.packing import round_up
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
-from states.checks import check_fields
-
-
-def check_state(state: State, shape: ModelShape) -> None:
-    """Raise StateError where the fields, sizes or number format of `state` are not those of the model."""
-    check_fields(state, shape, "state")
-    for name, values in state.items():
-        if values.dtype != np.float32:
-            raise StateError(f"state {name}: type {values.dtype} is not allowed; expected float32")
 
 
 class StateLayout:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.batch import sound_runs
+from rnn_engine.forward.contract import sound_runs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.types import F32, I32, Batch, Readout
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.batch import allowed_tokens
+from rnn_engine.forward.contract import allowed_tokens
 from rnn_engine.forward.host_readout import read_out
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
 from tests.support.models import tiny_shape

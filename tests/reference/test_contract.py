@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward.batch import allowed_tokens, check_batch
+from rnn_engine.forward.contract import allowed_tokens, check_batch
 from rnn_engine.types import TokenRun
 from tests.support.models import tiny_shape
 

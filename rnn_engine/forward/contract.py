@@ -1,4 +1,4 @@
-"""What every runner shares, whatever device it runs on: what it demands of a batch, a slot and a ticket."""
+"""What every runner shares, whatever device it runs on: what it demands of a batch, a slot, a state and a ticket."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import InvalidRequestError
-from rnn_engine.types import Batch, ModelShape, Ticket, TokenRun, mask_words
+from rnn_engine.errors import InvalidRequestError, StateError
+from rnn_engine.types import Batch, ModelShape, State, Ticket, TokenRun, mask_words
+from states.checks import check_fields
 
 T = TypeVar("T")
 
@@ -48,6 +49,14 @@ def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
     ends = np.cumsum([run.rows for run in batch])
     return np.array([finite[end - run.rows : end].all() for run, end in zip(batch, ends, strict=True)], np.bool_)
+
+
+def check_state(state: State, shape: ModelShape) -> None:
+    """Raise StateError where the fields, sizes or number format of `state` are not those of the model."""
+    check_fields(state, shape, "state")
+    for name, values in state.items():
+        if values.dtype != np.float32:
+            raise StateError(f"state {name}: type {values.dtype} is not allowed; expected float32")
 
 
 def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
