@@ -1,6 +1,6 @@
 """From a model file and settings to the parts of an engine: runner, tokenizer, cache of states, named states.
 
-Blocks while it reads, uploads and compiles; knows nothing of requests.
+All of this blocks while it reads, uploads and compiles.
 """
 
 from __future__ import annotations

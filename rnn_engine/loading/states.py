@@ -1,7 +1,5 @@
 """The registry of a model's states as an engine begins with it: the operator's files, the model's own tensors, and
 the persistent states of earlier runs.
-
-Knows model files and state files; runs nothing.
 """
 
 from __future__ import annotations
