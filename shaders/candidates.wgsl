@@ -37,7 +37,7 @@ fn order_key(value: f32) -> u32 {
 }
 
 fn is_allowed(mask: u32, id: u32) -> bool {
-    if mask == NO_MASK {
+    if !HAS_MASKS || mask == NO_MASK {
         return true;
     }
     return ((masks[mask * MASK_WORDS + id / 32u] >> (id % 32u)) & 1u) == 1u;
@@ -104,7 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let logsumexp = greatest + log(sum_over_workgroup(own_sum, thread));
 
     var allowed_logsumexp = logsumexp;
-    if mask != NO_MASK {
+    if HAS_MASKS && mask != NO_MASK {
         var own_allowed = 0u;
         var own_greatest_allowed = -3.4e38;
         for (var id = thread; id < VOCAB; id += THREADS) {

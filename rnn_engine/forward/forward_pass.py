@@ -74,9 +74,8 @@ class ForwardPass:
         """Bytes of matrices that a step reads, the head's included."""
         return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0]))
 
-    def plan(self, num_tokens: int, num_runs: int, num_rows: int, side: int) -> Plan:
-        """The dispatches of a step; where `num_rows` is not 0, also those that write `outputs[side]`."""
-        step = StepSize(num_tokens, num_runs, num_rows)
+    def plan(self, step: StepSize, side: int) -> Plan:
+        """The dispatches of a step; where it has rows, also those that write `outputs[side]`."""
         return Plan(tuple(self._dispatches(step, side)))
 
     def _dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:

@@ -14,12 +14,24 @@ from rnn_engine.forward.contract import check_batch, check_slot, check_state, ta
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
-from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
-from rnn_engine.types import F32, Batch, Model, ModelShape, PendingState, Readout, State, Ticket, TokenRun, run_step
+from rnn_engine.types import (
+    F32,
+    Batch,
+    Model,
+    ModelShape,
+    PendingState,
+    Readout,
+    State,
+    Ticket,
+    TokenRun,
+    mask_words,
+    run_step,
+)
 
 _PLANS = 256  # kept; one for each count of tokens, runs and rows that occurs, and for each side
 _MAX_IN_FLIGHT = 2
@@ -114,7 +126,7 @@ class GpuRunner:
 
     def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
         """What a step of so many tokens, runs and rows dispatches."""
-        return self._plan(num_tokens, num_runs, num_rows, side=0)
+        return self._plan(StepSize(num_tokens, num_runs, num_rows), side=0)
 
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
@@ -145,10 +157,12 @@ class GpuRunner:
         return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step))
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Run a step of each of these token counts, with as many rows as may be, and leave no trace in slot 0."""
+        """Run a step of each of these token counts, with as many rows as may be, and one with a mask; clear slot 0."""
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
+        all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
+        run_step(self, [TokenRun(0, [0], rows=1, masks=all_allowed)])
         progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
@@ -187,7 +201,8 @@ class GpuRunner:
         masks = encode_masks(batch)
         if masks is not None:
             self._memory.upload(buffers.masks, 0, masks)
-        plan = self._plan(num_tokens, len(batch), num_rows, side=side if num_rows else 0)
+        size = StepSize(num_tokens, len(batch), num_rows, has_masks=masks is not None)
+        plan = self._plan(size, side=side if num_rows else 0)
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(plan), None)
         answer, num_bytes = self._answers[side], 4 * num_rows * self._limits.readout_words

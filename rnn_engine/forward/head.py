@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.matmul import MatMul, MatMulBuffers
 from rnn_engine.forward.segments import Matrix
-from rnn_engine.forward.stages import Stage
-from rnn_engine.forward.step import HeadOutputs
+from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.step import HeadOutputs, StepSize
+from rnn_engine.gpu import Dispatch
 
 
 class Head:
@@ -31,15 +35,35 @@ class Head:
             lambda step: (step.num_rows, 1),
         )
         matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
-        candidates = context.kernel_stage(
+        return (norm, matmul, Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True)))
+
+    def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
+        context = self._context
+        return context.kernel_stage(
             "candidates",
             "candidates",
             {
-                "THREADS": tuning.candidate_threads,
-                "VOCAB": shape.vocab_size,
+                "THREADS": context.tuning.candidate_threads,
+                "VOCAB": context.model.shape.vocab_size,
                 "K": context.limits.num_candidates,
+                "HAS_MASKS": masks,
             },
-            {"logits": outputs.logits, "masks": buffers.masks, "readout": outputs.readout},
+            {"logits": outputs.logits, "masks": context.buffers.masks, "readout": outputs.readout},
             lambda step: (step.num_rows, 1),
         )
-        return (norm, matmul, candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The stage that reduces rows to candidates, by a quicker kernel where no row has a mask."""
+
+    without_masks: KernelStage
+    with_masks: KernelStage
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        stage = self.with_masks if step.has_masks else self.without_masks
+        return stage.dispatches(step)

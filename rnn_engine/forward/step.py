@@ -16,6 +16,7 @@ class StepSize:
     num_tokens: int
     num_runs: int
     num_rows: int
+    has_masks: bool = False  # some row has a mask of its own
 
 
 @dataclass(frozen=True, slots=True)
