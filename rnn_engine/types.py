@@ -94,7 +94,7 @@ class Model(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenRun:
     """Consecutive tokens of one sequence, to be run in one step from the state that its slot holds.
 

@@ -20,7 +20,7 @@ _NOTHING: F64 = np.empty(0)
 _NOTHING.flags.writeable = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Ranking:
     """The S tokens of a row whose rank is certain, likeliest first. The rest, if any, all come after them."""
 
@@ -30,7 +30,7 @@ class Ranking:
     rest: Rest | None  # None where all tokens that are allowed are ranked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class Rest:
     """What is known of the tokens that are not ranked, for samplers that can bound what they do not see."""
 

@@ -14,7 +14,7 @@ from rnn_engine.sampling.masks import Mask, allowed_tokens, count_allowed
 from rnn_engine.types import F32, I32, Readout
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class LogitRow:
     """K candidates: the greatest of the logits of those V tokens that `mask` allows.
 
