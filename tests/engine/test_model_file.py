@@ -14,13 +14,15 @@ from rnn_engine.requests import GenerateRequest, Started, TextDelta
 from rnn_engine.sampling import SamplingParams
 from states.cache.config import CacheConfig, DiskConfig
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.pth import save_pth
 
 SHAPE = tiny_shape(vocab=50)
+SAVE: dict[str, Callable[[TensorModel, Path], Path]] = {".safetensors": save_safetensors, ".pth": save_pth}
 
 
 def overwrite(path: Path) -> None:
     """Write another model into the same file."""
-    other = save_safetensors(random_model(SHAPE, seed=2), path.with_name("other.safetensors"))
+    other = SAVE[path.suffix](random_model(SHAPE, seed=2), path.with_name(f"other{path.suffix}"))
     path.write_bytes(other.read_bytes())
 
 
@@ -44,12 +46,15 @@ async def ask(engine: Engine) -> tuple[int, list[int]]:
     return cached, [info.token for event in events if isinstance(event, TextDelta) for info in event.tokens]
 
 
+@pytest.mark.parametrize("ending", SAVE)
 @pytest.mark.parametrize(
     ("device", "change"),
     [("cpu", overwrite), ("cpu", truncate), ("cpu", delete), ("auto", overwrite), ("auto", truncate)],
 )
-async def test_answers_do_not_depend_on_the_file(device: str, change: Callable[[Path], None], tmp_path: Path) -> None:
-    path = save_safetensors(random_model(SHAPE, seed=1), tmp_path / "model.safetensors")
+async def test_answers_do_not_depend_on_the_file(
+    device: str, change: Callable[[Path], None], ending: str, tmp_path: Path
+) -> None:
+    path = SAVE[ending](random_model(SHAPE, seed=1), tmp_path / f"model{ending}")
     async with await Engine.load(path, device=device, num_slots=1, cache=None) as engine:
         before = await ask(engine)
         change(path)
