@@ -117,6 +117,12 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
+def unpack_masks(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Return whether masks [..., ceil(V / 32)] allow each token, as [..., V]."""
+    little_endian = np.ascontiguousarray(masks, "<u4").view(np.uint8)
+    return np.unpackbits(little_endian, axis=-1, count=vocab_size, bitorder="little").view(np.bool_)
+
+
 Batch: TypeAlias = Sequence[TokenRun]
 """What one step runs: at most one run a slot, and in all at most the runner's `max_tokens` and `max_rows`."""
 

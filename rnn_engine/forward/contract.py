@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.types import Batch, ModelShape, State, Ticket, TokenRun, mask_words
+from rnn_engine.types import Batch, ModelShape, State, Ticket, TokenRun, mask_words, unpack_masks
 from states.checks import check_fields
 
 T = TypeVar("T")
@@ -37,11 +37,8 @@ def allowed_tokens(batch: Batch, vocab_size: int) -> NDArray[np.bool_]:
     """Whether the mask of each row allows each token; all are allowed where a row has none. [R, V]"""
     allowed = [np.ones((0, vocab_size), np.bool_)]
     for run in batch:
-        if run.masks is None:
-            allowed.append(np.ones((run.rows, vocab_size), np.bool_))
-        else:
-            little_endian = np.ascontiguousarray(run.masks, "<u4").view(np.uint8)
-            allowed.append(np.unpackbits(little_endian, axis=1, count=vocab_size, bitorder="little").astype(np.bool_))
+        masks = run.masks
+        allowed.append(np.ones((run.rows, vocab_size), np.bool_) if masks is None else unpack_masks(masks, vocab_size))
     return np.concatenate(allowed)
 
 

@@ -12,6 +12,7 @@ from rnn_engine.types import F32, I32, Batch, Readout
 
 def read_out(batch: Batch, logits: F32, num_candidates: int, full_row: Callable[[int], F32]) -> Readout:
     """What a step says of its rows' `logits` [R, V], with K = `num_candidates`."""
+    has_masks = any(run.masks is not None for run in batch)
     allowed = allowed_tokens(batch, logits.shape[-1])  # [R, V]
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))
     ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
@@ -20,7 +21,8 @@ def read_out(batch: Batch, logits: F32, num_candidates: int, full_row: Callable[
     is_token = np.take_along_axis(allowed, ids, axis=-1)
     targets = zip(logits, _row_targets(batch), strict=True)
     with np.errstate(invalid="ignore", divide="ignore"):  # rows that are not finite
-        logsumexp, allowed_logsumexp = _logsumexp(logits), _logsumexp(allowed_logits)
+        logsumexp = _logsumexp(logits)
+        allowed_logsumexp = _logsumexp(allowed_logits) if has_masks else logsumexp
     return Readout(
         ids=np.where(is_token, ids, 0),
         logits=np.where(is_token, np.take_along_axis(logits, ids, axis=-1), np.float32(-np.inf)),

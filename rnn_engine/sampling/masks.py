@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.types import I32, mask_words
+from rnn_engine.types import I32, mask_words, unpack_masks
 
 Mask: TypeAlias = NDArray[np.uint32]
 """[ceil(V / 32)] where bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
@@ -62,7 +62,7 @@ class SequenceMask:
 
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
     """Return the ids that `mask` allows, ascending."""
-    return np.flatnonzero(_bits(mask, vocab_size)).astype(np.int32)
+    return np.flatnonzero(unpack_masks(mask, vocab_size)).astype(np.int32)
 
 
 def count_allowed(mask: Mask, vocab_size: int) -> int:
@@ -78,13 +78,6 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
     return allowed
 
 
-def pack_mask(tokens: I32, vocab_size: int) -> Mask:
-    """Return the mask that allows `tokens` alone."""
-    bits = np.zeros(32 * mask_words(vocab_size), np.bool_)
-    bits[tokens] = True
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
-
-
 def _check_mask(mask: Mask, vocab_size: int) -> None:
     expected = (mask_words(vocab_size),)
     if mask.dtype != np.uint32 or mask.shape != expected:
@@ -93,7 +86,3 @@ def _check_mask(mask: Mask, vocab_size: int) -> None:
         )
     if count_allowed(mask, vocab_size) == 0:
         raise StepError("the mask of a token allows no token")
-
-
-def _bits(mask: Mask, vocab_size: int) -> NDArray[np.uint8]:
-    return np.unpackbits(mask.astype("<u4").view(np.uint8), count=vocab_size, bitorder="little")

@@ -22,7 +22,6 @@ from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = 2
 SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
 
 _UNSOUND = (

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
-from rnn_engine.sampling.masks import allowed_tokens, are_allowed, count_allowed, pack_mask
+from rnn_engine.sampling.masks import allowed_tokens, are_allowed, count_allowed
 from rnn_engine.types import F32, I32
 from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked
+from tests.support.token_masks import pack_mask
 
 
 def ids(*tokens: int) -> I32:

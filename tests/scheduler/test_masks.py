@@ -10,11 +10,10 @@ import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.sampling import Mask, TokenMask
-from rnn_engine.sampling.masks import pack_mask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.token_masks import Residues
+from tests.support.token_masks import Residues, pack_mask
 
 TOKENIZER = ByteTokenizer()
 VOCAB_SIZE = TOKENIZER.size

@@ -24,6 +24,7 @@ from rnn_engine.reference.weights import Array
 from rnn_engine.types import F32, Model, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.reference import forward
+from tests.support.token_masks import pack_masks
 
 NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
 NUM_SEQUENCES, LENGTH = 4, 30
@@ -435,13 +436,6 @@ def some_allowed(vocab_size: int) -> NDArray[np.bool_]:
     allowed[5] = True
     allowed[5, chance.integers(vocab_size)] = False
     return allowed
-
-
-def pack_masks(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Masks [rows, ceil(V / 32)], with bits set beyond the vocabulary."""
-    padding = -allowed.shape[1] % 32
-    padded = np.pad(allowed, ((0, 0), (0, padding)), constant_values=True)
-    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def write_states(runner: Runner) -> None:

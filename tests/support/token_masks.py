@@ -1,11 +1,27 @@
-"""A token mask to test with."""
+"""Masks of tokens to test with."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.sampling import Mask
-from rnn_engine.sampling.masks import pack_mask
+from rnn_engine.types import I32
+
+
+def pack_masks(allowed: NDArray[np.bool_]) -> NDArray[np.uint32]:
+    """Masks [rows, ceil(V / 32)] of `allowed` [rows, V], with bits set beyond the vocabulary."""
+    padding = -allowed.shape[1] % 32
+    padded = np.pad(allowed, ((0, 0), (0, padding)), constant_values=True)
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def pack_mask(tokens: I32, vocab_size: int) -> Mask:
+    """The mask that allows `tokens` alone, with bits set beyond the vocabulary."""
+    allowed = np.zeros((1, vocab_size), np.bool_)
+    allowed[0, tokens] = True
+    mask: Mask = pack_masks(allowed)[0]
+    return mask
 
 
 class Residues:
