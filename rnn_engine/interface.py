@@ -70,7 +70,9 @@ class EngineLike(Protocol):
 
     def tokenize(self, text: str) -> list[int]: ...
 
-    def detokenize(self, tokens: Sequence[int]) -> bytes: ...
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """Return the bytes of `tokens`. Raises InvalidRequestError for the first that is no token id."""
+        ...
 
     def check_queue(self) -> None:
         """Raise OverloadedError if a request that does not wait for room would be refused now."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rnn_engine.checks import check_token_ids
 from server.http.bodies import json_response, read_body
 from server.http.context import ENGINE
 from server.http.routing import Route
@@ -20,9 +19,7 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
-    engine = request.app[ENGINE]
-    check_token_ids("token", body.tokens, engine.info.shape.vocab_size)
-    data = engine.detokenize(body.tokens)
+    data = request.app[ENGINE].detokenize(body.tokens)
     answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
     return json_response(answer)
 

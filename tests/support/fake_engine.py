@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import (
@@ -115,6 +116,7 @@ class FakeEngine:
         return encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> bytes:
+        check_token_ids("token", tokens, self.info.shape.vocab_size)
         return bytes(token - 1 for token in tokens if token > 0)
 
     def check_queue(self) -> None:
