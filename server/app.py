@@ -14,10 +14,13 @@ from typing import TypeAlias
 from aiohttp import web
 
 from rnn_engine.interface import EngineInfo, EngineLike
-from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle, ServerSettings
-from server.http.middleware import admission_middleware, allow_every_origin, errors_middleware, preflight_middleware
+from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle
 from server.http.routing import add_routes
+from server.middleware.admission import admission_middleware
+from server.middleware.errors import errors_middleware
+from server.middleware.origins import allow_every_origin, preflight_middleware
 from server.routes import ALL_ROUTES
+from server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "make_app", "run"]
 
@@ -32,7 +35,7 @@ _log = logging.getLogger(__name__)
 def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     """Return the application over `engine`, which closes the engine when it is cleaned up."""
     app = web.Application(
-        client_max_size=settings.max_body_bytes,
+        client_max_size=settings.limits.max_body_bytes,
         middlewares=[errors_middleware, preflight_middleware, admission_middleware(ALL_ROUTES)],
     )
     app[ENGINE] = engine

@@ -5,23 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
-
-
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
-    """Address, API key, and limits of the server."""
-
-    host: str = "127.0.0.1"
-    port: int = 65530  # 0 = any free one
-    api_key: str | None = None  # None = no key is asked for
-    drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
-    max_body_bytes: int = 64 * 2**20
+from server.settings import ServerSettings
 
 
 class Lifecycle:

@@ -6,7 +6,7 @@ import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 
 from server.app import make_app
-from server.http.context import ServerSettings
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve
 

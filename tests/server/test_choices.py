@@ -13,9 +13,9 @@ from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.requests import GenerateRequest, TokenInfo
 from server.app import make_app
-from server.http.context import ServerSettings
 from server.schemas.choices import Choices, Chooses
 from server.schemas.completions import Completion
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, error_of, post
 

@@ -20,9 +20,10 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
-from server.http.context import ENGINE, ServerSettings
+from server.http.context import ENGINE
 from server.routes import embeddings as routes
 from server.schemas.embeddings import EmbeddingList, StateList
+from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post

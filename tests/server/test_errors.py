@@ -10,8 +10,8 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from server.http.context import ServerSettings
 from server.http.errors import describe
+from server.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 
@@ -38,7 +38,7 @@ async def test_wrong_method(serve: Serve) -> None:
 
 
 async def test_body_beyond_the_limit(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(max_body_bytes=100))
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_body_bytes=100)))
     assert (await client.post("/v1/completions", json={"prompt": "a" * 50})).status == 200
     error = await error_of(await client.post("/v1/completions", json={"prompt": "a" * 100}), 413)
     assert "larger than 100 bytes" in error["message"]
@@ -59,7 +59,7 @@ async def test_body_that_is_not_compressed_as_it_says(serve: Serve) -> None:
 
 
 async def test_compressed_body_beyond_the_limit(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(max_body_bytes=1000))
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_body_bytes=1000)))
     body = gzip.compress(b'{"prompt": "' + b"a" * 1_000_000 + b'"}')
     await error_of(await client.post("/v1/completions", data=body, headers={"Content-Encoding": "gzip"}), 413)
 

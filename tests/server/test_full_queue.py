@@ -17,8 +17,9 @@ from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.types import Batch
 from server.app import make_app
-from server.http.context import LIFECYCLE, ServerSettings
+from server.http.context import LIFECYCLE
 from server.schemas.completions import Completion
+from server.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, random_logits

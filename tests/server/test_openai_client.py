@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from rnn_engine.errors import OverloadedError
 from server.app import make_app
-from server.http.context import ServerSettings
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 
 KEY = "a key"

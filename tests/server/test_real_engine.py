@@ -12,9 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from server.app import make_app
-from server.http.context import ENGINE, ServerSettings
+from server.http.context import ENGINE
 from server.schemas.cache import Cache
 from server.schemas.completions import Completion
+from server.settings import ServerSettings
 from tests.support.http import Body, Client, check_shape, error_of, post, post_stream
 from tests.support.models import random_model, save_safetensors, tiny_shape
 

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import ClientSession
 
 from server.app import run
-from server.http.context import ServerSettings
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import parse_event
 

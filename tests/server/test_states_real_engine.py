@@ -15,11 +15,12 @@ from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
-from server.http.context import ENGINE, ServerSettings
+from server.http.context import ENGINE
 from server.schemas.chat import ChatCompletion
 from server.schemas.completions import Completion
 from server.schemas.embeddings import StateList
 from server.schemas.states import AdvancedState, CreatedState, StateEntries
+from server.settings import ServerSettings
 from tests.support.http import Client, post
 
 CHAT = "/v1/chat/completions"

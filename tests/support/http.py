@@ -9,7 +9,7 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient
 from pydantic import TypeAdapter
 
-from server.http.context import ServerSettings
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 
 Client: TypeAlias = TestClient[web.Request, web.Application]

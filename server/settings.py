@@ -1,0 +1,23 @@
+"""What an operator may set of a server: address, key, limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask for. What is beyond is refused, by name."""
+
+    max_body_bytes: int = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Address, API key, and limits of the server."""
+
+    host: str = "127.0.0.1"
+    port: int = 65530  # 0 = any free one
+    api_key: str | None = None  # None = no key is asked for
+    drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
+    limits: Limits = Limits()
