@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -31,6 +31,13 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
         unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file, where it is there, so that it does not come back after a crash. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # it is gone, and only the system's crash could bring it back
+        _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@
     ├── DeviceError            no such device, or it can't do what is asked           (at load)
     │   └── DeviceMemoryError  the device has too little memory left                  (at load)
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
+    ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
     ├── OverloadedError        the queue is full                                      (HTTP 429)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
@@ -54,6 +55,10 @@ class DeviceMemoryError(DeviceError):
 
 class StateError(RnnEngineError):
     """A state does not fit the model, or its file is damaged."""
+
+
+class StorageError(RnnEngineError):
+    """A folder of the server's can't be written to: the disk is full, read-only or broken."""
 
 
 class OverloadedError(RnnEngineError):

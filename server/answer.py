@@ -63,7 +63,10 @@ class _End:
         self._outcome.add(event)
         if not isinstance(event, Finished):
             return {}
-        return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
+        try:
+            return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
+        except Exception as error:  # the answer is there: it is told without its state
+            return {"saved_state": None, "save_error": describe(error).body["error"]}
 
 
 async def _answer_whole(
@@ -138,7 +141,7 @@ class _Streaming:
             saved: Mapping[str, object] = {}
             if self._end.is_wanted:
                 if isinstance(event, Finished):
-                    await self._stream.write(b"".join(parts))  # saving takes a while, and may fail
+                    await self._stream.write(b"".join(parts))  # saving takes a while
                     parts.clear()
                 saved = await self._end.note(event)
             parts.append(self._encoder.encode(index, event, saved))

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from typing_extensions import TypedDict
 
 from rnn_engine.errors import (
     EngineClosedError,
@@ -17,23 +16,12 @@ from rnn_engine.errors import (
     OverloadedError,
     StateError,
     StepError,
+    StorageError,
     TokenizerError,
 )
+from server.schemas.error import ErrorBody
 
 _log = logging.getLogger(__name__)
-
-
-class ErrorDetail(TypedDict):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(TypedDict):
-    """What every answer that is not a success holds, and the last event of a stream that fails."""
-
-    error: ErrorDetail
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,8 @@ def describe(error: Exception) -> Failure:
             return Failure(400, str(error), "invalid_request_error")
         case NotFoundError():
             return Failure(404, str(error), "invalid_request_error", "not_found")
+        case StorageError():
+            return Failure(507, str(error), "server_error", "storage_failed")
         case OverloadedError():
             return Failure(429, str(error), "rate_limit_error", "overloaded", headers=_retry(error.retry_after))
         case EngineClosedError():

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, ChatTemplate, Role, find_role
 from rnn_engine.errors import InvalidRequestError
 from server.schemas.base import RefusedError, RequestBody, only
+from server.schemas.error import ErrorDetail
 from server.schemas.generation import GenerationBody, Stop
 from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
@@ -207,7 +208,8 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    saved_state: NotRequired[StateEntry]
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
 
 
 class ChatDelta(TypedDict):
@@ -234,4 +236,5 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
-    saved_state: NotRequired[StateEntry]
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
 from server.schemas.base import only
+from server.schemas.error import ErrorDetail
 from server.schemas.generation import GenerationBody
 from server.schemas.prompt import Prompts
 from server.schemas.state_entry import StateEntry
@@ -81,4 +82,5 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
-    saved_state: NotRequired[StateEntry]
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]

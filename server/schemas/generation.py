@@ -63,7 +63,8 @@ class GenerationBody(SamplingBody):
     save_as: SaveAs | None = Field(
         default=None,
         description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "
-        "object. The name that `state` has then stands for the new state.",
+        "object. The name that `state` has then stands for the new state. Where it can't be kept, `saved_state` is "
+        "null and `save_error` says why.",
     )
 
     def model_post_init(self, _context: Any) -> None:  # noqa: ANN401

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StateError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
@@ -25,6 +25,7 @@ from states.named.table import NamedStateTable
 
 DEFAULT_CAPACITY = 512 << 20
 DEFAULT_MAX_NAMES = 10_000
+_REMOVED = "it was removed"
 _log = logging.getLogger(__name__)
 
 
@@ -215,12 +216,20 @@ class StateRegistry:
 
     def delete(self, name_or_id: str) -> NamedState:
         """See `StateStore.delete`."""
-        with self._changing() as table:
-            entry = table.find(name_or_id)
-            table.drop(entry, "it was removed")
-        if entry.persistent:
-            self._sync(entry.id)
-        return entry
+        while True:
+            with self._changing() as table:
+                entry = table.find(name_or_id)
+                if not entry.persistent:
+                    table.drop(entry, _REMOVED)
+                    return entry
+            with self._disk_lock:
+                if self._saved is not None:
+                    self._saved.delete(entry.id)  # first, so that a name that is gone does not come back
+                with self._changing() as table:
+                    if table.holds(entry):
+                        table.drop(entry, _REMOVED)
+                        return entry
+            # it was changed meanwhile, and whoever did that writes its file again
 
     def _tell(self, digest: str) -> None:
         for forget in self._listeners:
@@ -249,12 +258,12 @@ class StateRegistry:
         try:
             for entry in entries:
                 self._sync(entry.id)
-        except StateError:
+        except StorageError:
             with self._lock:
                 if all(self._table.holds(entry) for entry in entries):
                     undo()
             for entry in entries:
-                with suppress(StateError):
+                with suppress(StorageError):
                     self._sync(entry.id)
             raise
 

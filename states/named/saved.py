@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rnn_engine.atomic_file import TEMPORARY_SUFFIX
-from rnn_engine.errors import StateError
+from rnn_engine.atomic_file import TEMPORARY_SUFFIX, delete_file
+from rnn_engine.errors import StateError, StorageError
 from states.files.exchange import StateFiles
 from states.frozen import FrozenState
 
@@ -49,18 +49,18 @@ class SavedStates:
                 _log.warning("a persistent state is skipped: %s", error)
 
     def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
-        """Write or replace one. Raises StateError where the folder can't be written to; the old file is then there."""
+        """Write or replace one. Raises StorageError where it can't be written; the old file is then there."""
         try:
             self._files.save(self._path(key), name, frozen)
         except OSError as error:
-            raise StateError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
+            raise StorageError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
 
     def delete(self, key: uuid.UUID) -> None:
-        """Delete the file of one, where there is one."""
+        """Delete the file of one, where there is one. Raises StorageError where it can't be deleted."""
         try:
-            self._path(key).unlink(missing_ok=True)
+            delete_file(self._path(key))
         except OSError as error:
-            raise StateError(f"state {key} can't be deleted from the folder of states: {error.strerror}") from error
+            raise StorageError(f"state {key} can't be deleted from the folder of states: {error.strerror}") from error
 
     def _path(self, key: uuid.UUID) -> Path:
         return self._folder / f"{key}{_SUFFIX}"

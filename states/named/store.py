@@ -63,7 +63,7 @@ class StateStore(Protocol):
     ) -> NamedState:
         """Keep a state under a free name. `key` is the id that it gets if that is free.
 
-        Raises InvalidRequestError for a name that can't be had, OverloadedError where there is no room, StateError
+        Raises InvalidRequestError for a name that can't be had, OverloadedError where there is no room, StorageError
         where a persistent state can't be written; then all is as it was.
         """
         ...
@@ -71,8 +71,8 @@ class StateStore(Protocol):
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
         """Replace the values of a state if it still has the version of `old`. Name and id stay.
 
-        Raises NotFoundError where it was deleted or changed, OverloadedError where there is no room, StateError where
-        it can't be written.
+        Raises NotFoundError where it was deleted or changed, OverloadedError where there is no room, StorageError
+        where it can't be written.
         """
         ...
 
@@ -85,7 +85,10 @@ class StateStore(Protocol):
         ...
 
     async def delete(self, name_or_id: str) -> NamedState:
-        """Delete a state. Sequences that run from it go on. Raises NotFoundError."""
+        """Delete a state. Sequences that run from it go on.
+
+        Raises NotFoundError, or StorageError where its file can't be deleted; then all is as it was.
+        """
         ...
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:

@@ -220,7 +220,7 @@ async def test_what_can_not_be_kept_is_told_before_anything_runs(
     assert engine.requests == []
 
 
-async def test_a_name_that_was_taken_meanwhile_is_an_error_at_the_end(serve: Serve) -> None:
+async def test_a_name_that_was_taken_meanwhile_is_told_with_the_answer(serve: Serve) -> None:
     engine = FakeEngine()
     client: Client = await serve(engine)
 
@@ -229,5 +229,47 @@ async def test_a_name_that_was_taken_meanwhile_is_an_error_at_the_end(serve: Ser
         return "text"
 
     engine.reply = reply
-    error = await error_of(await client.post(CHAT, json={**HI, "save_as": "b"}), 400)
-    assert "'b' is not allowed; expected a name that is free" in error["message"]
+    answer = await post(client, CHAT, ChatCompletion, {**HI, "save_as": "b"})
+    assert answer["choices"][0]["message"]["content"] == "text"
+    assert answer["saved_state"] is None
+    assert "'b' is not allowed; expected a name that is free" in answer["save_error"]["message"]
+
+
+def refuse_to_sync(_descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_not_lost_where_its_state_can_not_be_written(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    engine = FakeEngine(reply=lambda _: " Yes.", registry=make_registry(tmp_path, shape=SHAPE))
+    client = await serve(engine)
+    monkeypatch.setattr("os.fsync", refuse_to_sync)
+    body = {**(HI if path == CHAT else {"prompt": "a"}), "save_as": {"name": "b", "persistent": True}}
+    if stream:
+        kind: type[object] = ChatCompletionChunk if path == CHAT else Completion
+        chunks = await post_stream(client, path, kind, body)
+        answer = chunks[-1]
+        assert answer["choices"][0]["finish_reason"] == "stop"
+    else:
+        answer = await post(client, path, ChatCompletion if path == CHAT else Completion, body)
+        choice = answer["choices"][0]
+        assert (choice["message"]["content"] if path == CHAT else choice["text"]).strip() == "Yes."
+    error = answer["save_error"]
+    assert (answer["saved_state"], error["type"], error["code"]) == (None, "server_error", "storage_failed")
+    assert error["message"].endswith("can't be written to the folder of states: No space left on device")
+    assert engine.registry.entries() == ()
+
+
+async def test_a_full_disk_is_no_fault_of_the_clients(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    client = await serve(engine)
+    put(engine, "a", "abc")
+    monkeypatch.setattr("os.fsync", refuse_to_sync)
+    response = await client.post("/v1/states/a/open", json={"name": "b", "persistent": True})
+    error = await error_of(response, 507)
+    assert (error["type"], error["code"]) == ("server_error", "storage_failed")

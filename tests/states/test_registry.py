@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
 from states.files.prefab import Prefab, encode_prefab
 from states.files.reading import LoadedState
 from states.frozen import NO_INITIAL_STATE, freeze_state
@@ -357,8 +357,24 @@ def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest
             lambda: states.move("leased", "mine", PERSISTENT),
             lambda: advance(states, kept, some_initial(3)),
         ):
-            with pytest.raises(StateError, match="can't be written to the folder of states: No space left on device"):
+            with pytest.raises(StorageError, match="can't be written to the folder of states: No space left on device"):
                 change()
     assert {entry.name: entry.frozen for entry in states.entries()} == {"kept": kept.frozen, "leased": leased.frozen}
     assert names(make_registry(tmp_path)) == ["kept"]
     assert make_registry(tmp_path).get("kept").frozen.digest == kept.frozen.digest
+
+
+def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_registry(tmp_path)
+    kept = put(states, "kept", 0, PERSISTENT)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.unlink", read_only)
+        with pytest.raises(StorageError, match="can't be deleted from the folder of states: Read-only file system"):
+            states.delete("kept")
+    assert states.get("kept") is kept
+    assert states.delete("kept") is kept
+    assert names(states) == names(make_registry(tmp_path)) == []
