@@ -1,0 +1,1 @@
+"""A server in a process of its own, and ways to speak to it that ordinary clients do not have."""

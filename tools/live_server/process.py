@@ -1,0 +1,78 @@
+"""Start `rnn-engine serve` as a process, and end it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS_TO_START = 120.0
+SECONDS_TO_STOP = 60.0
+
+
+class ServerProcess:
+    """A server on a free port of this machine. All that it prints is appended to the file `log`.
+
+    A context manager: what still runs at the end of the block is killed.
+    """
+
+    def __init__(self, log: Path, options: Sequence[str] = ()) -> None:
+        """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long."""
+        self.log = log
+        command = [sys.executable, "-m", "rnn_engine.cli", "serve", "--port", "0", *options]
+        with log.open("ab") as output:
+            begin = output.tell()
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+        try:
+            self.url = self._wait_for_address(begin)
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        """Send SIGTERM and return the exit status. Raises subprocess.TimeoutExpired if the process goes on."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(SECONDS_TO_STOP)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _wait_for_address(self, begin: int) -> str:
+        """Return the URL that the server prints when it takes requests, after the first `begin` bytes of the log."""
+        deadline = time.monotonic() + SECONDS_TO_START
+        printed = b""
+        while time.monotonic() < deadline:
+            running = self.running
+            printed = self.log.read_bytes()[begin:]
+            for line in printed.splitlines(keepends=True):
+                if line.startswith(b"address ") and line.endswith(b"\n"):
+                    return line.split()[1].decode()
+            if not running:
+                break
+            time.sleep(0.02)
+        ending = f"is silent for {SECONDS_TO_START} s" if self.running else f"ended with {self._process.poll()}"
+        raise RuntimeError(f"the server {ending}; it printed:\n{printed.decode(errors='replace')}")

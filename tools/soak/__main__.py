@@ -1,0 +1,91 @@
+"""`python -m tools.soak`: mixed traffic for a chosen time; prints what grew, slowed down and failed.
+
+What follows `--` goes to `rnn-engine serve`: python -m tools.soak --minutes 120 -- --device cpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+import click
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+from tools.live_server.process import ServerProcess
+from tools.soak.driver import Driver, Record
+from tools.soak.operations import make_operations
+from tools.soak.samples import Sample, Sampler
+from tools.soak.verdict import Verdict, growth
+
+_SMALL_CACHE = ("--cache-device-bytes", "4M", "--cache-host-bytes", "16M", "--cache-disk-bytes", "32M")
+_SECONDS_TO_SETTLE = 5.0  # after the last operation: the server notices clients that have left
+_MOST_AT_ONCE = 32
+_INTERVAL = 60.0  # seconds between samples
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--minutes", type=click.FloatRange(min=0.01), default=120.0, show_default=True, help="How long.")
+@click.option("--rate", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Operations a second.")
+@click.option("--seed", default=0, show_default=True, help="Which operations, in which order.")
+@click.option("--warm-up", type=float, help="Minutes before memory counts.  [default: 10, or a third of all]")
+@click.option("--url", help="A server that runs already.  [default: start one, with caches that fill soon]")
+@click.option("--pid", type=int, help="The process of the server at --url, if it is on this machine.")
+@click.option("--api-key", help="Sent to the server at --url.")
+@click.option("--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="The samples.")
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(
+    minutes: float,
+    rate: float,
+    seed: int,
+    warm_up: float | None,
+    url: str | None,
+    pid: int | None,
+    api_key: str | None,
+    out: Path,
+    serve_options: tuple[str, ...],
+) -> None:
+    """Send mixed traffic to a server, and tell at the end whether it grew, slowed down or failed."""
+    seconds = 60 * minutes
+    warm_up_seconds = 60 * (min(10.0, minutes / 3) if warm_up is None else warm_up)
+    plan = partial(_soak, rate=rate, seed=seed, seconds=seconds, api_key=api_key)
+    exit_status = None
+    with tempfile.TemporaryDirectory() as folder, out.open("w") as file:
+        if url is not None:
+            samples, left, record = asyncio.run(plan(url, pid, file))
+        else:
+            folders = ("--cache-folder", f"{folder}/cache", "--state-folder", f"{folder}/states")
+            with ServerProcess(out.with_suffix(".log"), (*_SMALL_CACHE, *folders, *serve_options)) as server:
+                samples, left, record = asyncio.run(plan(server.url, server.pid, file))
+                exit_status = server.stop()
+    verdict = Verdict(samples, record, left, growth(samples, warm_up_seconds), exit_status)
+    click.echo(f"{minutes:g} minutes at {rate:g} operations a second, seed {seed}, serve {' '.join(serve_options)}")
+    click.echo("\n".join(verdict.lines()))
+    sys.exit(0 if verdict.good else 1)
+
+
+async def _soak(
+    url: str, pid: int | None, out: IO[str], *, rate: float, seed: int, seconds: float, api_key: str | None
+) -> tuple[list[Sample], Sample, Record]:
+    """Return the samples, one after the end of all operations, and what happened."""
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    samples: list[Sample] = []
+    async with ClientSession(
+        headers=headers, connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)
+    ) as session:
+        driver = Driver(session, url, make_operations(), rate, seed, _MOST_AT_ONCE)
+        record = driver.record
+        interval = min(_INTERVAL, seconds / 20)
+        sampler = Sampler(session, url, pid, interval, out, lambda: (record.done.total(), record.num_surprises))
+        sampling = asyncio.create_task(sampler.run(samples))
+        await driver.run(seconds)
+        sampling.cancel()
+        await asyncio.sleep(_SECONDS_TO_SETTLE)
+        return samples, await sampler.take(seconds), record
+
+
+if __name__ == "__main__":
+    main()
