@@ -5,7 +5,10 @@ All of this blocks while it reads, uploads and compiles.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +24,11 @@ from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.device import SlotPool
 from states.cache.make import make_cache
-from states.files.folder import OwnedFolder
+from states.files.folder import CACHE_LOCK, STATES_LOCK, OwnedFolder
 from states.named.registry import StateRegistry
 
 MAX_LOGPROBS = 20
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +40,14 @@ class EngineParts:
     tokenizer: Tokenizer
     states: StateRegistry
     cache: StateCache | None
-    folder: OwnedFolder | None  # the cache's
+    folders: tuple[OwnedFolder, ...]  # of the cache and of states
 
     def close(self) -> None:
-        """Write what is to be kept, and free the device and the folder. For the thread that owns the runner."""
+        """Write what is to be kept, and free the device and the folders. For the thread that owns the runner."""
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
-            if self.folder is not None:
-                last_first.callback(self.folder.release)
+            for folder in self.folders:
+                last_first.callback(folder.release)
             if self.cache is not None:
                 last_first.callback(self.cache.close)
 
@@ -64,9 +68,10 @@ def open_parts(
     weights = "f32" if device == "cpu" else weights
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     with ExitStack() as undo, open_model(path) as model:
-        folder = None if config.disk is None else OwnedFolder(config.disk.folder)
-        if folder is not None:
+        folders: list[OwnedFolder] = []
+        for folder in _own_folders(config, states):
             undo.callback(folder.release)
+            folders.append(folder)
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         registry = open_registry(model, states)
         runner = load_runner(
@@ -92,7 +97,7 @@ def open_parts(
         num_slots=num_slots,
         states=registry,
         cache=kept,
-        folder=folder,
+        folders=tuple(folders),
     )
 
 
@@ -107,7 +112,7 @@ def assemble(
     num_slots: int | None = None,
     states: StateRegistry | None = None,
     cache: StateCache | None = None,
-    folder: OwnedFolder | None = None,
+    folders: tuple[OwnedFolder, ...] = (),
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
     info = EngineInfo(
@@ -121,7 +126,19 @@ def assemble(
         created=int(time.time()),
         device_bytes=device_bytes,
     )
-    return EngineParts(info, runner, tokenizer, states or make_registry(runner.shape, model), cache, folder)
+    return EngineParts(info, runner, tokenizer, states or make_registry(runner.shape, model), cache, folders)
+
+
+def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[OwnedFolder]:
+    """Take the folders that this process alone may write to."""
+    if config.disk is not None:
+        yield OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
+    if states.folder is None:
+        return
+    if states.folder.is_dir() and not os.access(states.folder, os.W_OK):
+        _log.warning("the folder of states, %s, is read-only: no state can be kept in it", states.folder)
+    else:
+        yield OwnedFolder(states.folder, "folder of states", STATES_LOCK)
 
 
 def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:

@@ -15,7 +15,7 @@ from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScore
 from rnn_engine.sampling import LogitRow, top_logprobs
 from rnn_engine.types import F32, ModelShape
 from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, Retention
+from states.named.entry import NamedState, Retention, check_changeable
 
 MAX_TOP_K = 1024
 
@@ -61,7 +61,8 @@ async def advance_state(
     """Let a name stand for its state after `tokens`, in one step; who asks later goes on from there.
 
     `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next. Without
-    tokens the state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile.
+    tokens the state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile,
+    InvalidRequestError for a state that the operator brings.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
@@ -70,6 +71,8 @@ async def advance_state(
     key = (await states.get(name_or_id)).id
     async with states.lock(key):
         named = await states.get(str(key))
+        if tokens:
+            check_changeable(named, "state")
         ran = await run_tokens(engine, named.frozen, tokens, logprobs=logprobs)
         if tokens:
             named = await states.compare_and_set(named, ran.frozen, source="advance")

@@ -11,7 +11,10 @@ from states.named.entry import NamedState
 
 
 class StateEntry(TypedDict):
-    """A named state. `num_tokens` is null where nobody told how many it has taken in."""
+    """A named state. `num_tokens` is null where nobody told how many it has taken in.
+
+    One that is `read_only` comes from the operator at every start: requests may start from it and copy it.
+    """
 
     object: Literal["state"]
     id: str
@@ -26,6 +29,7 @@ class StateEntry(TypedDict):
     bytes: int
     owner: str | None
     persistent: bool
+    read_only: bool
     expires_in: float | None
 
 
@@ -46,5 +50,6 @@ def state_entry(named: NamedState) -> StateEntry:
         "bytes": frozen.num_bytes,
         "owner": named.owner,
         "persistent": named.persistent,
+        "read_only": named.read_only,
         "expires_in": named.expires_in,
     }

@@ -13,7 +13,7 @@ from rnn_engine.requests import Finished, GenerateRequest, TokenInfo
 from server.schemas.retention import NewStateBody
 from server.schemas.state_entry import StateEntry, state_entry
 from server.state.resolve import ResolvedState
-from states.named.entry import NamedState, Retention
+from states.named.entry import NamedState, Retention, check_changeable
 
 
 class EndSaver:
@@ -35,9 +35,12 @@ class EndSaver:
         if len(calls) != 1:
             raise InvalidRequestError("save_as", wanted.name, f"null unless there is one answer; here are {len(calls)}")
         saver = cls(engine, wanted, resolved, calls[0])
-        if saver._continued is None:
+        continued = saver._continued
+        if continued is None:
             await check_room(engine, wanted.name, wanted.retention)
-        elif wanted.retention != Retention():
+            return saver
+        check_changeable(continued, "save_as")
+        if wanted.retention != Retention():
             raise InvalidRequestError(
                 "save_as", wanted.retention, "the name alone where it is that of `state`, which stays as it is kept"
             )

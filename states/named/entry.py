@@ -28,6 +28,7 @@ class NamedState:
     created: float = field(compare=False)  # Unix time, seconds
     owner: str | None = field(compare=False)  # whose lease it belongs to; None = persistent
     frozen: FrozenState = field(compare=False)
+    read_only: bool = field(default=False, compare=False)  # the operator brings it at every start
     expires_in: float | None = field(default=None, compare=False)  # seconds without use, when a `StateStore` gave it
 
     @property
@@ -58,6 +59,19 @@ class Retention:
     def owner_of(self, name: str) -> str | None:
         """Return who owns a state of this name: None for a persistent one."""
         return None if self.persistent else self.owner or name
+
+
+def check_changeable(entry: NamedState, field: str) -> None:
+    """Raise InvalidRequestError, which names `field`, for a state that the operator brings.
+
+    A change would be undone by the next start, which brings the operator's file again.
+    """
+    if entry.read_only:
+        raise InvalidRequestError(
+            field,
+            entry.name,
+            "a state that may be changed; the operator brings this one at every start: copy it under another name",
+        )
 
 
 def parse_id(text: str) -> uuid.UUID | None:

@@ -1,7 +1,8 @@
 """The registry of states under names, whether they came from files or were made by the server.
 
 A state belongs to its owner's lease, which ends when nobody uses what the owner has, or is persistent: then it stays
-until it is deleted and, unless the operator brings its file at every start, is kept in a folder.
+until it is deleted, and is kept in a folder. One that the operator brings at every start is read-only, since that file
+would undo every change.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_new_name
+from states.named.entry import NamedState, Retention, check_changeable, check_new_name
 from states.named.saved import SavedStates
 from states.named.table import NamedStateTable
 
@@ -84,11 +85,12 @@ class StateRegistry:
         return entry
 
     def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
-        """Enter a persistent state that the operator brings at every start, so that it is not kept in the folder."""
+        """Enter a state that the operator brings at every start: it is not kept in the folder, and is read-only."""
         frozen = self.files.freeze(loaded, source)
         with self._changing() as table:
             table.check_free(name, "state name")
-            entry = _named(table, name, None, frozen, loaded.form, source, loaded.id)
+            named = _named(table, name, None, frozen, loaded.form, source, loaded.id)
+            entry = replace(named, read_only=True)
             table.enter(entry)
         return entry
 
@@ -188,6 +190,7 @@ class StateRegistry:
         """See `StateStore.move`."""
         with self._changing() as table:
             old = _use(table, name_or_id)
+            check_changeable(old, "state")
             if name == old.name:
                 self._check_retention(retention)
             else:
@@ -205,6 +208,7 @@ class StateRegistry:
             held = table.of_id(old.id)
             if held is None or held != old:
                 raise NotFoundError(f"state {old.name!r} was removed or replaced meanwhile")
+            check_changeable(held, "state")
             if held.owner is not None:
                 table.leases.renew(held.owner)
             version, now = table.next_version(), time.time()
@@ -219,6 +223,7 @@ class StateRegistry:
         while True:
             with self._changing() as table:
                 entry = table.find(name_or_id)
+                check_changeable(entry, "state")
                 if not entry.persistent:
                     table.drop(entry, _REMOVED)
                     return entry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,10 @@ class SavedStates:
     def load(self) -> Iterator[FoundState]:
         """What is there, oldest first. A file that is damaged or of another model is told in the log and stays."""
         for partial in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
-            partial.unlink(missing_ok=True)  # a write that a crash cut short
-        paths = [path for path in self._folder.glob(f"*{_SUFFIX}") if _id_of(path) is not None]
+            if _id_of(partial.name.partition(".")[0]) is not None:
+                with suppress(OSError):
+                    partial.unlink()  # a write that a crash cut short
+        paths = [path for path in self._folder.glob(f"*{_SUFFIX}") if _id_of(path.stem) is not None]
         for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name)):
             try:
                 yield self._read(path)
@@ -66,7 +69,7 @@ class SavedStates:
         return self._folder / f"{key}{_SUFFIX}"
 
     def _read(self, path: Path) -> FoundState:
-        key = _id_of(path)
+        key = _id_of(path.stem)
         assert key is not None  # the caller has looked
         loaded = self._files.read(path)
         if loaded.name is None:
@@ -74,8 +77,8 @@ class SavedStates:
         return FoundState(loaded.name, key, path.stat().st_mtime, path.name, self._files.freeze(loaded, path.name))
 
 
-def _id_of(path: Path) -> uuid.UUID | None:
+def _id_of(stem: str) -> uuid.UUID | None:
     try:
-        return uuid.UUID(path.stem)
+        return uuid.UUID(stem)
     except ValueError:
         return None

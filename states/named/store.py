@@ -71,8 +71,8 @@ class StateStore(Protocol):
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
         """Replace the values of a state if it still has the version of `old`. Name and id stay.
 
-        Raises NotFoundError where it was deleted or changed, OverloadedError where there is no room, StorageError
-        where it can't be written.
+        Raises NotFoundError where it was deleted or changed, InvalidRequestError where it is read-only, OverloadedError
+        where there is no room, StorageError where it can't be written.
         """
         ...
 
@@ -81,13 +81,17 @@ class StateStore(Protocol):
         ...
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Give a state another name, another owner, or both, in one step. Raises what `get` and `put` raise."""
+        """Give a state another name, another owner, or both, in one step.
+
+        Raises what `get` and `put` raise, and InvalidRequestError where it is read-only.
+        """
         ...
 
     async def delete(self, name_or_id: str) -> NamedState:
         """Delete a state. Sequences that run from it go on.
 
-        Raises NotFoundError, or StorageError where its file can't be deleted; then all is as it was.
+        Raises NotFoundError, InvalidRequestError where it is read-only, StorageError where its file can't be deleted;
+        then all is as it was.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StateError
 from rnn_engine.loading.parts import assemble
+from rnn_engine.loading.states import StateSettings
+from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.counters import CacheStats
 from states.cache.device import SlotPool
 from states.cache.make import make_cache
-from states.files.folder import OwnedFolder
+from states.files.folder import CACHE_LOCK, OwnedFolder
+from states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, scripted_logits
 from tests.support.models import random_model, save_safetensors, tiny_shape
@@ -141,7 +145,27 @@ async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_pa
         await load(tmp_path / "missing.safetensors", config)
     with pytest.raises(StateError, match=r"tiny\.safetensors: File exists; expected a folder to write into"):
         await load(model_path, CacheConfig(disk=DiskConfig(model_path)))
-    OwnedFolder(tmp_path).release()
+    OwnedFolder(tmp_path, "cache folder", CACHE_LOCK).release()
+
+
+async def test_a_folder_of_states_belongs_to_one_engine_at_a_time(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = StateSettings(folder=tmp_path)
+    partial = tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial"
+    async with await Engine.load(model_path, device="cpu", states=states) as engine:
+        partial.write_bytes(b"half")  # is being written
+        with pytest.raises(StateError, match=f"folder of states {tmp_path}: another process uses it"):
+            await Engine.load(model_path, device="cpu", states=states)
+        assert partial.exists()
+        async with await load(model_path, CacheConfig(disk=DiskConfig(tmp_path))):
+            assert partial.exists()  # a cache may be in the folder, too
+        ran = await create_state(engine, "kept", [1, 2], Retention(persistent=True))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    async with await Engine.load(model_path, device="cpu", states=states) as engine:
+        assert (await engine.states.get("kept")).frozen.digest == ran[0].frozen.digest
+    assert "is read-only: no state can be kept in it" in caplog.text
+    assert not partial.exists()
 
 
 async def test_dropping_makes_the_next_prompt_run(model_path: Path) -> None:

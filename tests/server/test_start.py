@@ -235,6 +235,24 @@ async def test_a_name_that_was_taken_meanwhile_is_told_with_the_answer(serve: Se
     assert "'b' is not allowed; expected a name that is free" in answer["save_error"]["message"]
 
 
+async def test_a_state_of_the_operator_stays_as_it_is(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    poet = engine.registry.add(LoadedState("tuned", POET), "poet", "test")
+    refusal = "'poet' is not allowed; expected a state that may be changed; the operator brings this one at every start"
+    saved = await client.post(CHAT, json={**HI, "state": "poet", "save_as": "poet"})
+    assert (await error_of(saved, 400))["message"].startswith(f"save_as: {refusal}")
+    for answer in (
+        await client.post("/v1/states/poet/advance", json={"input": "x"}),
+        await client.post("/v1/states/poet/take", json={"owner": "me"}),
+        await client.delete("/v1/states/poet"),
+    ):
+        assert (await error_of(answer, 400))["message"].startswith(f"state: {refusal}")
+    assert (engine.requests, engine.registry.entries()) == ([], (poet,))
+    entry = await (await client.get("/v1/states/poet")).json()
+    assert (entry["read_only"], entry["digest"]) == (True, poet.frozen.digest)
+
+
 def refuse_to_sync(_descriptor: int) -> None:
     raise OSError(28, "No space left on device")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def names(states: StateRegistry) -> list[str]:
     return [entry.name for entry in states.entries()]
 
 
-def test_a_file_is_added_listed_found_and_removed(tmp_path: Path) -> None:
+def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
     states = make_registry()
     added = states.add_file(tmp_path / "poet.st")
@@ -47,9 +48,10 @@ def test_a_file_is_added_listed_found_and_removed(tmp_path: Path) -> None:
     assert states.entries() == (added,)
     assert states.get("poet") is states.get(str(added.id)) is states.get(str(added.id).upper()) is added
     assert states.usage().num_bytes == STATE_BYTES
-    assert states.delete("poet") is added
-    assert (states.entries(), states.usage().num_bytes) == ((), 0)
-    assert np.array_equal(added.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
+    [copied] = states.fork("poet", ["copy"], KEPT)
+    assert states.delete("copy") is copied
+    assert (states.entries(), states.usage().num_bytes) == ((added,), STATE_BYTES)
+    assert np.array_equal(copied.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
 
 
 def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
@@ -194,14 +196,16 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(encode_prefab(Prefab("main", uuid.UUID(int=5), True, some_state()), SHAPE))
     states = make_registry(tmp_path / "states")
     assert default_of(states) is None
-    main = states.add_file(tmp_path / "file")
+    states.add_file(tmp_path / "file")
     put(states, "leased")
     with pytest.raises(InvalidRequestError, match="default state: 'leased' is not allowed; expected a persistent"):
         states.set_default("leased")
     assert default_of(states) == "main"
-    advanced = advance(states, main, some_initial(1))
+    [kept] = states.fork("main", ["kept"], PERSISTENT)
+    states.set_default("kept")
+    advanced = advance(states, kept, some_initial(1))
     assert states.default is advanced
-    states.move("main", "moved", PERSISTENT)
+    states.move("kept", "moved", PERSISTENT)
     assert default_of(states) == "moved"
     states.move("moved", "mine", KEPT)
     assert default_of(states) is None
@@ -340,6 +344,29 @@ def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog:
     assert "the state belongs to model model; this one is another" in caplog.text
     assert not partial.exists()
     assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
+    """The next start brings the operator's file again, so that a change would be lost."""
+    save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
+    states = make_registry(tmp_path / "states")
+    poet = states.add_file(tmp_path / "poet.st")
+    changes: list[Callable[[], object]] = [
+        lambda: advance(states, poet, some_initial(1)),
+        lambda: states.delete("poet"),
+        lambda: states.move("poet", "mine", PERSISTENT),
+        lambda: states.move(str(poet.id), "poet", KEPT),
+    ]
+    for change in changes:
+        with pytest.raises(InvalidRequestError, match="state: 'poet' is not allowed; expected a state that may be cha"):
+            change()
+    assert (states.entries(), poet.read_only) == ((poet,), True)
+    [copied] = states.fork("poet", ["mine"], PERSISTENT)
+    assert not copied.read_only
+    advanced = advance(states, copied, some_initial(1))
+    again = make_registry(tmp_path / "states")
+    again.add_file(tmp_path / "poet.st")
+    assert again.get("mine").frozen.digest == advanced.frozen.digest
 
 
 def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

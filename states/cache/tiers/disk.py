@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,8 @@ from states.files.full import Origin, SavedState, full_state_bytes, read_full_st
 from states.payload import Payload, Precision
 
 SUFFIX = ".state"
+
+_LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPORARY_SUFFIX)}")
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +64,9 @@ class DiskTier(Tier):
 
     def find_copies(self) -> Sequence[FoundCopy]:
         for leftover in self._folder.glob(f"*{TEMPORARY_SUFFIX}"):
-            leftover.unlink(missing_ok=True)
+            if _LEFTOVER.fullmatch(leftover.name):
+                with suppress(OSError):
+                    leftover.unlink()  # a write that a crash cut short
         paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=_modified)
         return [found for found in map(self._inspect, paths) if found is not None]
 
