@@ -1,29 +1,28 @@
-"""Find the convention that a file's tensors were saved in, and translate it to BlinkDL's names and orientation.
+"""Find where a file keeps each tensor of a model: under which name, and in which orientation.
 
-Two conventions are known. BlinkDL's own is the identity. ai00's `.st` has the same names for RWKV-7, and stores the
-low-rank adapters and the tuned initial state with their last two dimensions swapped. Nothing in such a file says so,
-but the shapes do: an adapter's outer dimension is the model's width. The adapters that are not square, of any layer,
-settle it for the file. Where every adapter is square (each R equals D) the shapes say nothing; then a file whose name
-ends in `.st` and whose tensors are all f16, which is what ai00's converter writes, is taken for ai00's, and any other
-for BlinkDL's.
+Two conventions are known: BlinkDL's, and that of ai00's `.st` files. A version's layout says which tensors ai00 names
+differently, and which it stores with their last two dimensions swapped: the low-rank adapters and the tuned initial
+state. Nothing in a file says which convention it follows, but the shapes of its adapters do: an adapter's outer
+dimension is the model's width. The adapters that are not square, of any layer, settle it for the file. Where the shapes
+say nothing, a file is taken for ai00's where it has one of ai00's names, or where it has adapters, its name ends in
+`.st` and all its tensors are f16, which is what ai00's converter writes; any other is taken for BlinkDL's.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.source import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
 
-_ADAPTER = re.compile(r"blocks\.\d+\.att\.[wavg][12]")
-_SWAPPED_BY_AI00 = re.compile(r"blocks\.\d+\.att\.([wavg][12]|time_state)")
+_WIDTH: Final = "D"  # the letter of a model's width
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +33,49 @@ class StoredTensor:
     swapped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Convention:
-    """A way of naming and orienting tensors: `translate` maps BlinkDL's name of each to where it is stored."""
+def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
+    """Return where each tensor of a file is kept, by BlinkDL's name; one that no spec names keeps its own."""
+    by_stored_name = {_stored_name(spec, tensors): spec for spec in specs}
+    swaps = _is_ai00(path, by_stored_name, tensors)
+    stored = {}
+    for name in tensors:
+        spec = by_stored_name.get(name)
+        if spec is None:
+            stored[name] = StoredTensor(name)
+        else:
+            stored[spec.name] = StoredTensor(name, swaps and spec.ai00_swaps)
+    return stored
 
-    name: str
-    matches: Callable[[Path, Tensors], bool]
-    translate: Callable[[Tensors], dict[str, StoredTensor]]
+
+def _stored_name(spec: TensorSpec, tensors: Tensors) -> str:
+    if spec.ai00_name is None or spec.name in tensors or spec.ai00_name not in tensors:
+        return spec.name
+    return spec.ai00_name
 
 
-def find_convention(path: Path, tensors: Tensors) -> Convention:
-    """Return the convention in which the file's tensors were saved; BlinkDL's where no other is recognised."""
-    return next(convention for convention in _CONVENTIONS if convention.matches(path, tensors))
-
-
-def _is_ai00(path: Path, tensors: Tensors) -> bool:
-    votes = [vote for name, info in tensors.items() if (vote := _swap_vote(name, info, _width(tensors))) is not None]
+def _is_ai00(path: Path, by_stored_name: Mapping[str, TensorSpec], tensors: Tensors) -> bool:
+    present = [(spec, name) for name, spec in by_stored_name.items() if name in tensors]
+    adapters = [(spec, tensors[name]) for spec, name in present if spec.ai00_swaps and _WIDTH in spec.dims[-2:]]
+    width = _width(tensors)
+    votes = [vote for spec, info in adapters if (vote := _swap_vote(spec, info, width)) is not None]
     if votes:
         return 2 * sum(votes) > len(votes)  # the others are then refused for their shapes
-    adapters = [name for name in tensors if _ADAPTER.fullmatch(name)]
-    all_f16 = all(info.dtype == np.float16 for info in tensors.values())
-    return bool(adapters) and path.suffix == ".st" and all_f16
+    if any(name != spec.name for spec, name in present):
+        return True
+    return bool(adapters) and path.suffix == ".st" and all(info.dtype == np.float16 for info in tensors.values())
 
 
-def _swap_vote(name: str, info: TensorInfo, width: int | None) -> bool | None:
-    """Return whether an adapter's shape shows it swapped; None where it is none or its shape does not show it."""
-    if not _ADAPTER.fullmatch(name) or len(info.shape) < 2:
+def _swap_vote(spec: TensorSpec, info: TensorInfo, width: int | None) -> bool | None:
+    """Return whether an adapter's shape shows it swapped; None where its shape does not show it."""
+    if len(info.shape) < 2:
         return None
     rows, columns = info.shape[-2:]
     if (rows == width) == (columns == width):
         return None
-    is_first = name.endswith("1")  # x1 is [D, R] and x2 is [R, D]
-    return (columns if is_first else rows) == width
+    return (columns if spec.dims[-2] == _WIDTH else rows) == width
 
 
 def _width(tensors: Tensors) -> int | None:
     """Return D, the second dimension of the embedding."""
     embedding = tensors.get("emb.weight")
     return embedding.shape[-1] if embedding is not None and embedding.shape else None
-
-
-def _translate_ai00(tensors: Tensors) -> dict[str, StoredTensor]:
-    return {name: StoredTensor(name, _SWAPPED_BY_AI00.fullmatch(name) is not None) for name in tensors}
-
-
-def _translate_blinkdl(tensors: Tensors) -> dict[str, StoredTensor]:
-    return {name: StoredTensor(name) for name in tensors}
-
-
-_CONVENTIONS: Final = (
-    Convention("ai00", _is_ai00, _translate_ai00),
-    Convention("blinkdl", lambda _path, _tensors: True, _translate_blinkdl),
-)

@@ -29,11 +29,16 @@ _BLOCK = re.compile(r"blocks\.([0-9]{1,6})\..*")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor of a model: its name, its dimensions as letters, and whether a file must have it."""
+    """A tensor of a model: its name, its dimensions as letters, and whether a file must have it.
+
+    ai00's `.st` files have some tensors under another name, and some with their last two dimensions swapped.
+    """
 
     name: str
     dims: tuple[str, ...]
     required: bool = True
+    ai00_name: str | None = None  # None: the same
+    ai00_swaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class Layout:
 
     specs: Callable[[int], tuple[TensorSpec, ...]]  # number of layers -> every tensor
     make_shape: Callable[[int, Sizes], ModelShape]  # number of layers, sizes -> shape; raises ModelError
+
+    def list_specs(self, names: Iterable[str]) -> tuple[TensorSpec, ...]:
+        """Return every tensor of the model whose file has these names. Raises ModelError where it lacks a layer."""
+        return self.specs(_count_layers(names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.conventions import StoredTensor, find_convention
+from rnn_engine.model.conventions import StoredTensor, locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
 from rnn_engine.model.formats import open_source
 from rnn_engine.model.known_fingerprints import recall
@@ -102,10 +102,11 @@ class ModelFile:
 
 def _check(path: Path, source: TensorSource, find_layout: FindLayout) -> tuple[dict[str, StoredTensor], CheckedModel]:
     """Where each tensor is stored, and what the version's layout makes of them all."""
-    stored = find_convention(path, source.tensors).translate(source.tensors)
-    tensors = {name: _oriented(source.tensors[place.name], place) for name, place in stored.items()}
     try:
-        return stored, check_tensors(find_layout(stored), tensors)
+        layout = find_layout(source.tensors)
+        stored = locate_tensors(path, layout.list_specs(source.tensors), source.tensors)
+        tensors = {name: _oriented(source.tensors[place.name], place) for name, place in stored.items()}
+        return stored, check_tensors(layout, tensors)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
 

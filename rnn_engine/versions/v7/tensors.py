@@ -35,7 +35,8 @@ def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     for name in ("receptance", "key", "value", "output"):
         yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
     yield from _norm(f"{block}.att.ln_x")
-    yield TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False)  # a tuned wkv [H, value, key]
+    # a tuned wkv [H, value, key]
+    yield TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
     yield from _norm(f"{block}.ln2")
     yield TensorSpec(f"{block}.ffn.x_k", ("D",))
     yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
@@ -51,5 +52,5 @@ def _adapter(block: str, letter: str, *, required: bool) -> Iterator[TensorSpec]
     inner = f"R_{letter}"
     if letter != "g":  # the gate has no bias
         yield TensorSpec(f"{block}.att.{letter}0", ("D",), required)
-    yield TensorSpec(f"{block}.att.{letter}1", ("D", inner), required)
-    yield TensorSpec(f"{block}.att.{letter}2", (inner, "D"), required)
+    yield TensorSpec(f"{block}.att.{letter}1", ("D", inner), required, ai00_swaps=True)
+    yield TensorSpec(f"{block}.att.{letter}2", (inner, "D"), required, ai00_swaps=True)
