@@ -14,11 +14,12 @@ from typing import TypeAlias
 from aiohttp import web
 
 from rnn_engine.interface import EngineInfo, EngineLike
+from server.doors.addresses import check_listener
 from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle
 from server.http.routing import add_routes
 from server.middleware.admission import admission_middleware
 from server.middleware.errors import errors_middleware
-from server.middleware.origins import allow_every_origin, preflight_middleware
+from server.middleware.origins import header_setter, origins_middleware
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 
@@ -36,12 +37,12 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     """Return the application over `engine`, which closes the engine when it is cleaned up."""
     app = web.Application(
         client_max_size=settings.limits.max_body_bytes,
-        middlewares=[errors_middleware, preflight_middleware, admission_middleware(ALL_ROUTES)],
+        middlewares=[errors_middleware, origins_middleware(settings), admission_middleware(ALL_ROUTES)],
     )
     app[ENGINE] = engine
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
-    app.on_response_prepare.append(allow_every_origin)
+    app.on_response_prepare.append(header_setter(settings))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_close_engine)
     add_routes(app, ALL_ROUTES)
@@ -51,10 +52,13 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
 def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
     """Serve until Ctrl-C or SIGTERM, then drain and return; blocks. A second signal ends it without draining.
 
-    The address is bound before `load` is called, so that OSError for a port in use comes at once. `on_ready` gets the
+    The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
+    InvalidRequestError for an address that other machines reach where no API key is asked for. `on_ready` gets the
     engine's facts and the server's URL once it takes requests.
     """
     with _bind(settings.host, settings.port) as listener:
+        if settings.api_key is None and not settings.doors.open:
+            check_listener(listener)
         asyncio.run(_serve(load, settings, on_ready, listener))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from server.doors.settings import DoorSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,4 +22,5 @@ class ServerSettings:
     port: int = 65530  # 0 = any free one
     api_key: str | None = None  # None = no key is asked for
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
+    doors: DoorSettings = field(default_factory=DoorSettings)  # who else may come in
     limits: Limits = Limits()

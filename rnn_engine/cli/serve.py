@@ -13,6 +13,7 @@ import click
 
 from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.describe import describe_shape
+from rnn_engine.cli.door_options import door_options
 from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
@@ -20,6 +21,7 @@ from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import ServerSettings, run
+from server.doors.settings import DoorSettings
 from states.cache.config import CacheConfig
 
 
@@ -31,7 +33,12 @@ from states.cache.config import CacheConfig
 @batching_option
 @cache_options
 @state_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0 is all.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
 )
@@ -40,8 +47,9 @@ from states.cache.config import CacheConfig
     metavar="KEY",
     envvar="RNN_ENGINE_API_KEY",
     show_envvar=True,
-    help="Admit only requests that send it as `Authorization: Bearer KEY`.  [default: admit all]",
+    help="Admit only requests that send it as `Authorization: Bearer KEY`.  [default: admit this machine]",
 )
+@door_options
 def command(
     model: Path,
     tokenizer: str,
@@ -53,6 +61,7 @@ def command(
     host: str,
     port: int,
     api_key: str | None,
+    doors: DoorSettings,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
 
@@ -60,7 +69,7 @@ def command(
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
-    settings = ServerSettings(host=host, port=port, api_key=api_key)
+    settings = ServerSettings(host=host, port=port, api_key=api_key, doors=doors)
     with _log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
 

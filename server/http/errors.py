@@ -68,9 +68,12 @@ def _retry(seconds: float) -> dict[str, str]:
     return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
 
 
+_KINDS = {401: "authentication_error", 403: "permission_error"}
+
+
 def describe_http(error: web.HTTPException, message: str) -> Failure:
     """Return the failure that stands for an error of aiohttp's own."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
     code = error.reason.lower().replace(" ", "_")
     headers = {
         name: error.headers[name] for name in ("Allow", "WWW-Authenticate", "Connection") if name in error.headers

@@ -25,7 +25,7 @@ class EventStream:
         self._response = web.StreamResponse(
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
+                "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
             }
         )

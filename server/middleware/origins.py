@@ -1,25 +1,66 @@
-"""What web pages may call this server (CORS)."""
+"""Refuse what comes from other machines, under other names and from other pages; answer CORS preflight requests."""
 
 from __future__ import annotations
 
-from aiohttp import hdrs, web
-from aiohttp.typedefs import Handler
+from collections.abc import Awaitable, Callable
 
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from server.doors.addresses import is_local
+from server.doors.hosts import AllowedHosts
+from server.doors.origins import Origins
+from server.settings import ServerSettings
+
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",  # answers hold texts
+}
 _PREFLIGHT_HEADERS = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Private-Network": "true",
     "Access-Control-Max-Age": "86400",
 }
 
 
-@web.middleware
-async def preflight_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer CORS preflight requests: any page may call this server."""
-    if request.method != hdrs.METH_OPTIONS or hdrs.ACCESS_CONTROL_REQUEST_METHOD not in request.headers:
+def origins_middleware(settings: ServerSettings) -> Middleware:
+    """Return middleware that admits who may come in; whoever else gets 403. The API key is checked later."""
+    doors, keyless = settings.doors, settings.api_key is None
+    only_local = keyless and not doors.open
+    hosts = AllowedHosts((settings.host, *doors.allowed_hosts)) if keyless or doors.allowed_hosts else None
+    origins = Origins(doors.cors_origins)
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if only_local and not is_local(request.get_extra_info("peername")):
+            raise web.HTTPForbidden(text="without an API key this server answers its own machine only")
+        host = request.headers.get(hdrs.HOST)
+        if hosts is not None and host is not None and host not in hosts:
+            raise web.HTTPForbidden(
+                text=f"host: {host[:80]!r} is no name of this server; its operator may add it with --allowed-host"
+            )
+        if not origins.admits(request.method, request.headers):
+            origin = request.headers.get(hdrs.ORIGIN, "another site")
+            raise web.HTTPForbidden(
+                text=f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
+            )
+        if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
+            wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
+            return web.Response(status=204, headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
         return await handler(request)
-    wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
-    return web.Response(status=204, headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
+
+    return admit
 
 
-async def allow_every_origin(_request: web.Request, response: web.StreamResponse) -> None:
-    """Set the header that lets any web page read the answer, also of a stream."""
-    response.headers["Access-Control-Allow-Origin"] = "*"
+def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Return what adds to every answer, also to a stream, the headers that tell browsers what they may do with it."""
+    origins = Origins(settings.doors.cors_origins)
+
+    async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+        for name, value in (*_SECURITY_HEADERS.items(), *origins.headers(request.headers.get(hdrs.ORIGIN)).items()):
+            response.headers.setdefault(name, value)
+
+    return set_headers

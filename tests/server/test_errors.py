@@ -10,6 +10,7 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
+from server.doors.settings import DoorSettings
 from server.http.errors import describe
 from server.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
@@ -157,22 +158,7 @@ class TestApiKey:
         assert (await (await serve(FakeEngine(), self.SETTINGS)).get("/health")).status == 200
 
     async def test_preflight_needs_none(self, serve: Serve) -> None:
-        client = await serve(FakeEngine(), self.SETTINGS)
+        doors = DoorSettings(cors_origins=("http://a.example",))
+        client = await serve(FakeEngine(), ServerSettings(api_key="s3cret", doors=doors))
         asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
         assert (await client.options("/v1/completions", headers=asked)).status == 204
-
-
-class TestWebPages:
-    async def test_preflight(self, serve: Serve) -> None:
-        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-a"}
-        response = await (await serve(FakeEngine())).options("/api/oai/chat/completions", headers=asked)
-        assert response.status == 204
-        assert response.headers["Access-Control-Allow-Origin"] == "*"
-        assert response.headers["Access-Control-Allow-Headers"] == "authorization,x-a"
-        assert "POST" in response.headers["Access-Control-Allow-Methods"]
-
-    @pytest.mark.parametrize(("body", "status"), [(TEXT, 200), ({**TEXT, "stream": True}, 200), ({}, 400)])
-    async def test_pages_may_read_answers(self, serve: Serve, body: dict[str, object], status: int) -> None:
-        response = await (await serve(FakeEngine())).post("/v1/completions", json=body)
-        assert response.status == status
-        assert response.headers["Access-Control-Allow-Origin"] == "*"

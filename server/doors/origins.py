@@ -1,0 +1,70 @@
+"""The web pages that may call the server: its own, and those of listed origins.
+
+A browser tells the page that a request comes from: in Origin for everything but plain loads (links, images, scripts),
+and in Sec-Fetch-Site for all. Whatever comes from another page is refused before anything is read or changed, so it
+does not matter what a page can send without asking first (a form, `text/plain`). The type of a body is therefore not
+looked at: `curl -d` claims that its JSON is a form, and is no web page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from rnn_engine.errors import InvalidRequestError
+
+ANY = "*"
+"""The origin that stands for all; for servers with API keys, which pages have to know."""
+
+
+def check_origin(origin: str) -> str:
+    """Return an origin as browsers write it. Raises InvalidRequestError for what is none."""
+    parts = urlsplit(origin)
+    written = origin.lower().removesuffix("/")
+    if origin not in (ANY, "null") and (not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"):
+        raise InvalidRequestError("cors origin", origin, "an origin as https://chat.example:8080, null or *")
+    return written
+
+
+class Origins:
+    """Which pages may call, and which headers let them read the answers."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        """Raises InvalidRequestError for what is no origin."""
+        self._allowed = frozenset(map(check_origin, allowed))
+
+    def lists(self, origin: str | None) -> bool:
+        """Whether pages of this origin may call although they are not the server's own."""
+        return origin is not None and (ANY in self._allowed or origin.lower() in self._allowed)
+
+    def admits(self, method: str, headers: Mapping[str, str]) -> bool:
+        """Whether a request comes from a page that may call, or from no page at all."""
+        origin = headers.get("Origin")
+        if origin is not None:
+            return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
+        site = headers.get("Sec-Fetch-Site", "none")
+        return site in ("none", "same-origin") or _opens_a_page(method, headers)
+
+    def headers(self, origin: str | None) -> Mapping[str, str]:
+        """Return the headers by which a browser lets a page of `origin` read an answer; none for other pages."""
+        if origin is None or not self.lists(origin):
+            return {}
+        if ANY in self._allowed:
+            return {"Access-Control-Allow-Origin": ANY, **_EXPOSED}
+        allow = {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+        return {**allow, **_EXPOSED, "Vary": "Origin"}
+
+
+_EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, Retry-After-Ms, X-Request-Id"}
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether an origin is that of a page of this server. The scheme may be that of a proxy before it."""
+    parts = urlsplit(origin)
+    return parts.scheme in ("http", "https") and host != "" and parts.netloc.lower() == host.lower()
+
+
+def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a person follows a link: what opens is no part of the page with the link, which can't read it."""
+    wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+    return method in ("GET", "HEAD") and wanted == ("navigate", "document")
