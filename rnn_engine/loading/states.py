@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
 from rnn_engine.model import ModelFile
-from rnn_engine.model.formats import open_source
+from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.types import ModelShape
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.model.source import TensorInfo
+from rnn_engine.tensor_files.source import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rnn_engine.atomic_file import atomic_file
-from rnn_engine.model.binary_file import FileStamp
+from rnn_engine.tensor_files.binary_file import FileStamp
 
 RECORDED_BYTES = 256 << 20
 """The size from which on a file's fingerprint is kept."""

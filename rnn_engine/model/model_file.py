@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor, locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
-from rnn_engine.model.formats import open_source
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
-from rnn_engine.model.source import TensorInfo, TensorSource
+from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 from rnn_engine.types import ModelShape
 
 FindLayout: TypeAlias = Callable[[Iterable[str]], Layout]

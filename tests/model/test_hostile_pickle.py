@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
-from rnn_engine.model.pth_pickle import read_tensor_refs
+from rnn_engine.tensor_files.pth_pickle import read_tensor_refs
 from tests.support import pth
 
 TENSOR = pth.tensor(pth.storage("0", "float32", 4), 0, (4,), (1,))

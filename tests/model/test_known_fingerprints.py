@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.model import known_fingerprints
-from rnn_engine.model.binary_file import BinaryFile
 from rnn_engine.model.known_fingerprints import cache_folder, recall
+from rnn_engine.tensor_files.binary_file import BinaryFile
 
 
 @pytest.fixture(autouse=True)

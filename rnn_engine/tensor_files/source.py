@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.model.binary_file import FileStamp
+from rnn_engine.tensor_files.binary_file import FileStamp
 
 
 @dataclass(frozen=True, slots=True)

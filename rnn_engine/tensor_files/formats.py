@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.binary_file import BinaryFile
-from rnn_engine.model.pth_file import PthFile
-from rnn_engine.model.safetensors_file import SafetensorsFile
-from rnn_engine.model.source import TensorSource
+from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.pth_file import PthFile
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.source import TensorSource
 
 _HEAD_BYTES = 64
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.binary_file import BinaryFile, FileStamp
-from rnn_engine.model.listing import show
-from rnn_engine.model.source import TensorInfo
+from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.listing import show
+from rnn_engine.tensor_files.source import TensorInfo
 
 _LENGTH_BYTES: Final = 8
 _HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own

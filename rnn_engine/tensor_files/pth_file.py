@@ -15,11 +15,11 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.binary_file import BinaryFile, FileStamp
-from rnn_engine.model.listing import show
-from rnn_engine.model.pth_pickle import TensorRef, read_tensor_refs
-from rnn_engine.model.source import TensorInfo
-from rnn_engine.model.zip_archive import ZipArchive
+from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.listing import show
+from rnn_engine.tensor_files.pth_pickle import TensorRef, read_tensor_refs
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.zip_archive import ZipArchive
 
 _PICKLE_NAME: Final = "data.pkl"
 _PICKLE_LIMIT: Final = 4 << 20  # bytes; a model of a thousand tensors needs 0.2 MB

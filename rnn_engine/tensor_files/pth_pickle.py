@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.listing import show
+from rnn_engine.tensor_files.listing import show
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.binary_file import BinaryFile, Cursor
-from rnn_engine.model.listing import show
+from rnn_engine.tensor_files.binary_file import BinaryFile, Cursor
+from rnn_engine.tensor_files.listing import show
 
 _LOCAL_HEADER_BYTES: Final = 30
 _CHUNK_BYTES: Final = 1 << 16
