@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,7 @@ import click
 from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.door_options import door_options
+from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
@@ -70,7 +68,7 @@ def command(
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
     settings = ServerSettings(host=host, port=port, api_key=api_key, doors=doors)
-    with _log_on_stderr():
+    with log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
 
 
@@ -80,21 +78,6 @@ def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
     if model != model_path() or any(file.name == demo.name for file in states.files):
         return states
     return replace(states, files=[*states.files, demo])
-
-
-@contextmanager
-def _log_on_stderr() -> Iterator[None]:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    root = logging.getLogger()
-    before = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(before)
 
 
 def _announce(info: EngineInfo, url: str, api_key: str | None) -> None:

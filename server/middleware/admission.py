@@ -30,7 +30,7 @@ def _check_api_key(request: web.Request, api_key: str | None) -> None:
     if api_key is None:
         return
     given = request.headers.get(hdrs.AUTHORIZATION, "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {api_key}".encode()):
         raise web.HTTPUnauthorized(
             text="the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
             headers={hdrs.WWW_AUTHENTICATE: "Bearer"},

@@ -39,7 +39,7 @@ async def export(request: web.Request) -> web.StreamResponse:
     response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
     response.content_length = sum(map(_size, parts))
     await response.prepare(request)
-    for part in parts:
+    for part in () if request.method == hdrs.METH_HEAD else parts:
         await response.write(part)
     await response.write_eof()
     return response

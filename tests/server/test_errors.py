@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import logging
@@ -149,6 +150,13 @@ class TestApiKey:
         response = await (await serve(FakeEngine(), self.SETTINGS)).get("/v1/models", headers=headers)
         assert "Authorization: Bearer" in (await error_of(response, 401))["message"]
         assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    async def test_refuses_what_is_not_utf8(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), self.SETTINGS)
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
 
     async def test_admits(self, serve: Serve) -> None:
         client = await serve(FakeEngine(), self.SETTINGS)
