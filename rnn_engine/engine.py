@@ -21,13 +21,14 @@ from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError
+from rnn_engine.errors import EngineClosedError, OverloadedError
 from rnn_engine.forward import Progress, WeightFormatName
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
-from rnn_engine.requests import Event, Finished, GenerateRequest
+from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inbox, Scheduler, Worker, parse_policy
+from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
@@ -136,6 +137,9 @@ class Engine:
         failed = self._ended.is_set() and not self._closing
         return EngineStats(active, len(self._inboxes) - active, failed)
 
+    def counters(self) -> EngineCounters:
+        return self._scheduler.counters
+
     def cache_stats(self) -> CacheStats | None:
         return None if self._cache is None else self._cache.stats()
 
@@ -155,7 +159,11 @@ class Engine:
 
     def check_queue(self) -> None:
         self._refuse_if_stopped()
-        self._admission.check()
+        try:
+            self._admission.check()
+        except OverloadedError:
+            self._scheduler.counters.outcomes[Outcome.OVERLOADED] += 1
+            raise
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """See `EngineLike.generate`. The request is queued when the iteration begins."""
@@ -180,21 +188,26 @@ class Engine:
         await self.close()
 
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
-        self._refuse_if_stopped()
-        async with self._admission.place(wait=wait_for_room):
-            self._refuse_if_stopped()  # again, since it may have waited
-            key = next(self._keys)
-            inbox = self._inboxes[key] = Inbox(partial(self._pause, key))
-            begun = time.monotonic()
-            self._worker.submit(key, request)
-            try:
-                while not isinstance(event := await inbox.get(), Finished):
+        with RequestAccount(self._scheduler.counters) as account:
+            self._refuse_if_stopped()
+            async with self._admission.place(wait=wait_for_room):
+                self._refuse_if_stopped()  # again, since it may have waited
+                key = next(self._keys)
+                inbox = self._inboxes[key] = Inbox(partial(self._pause, key))
+                begun = time.monotonic()
+                self._worker.submit(key, request, account.arrived)
+                try:
+                    while not isinstance(event := await inbox.get(), Finished):
+                        if isinstance(event, Started):
+                            account.started(event.prompt_tokens, event.cached_tokens, event.timing)
+                        yield event
+                    self._admission.note_duration(time.monotonic() - begun)
+                    account.finished(event.reason, event.completion_tokens)
                     yield event
-                self._admission.note_duration(time.monotonic() - begun)
-                yield event
-            finally:
-                del self._inboxes[key]
-                self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
+                finally:
+                    account.generated(inbox.num_tokens)
+                    del self._inboxes[key]
+                    self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
         """Return what `question` gives on the worker's thread, between two steps."""

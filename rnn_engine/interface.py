@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import ModelShape
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
@@ -55,6 +56,10 @@ class EngineLike(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    def counters(self) -> EngineCounters:
+        """What was run since the start, and how long it took."""
+        ...
 
     def cache_stats(self) -> CacheStats | None:
         """What is kept of prompts and answers; None where nothing ever is."""

@@ -13,6 +13,7 @@ from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
+from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
 FinishReason: TypeAlias = Literal["stop", "length"]
@@ -77,6 +78,7 @@ class Started:
 
     prompt_tokens: int
     cached_tokens: int
+    timing: Timing | None = field(default=None, compare=False)  # None where the engine takes no times
 
 
 @dataclass(frozen=True, slots=True)

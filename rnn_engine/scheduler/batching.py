@@ -137,7 +137,7 @@ def running_mean(before: float | None, value: float) -> float:
     return value if before is None else before + _WEIGHT * (value - before)
 
 
-@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
+@dataclass(slots=True, eq=False)  # not frozen, which triples what making one costs: there is one a token
 class TokenDemand:
     """What one sequence would run next: 1 token at decode, the rest of its prompt before."""
 

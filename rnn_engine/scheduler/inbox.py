@@ -23,6 +23,7 @@ class Inbox:
         """`pause` is called with True where the reader is too far behind, and with False once it has caught up."""
         self._pause = pause
         self._outcomes: deque[Event | RnnEngineError] = deque()
+        self.num_tokens = 0  # that have been put
         self._unread = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
@@ -31,6 +32,7 @@ class Inbox:
         """Append an event, or the error that ends the request."""
         self._outcomes.append(outcome)
         if type(outcome) is TextDelta:
+            self.num_tokens += len(outcome.tokens)
             for info in outcome.tokens:
                 self._unread += 1 + len(info.top)
             if self._unread > MAX_UNREAD and not self._paused:

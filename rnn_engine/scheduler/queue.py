@@ -19,6 +19,7 @@ class Waiting:
     key: int
     request: GenerateRequest
     prefix: PromptPrefix
+    arrived: float = 0.0  # by the scheduler's clock
     wait: Wait | None = None  # for what a running request shares with it
     fetch: Fetch | None = None  # of the state that it goes on from
 

@@ -8,15 +8,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
+from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import Readout, Runner, Ticket, TokenRun
 from states.cache.cache import StateCache
 
@@ -41,7 +44,7 @@ class StepInFlight:
     """A step that was submitted and not yet collected."""
 
     ticket: Ticket
-    begun: float  # when it was submitted
+    times: StepTimes
     runs: list[tuple[LiveSequence, TokenRun]]  # in the order of the batch
 
 
@@ -80,10 +83,16 @@ class Scheduler:
         self._steps: deque[StepInFlight] = deque()  # oldest first
         self._policy = policy
         self._clock = clock
+        self._meter = Meter(clock)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
         self._answered = False  # the last step gave first tokens and ran no batch
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Counts since the start, which may be read on any thread."""
+        return self._meter.counters
 
     @property
     def num_live(self) -> int:
@@ -113,6 +122,7 @@ class Scheduler:
         """
         if not self.has_work:
             self._ready_since = None
+            self._meter.rest()
             return None
         if self._steps:
             return 0.0
@@ -122,10 +132,14 @@ class Scheduler:
         sequences = len(self._live) - len(self._paused) + min(self._queue.num_ready, len(self._free))
         return self._policy.wait_seconds(Load(sequences, self.capacity, now - self._ready_since, now))
 
-    def submit(self, key: int, request: GenerateRequest) -> None:
-        """Queue `request`, which has been checked. `key` stands for this request and never for another."""
-        self._policy.arrived(self._clock())
-        waiting = Waiting(key, request, self._prefixes.prefix(request))
+    def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
+        """Queue `request`, which has been checked. `key` stands for this request and never for another.
+
+        `arrived` is when its client asked, by the clock; None is now.
+        """
+        now = self._clock()
+        self._policy.arrived(now)
+        waiting = Waiting(key, request, self._prefixes.prefix(request), now if arrived is None else arrived)
         self._prefixes.hold_back(waiting)
         self._queue.add(waiting)
 
@@ -165,6 +179,7 @@ class Scheduler:
         step may be submitted behind the first: the next call does that, so that commands come in between.
         """
         self._ready_since = None
+        self._meter.resume()
         deliveries = self._admit()
         self._answered = bool(deliveries) and not self._answered
         if self._answered:
@@ -197,15 +212,18 @@ class Scheduler:
         live = self._runnable()
         if not live:
             return []
-        counts = allocate_tokens([one.demand for one in live], self._runner.max_tokens, self._runner.max_rows)
+        demands = [one.demand for one in live]
+        counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows)
         runs = [(one, one.run(count)) for one, count in zip(live, counts, strict=True)]
-        begun = self._clock()
+        times = StepTimes(self._clock(), demands, counts)
         try:
             ticket = self._runner.submit([run for _, run in runs])
         except Exception as error:
             logger.exception("a step over %d requests was not submitted", len(runs))
+            self._meter.counters.failed_steps += 1
             return self._end_runs(runs, error)
-        self._steps.append(StepInFlight(ticket, begun, runs))
+        self._meter.submitted(times)
+        self._steps.append(StepInFlight(ticket, times, runs))
         return []
 
     def _collect(self) -> list[Delivery]:
@@ -217,6 +235,7 @@ class Scheduler:
             readout = self._runner.collect(step.ticket)
         except Exception as error:
             logger.exception("a step over %d requests failed", len(step.runs))
+            self._meter.counters.failed_steps += 1
             return self._end_runs(step.runs, error)
         finally:
             self._note_time(step)
@@ -231,13 +250,15 @@ class Scheduler:
             if sound:
                 deliveries += self._advance(live, run, readout, rows)
             else:
+                self._meter.counters.unsound_runs += 1
                 deliveries.append(self._fail(live, StepError(_UNSOUND)))
         return deliveries
 
     def _note_time(self, step: StepInFlight) -> None:
         now = self._clock()
-        seconds = now - max(step.begun, self._last_collect)
+        seconds = now - max(step.times.begun, self._last_collect)
         self._last_collect = now
+        self._meter.collected(step.times, now)
         self._policy.stepped(seconds)
         if not any(live.awaits_token for live, _ in step.runs):
             self._chunk_seconds = running_mean(self._chunk_seconds, seconds)
@@ -254,6 +275,7 @@ class Scheduler:
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
         slot = heapq.heappop(self._free)
+        started = self._meter.started(waiting.arrived)
         start = None
         try:
             start = self._prefixes.begin(waiting, slot)
@@ -265,6 +287,7 @@ class Scheduler:
                 self._runner.shape.vocab_size,
                 self._token_bytes,
                 self._runner.read_state,
+                partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
             )
         except Exception as error:
             logger.exception("a request could not start")

@@ -23,11 +23,13 @@ from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.text import TextStream
+from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, State, TokenRun
 from states.cache.checkpoint import CheckpointKind
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
-_ONE_TOKEN = TokenDemand(1)
+DECODE = TokenDemand(1)  # a token that was drawn, from which the next one follows
+LAST_RUN = TokenDemand(1)  # the last token that was drawn, for the state after it
 
 
 class LiveSequence:
@@ -46,8 +48,9 @@ class LiveSequence:
         vocab_size: int,
         token_bytes: Callable[[int], bytes],
         read_state: Callable[[int], State],
+        note_prompt_end: Callable[[], Timing],
     ) -> None:
-        """`read_state` gives the state that a slot holds."""
+        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run."""
         self.key = key
         self.request = request
         self.slot = slot
@@ -62,18 +65,20 @@ class LiveSequence:
         self._stop_tokens = frozenset(request.stop_tokens)
         self._token_bytes = token_bytes
         self._read_state = read_state
+        self._note_prompt_end = note_prompt_end
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self._sampler = SequenceSampler(request.sampling, self._seed, request.penalised_prompt)
         self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
         self._generated: list[int] = []
+        self._decode_demand = DECODE
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
     @property
     def demand(self) -> TokenDemand:
         """What this sequence would run next."""
         if self._submitted >= self._prompt_length:
-            return _ONE_TOKEN
+            return self._decode_demand
         point = self._plan.next()
         end = self._prompt_length if point is None else point.position
         return TokenDemand(end - self._submitted, max(self._scored_rows(end), 1))
@@ -180,7 +185,7 @@ class LiveSequence:
 
     def _leave_prompt(self, row: LogitRow) -> list[Event]:
         """Return the events at the prompt's end, where `row` is what follows from it."""
-        events: list[Event] = [Started(self._prompt_length, self._start.cached_tokens)]
+        events: list[Event] = [Started(self._prompt_length, self._start.cached_tokens, self._note_prompt_end())]
         if self._scores is not None:
             events.append(PromptScored(self._scores.infos))
         if self.request.max_tokens == 0:
@@ -205,7 +210,10 @@ class LiveSequence:
             return [TextDelta(text, tokens)]
         last = TextDelta(text + self._text.flush(), tokens)
         # The state at the end has taken in the last token too, so that one is yet to be run.
-        return [last] if self.request.keep_end else [last, self._finish("length", row)]
+        if not self.request.keep_end:
+            return [last, self._finish("length", row)]
+        self._decode_demand = LAST_RUN
+        return [last]
 
     def _describe(self, token: int, logprob: float, row: LogitRow) -> TokenInfo:
         if self.request.logprobs is None:

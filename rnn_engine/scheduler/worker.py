@@ -42,9 +42,9 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, key: int, request: GenerateRequest) -> None:
-        """Have the worker run `request`, which has been checked."""
-        self.call(partial(self._submit, key, request))
+    def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
+        """Have the worker run `request`, which has been checked and came at `arrived` by the scheduler's clock."""
+        self.call(partial(self._submit, key, request, arrived))
 
     def call(self, command: Command) -> None:
         """Have the worker run `command` before its next step; commands run in the order of their calls."""
@@ -97,9 +97,9 @@ class Worker:
                 return
             command()
 
-    def _submit(self, key: int, request: GenerateRequest) -> None:
+    def _submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
         try:
-            self._scheduler.submit(key, request)
+            self._scheduler.submit(key, request, arrived)
         except Exception as error:
             logger.exception("a request could not be queued")
             self._scheduler.cancel(key)

@@ -28,6 +28,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
+from rnn_engine.telemetry import EngineCounters, RequestAccount, Timing
 from rnn_engine.types import F32
 from states.cache.cache import StateCache
 from states.cache.counters import CacheStats
@@ -79,6 +80,9 @@ class FakeEngine:
     produced: int = 0  # tokens, over all requests
     closed: bool = False
     failed: bool = False  # has stopped by itself
+    counted: EngineCounters = field(default_factory=EngineCounters)
+    queue_seconds: float = 0.25  # as its reports say; it does not wait
+    prefill_seconds: float = 0.5
 
     def __post_init__(self) -> None:
         self.states: StateStore = LocalStateStore(self.registry)
@@ -102,6 +106,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(active=self.active, queued=0, failed=self.failed)
+
+    def counters(self) -> EngineCounters:
+        return self.counted
 
     def cache_stats(self) -> CacheStats | None:
         return None if self.cache is None else self.cache.stats()
@@ -130,16 +137,22 @@ class FakeEngine:
         if self.closed:
             raise EngineClosedError("the engine has stopped")
         self.requests.append(request)
-        with self._slot():
+        with self._slot(), RequestAccount(self.counted) as account:
+            account.started(len(request.prompt), self.cached_tokens, self._timing(account.arrived))
             yield Started(prompt_tokens=len(request.prompt), cached_tokens=self.cached_tokens)
             if request.score_from is not None:
                 yield PromptScored(self._score_prompt(request, request.score_from))
             async for event in self._decode(request):
+                if isinstance(event, Finished):
+                    account.finished(event.reason, event.completion_tokens)
                 yield event
 
     async def close(self) -> None:
         self.closed = True
         self.release.set()
+
+    def _timing(self, arrived: float) -> Timing:
+        return Timing(arrived, arrived + self.queue_seconds, arrived + self.queue_seconds + self.prefill_seconds)
 
     @contextmanager
     def _slot(self) -> Iterator[None]:

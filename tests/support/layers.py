@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.types",
         "rnn_engine.chat_template",
         "rnn_engine.tensor_files",
+        "rnn_engine.telemetry",
     ),
     (
         "shaders",

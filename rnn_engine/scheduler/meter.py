@@ -1,0 +1,74 @@
+"""Counts and times of a scheduler's steps, and of its requests until their first token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.scheduler.sequence import DECODE, LAST_RUN
+from rnn_engine.telemetry import EngineCounters, Timing
+
+
+class StepTimes:
+    """When a step was submitted, and what it runs."""
+
+    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "submitted", "tokens")
+
+    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int]) -> None:
+        self.begun = begun
+        self.submitted = begun
+        self.tokens = sum(counts)
+        self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
+        self.decode_tokens = self.drawn_tokens + demands.count(LAST_RUN)
+
+
+class Meter:
+    """Fills `counters`. For the scheduler's thread; `counters` may be read from any."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counters = EngineCounters()
+        self._clock = clock
+        self._resting = True
+        self._busy_since = 0.0
+        self._last_collect = 0.0
+
+    def rest(self) -> None:
+        """Note that nothing is to be run, so that this time counts for nothing."""
+        self._resting = True
+
+    def resume(self) -> None:
+        """Note that there is something to be run."""
+        if self._resting:
+            self._resting = False
+            self._busy_since = self._clock()
+
+    def submitted(self, step: StepTimes) -> None:
+        step.submitted = self._clock()
+
+    def collected(self, step: StepTimes, now: float) -> None:
+        """Count a step whose read-out has come."""
+        counters, last = self.counters, max(self._last_collect, self._busy_since)
+        counters.steps += 1
+        counters.step_tokens.add(step.tokens)
+        counters.step_device_seconds.add(now - max(step.submitted, last))
+        counters.step_host_seconds.add(max(step.submitted - last, 0.0))
+        counters.decode_tokens += step.decode_tokens
+        counters.prefill_tokens += step.tokens - step.decode_tokens
+        if step.drawn_tokens:
+            counters.generated_tokens += step.drawn_tokens
+            counters.inter_token_seconds.add(now - last, step.drawn_tokens)
+        self._last_collect = now
+
+    def started(self, arrived: float) -> float:
+        """Count a request that gets its slot now; return that moment."""
+        now = self._clock()
+        self.counters.queue_seconds.add(now - arrived)
+        return now
+
+    def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
+        """Count a request whose prompt has been run now, and its first token if it asks for any."""
+        now = self._clock()
+        if max_tokens > 0:
+            self.counters.generated_tokens += 1
+            self.counters.first_token_seconds.add(now - arrived)
+        return Timing(arrived, started, now)

@@ -1,0 +1,174 @@
+"""What an engine counts, and how long each of its requests took: plain numbers, to be read when somebody asks."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
+
+STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+REQUEST_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+REQUEST_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class Histogram:
+    """Counts values by buckets. One thread adds; another may read, and may miss the latest value."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds` ascend. A bucket holds the values up to its bound; one more holds those above the last."""
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value` so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+
+class Outcome(StrEnum):
+    """How a request to an engine ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABANDONED = "abandoned"  # its reader left
+    FAILED_STEP = "failed_step"
+    OVERLOADED = "overloaded"  # refused, for the queue was full
+    CLOSED = "closed"  # the engine was closed, or stopped
+    ERROR = "error"
+
+
+class EngineCounters:
+    """Counts since the start. To be read on any thread; single numbers may be from neighbouring moments."""
+
+    def __init__(self) -> None:
+        # Written by the scheduler's thread.
+        self.steps = 0  # that were collected
+        self.failed_steps = 0  # that were not submitted, or gave no read-out
+        self.unsound_runs = 0  # whose logits were not finite
+        self.prefill_tokens = 0  # that the device has run of prompts
+        self.decode_tokens = 0  # that the device has run at decode
+        self.generated_tokens = 0
+        self.step_device_seconds = Histogram(STEP_SECONDS)  # from the submit until the read-out is on the host
+        self.step_host_seconds = Histogram(STEP_SECONDS)  # before the submit, while the device has nothing to do
+        self.step_tokens = Histogram(STEP_TOKENS)
+        self.inter_token_seconds = Histogram(STEP_SECONDS)
+        self.queue_seconds = Histogram(WAIT_SECONDS)  # until a request gets a slot
+        self.first_token_seconds = Histogram(WAIT_SECONDS)  # from a request's arrival
+        # Written by the event loop's.
+        self.request_seconds = Histogram(REQUEST_SECONDS)  # of requests that came to their end
+        self.prompt_tokens = Histogram(REQUEST_TOKENS)  # of requests whose prompt was run, cached ones included
+        self.completion_tokens = Histogram(REQUEST_TOKENS)  # of requests that came to their end
+        self.cached_tokens = 0  # of `prompt_tokens`, that were not run
+        self.outcomes = dict.fromkeys(Outcome, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a request passed from one phase to the next, in seconds of `time.monotonic`."""
+
+    arrived: float
+    started: float  # it got a slot
+    first_token: float  # its prompt was run
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """How one request to an engine went."""
+
+    outcome: Outcome
+    arrived: float  # seconds of `time.monotonic`, as `ended`
+    ended: float
+    timing: Timing | None = None  # None where it ended before its prompt was run
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+_listener: ContextVar[Callable[[RequestReport], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def reports_to(listener: Callable[[RequestReport], None]) -> Iterator[None]:
+    """Have `listener` called with the report of each request that is begun in the block, or in tasks begun there."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+class RequestAccount:
+    """Follows one request while its block runs, then counts it and reports it to the listener of its context.
+
+    For an engine's event loop. Not a generator: a loop that shuts down closes all generators at once.
+    """
+
+    def __init__(self, counters: EngineCounters) -> None:
+        self.arrived = time.monotonic()
+        self._counters = counters
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._timing: Timing | None = None
+        self._outcome: Outcome | None = None
+        self._listener = _listener.get()
+
+    def started(self, prompt_tokens: int, cached_tokens: int, timing: Timing | None) -> None:
+        """Note that the prompt has been run."""
+        self._prompt_tokens, self._cached_tokens, self._timing = prompt_tokens, cached_tokens, timing
+        self._counters.prompt_tokens.add(prompt_tokens)
+        self._counters.cached_tokens += cached_tokens
+
+    def generated(self, completion_tokens: int) -> None:
+        """Note how many tokens have been generated, where the request has not come to its end."""
+        if self._outcome is None:
+            self._completion_tokens = completion_tokens
+
+    def finished(self, reason: str, completion_tokens: int) -> None:
+        """Note that the request came to its end."""
+        self._outcome, self._completion_tokens = Outcome(reason), completion_tokens
+        self._counters.completion_tokens.add(completion_tokens)
+        self._counters.request_seconds.add(time.monotonic() - self.arrived)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        outcome = self._outcome or _outcome_of(error)
+        self._counters.outcomes[outcome] += 1
+        if self._listener is not None:
+            tokens = self._prompt_tokens, self._cached_tokens, self._completion_tokens
+            self._listener(RequestReport(outcome, self.arrived, time.monotonic(), self._timing, *tokens))
+
+
+def _outcome_of(error: BaseException | None) -> Outcome:
+    match error:
+        case StepError():
+            return Outcome.FAILED_STEP
+        case OverloadedError():
+            return Outcome.OVERLOADED
+        case EngineClosedError():
+            return Outcome.CLOSED
+        case Exception():
+            return Outcome.ERROR
+    return Outcome.ABANDONED
