@@ -13,8 +13,8 @@ from rnn_engine.engine import Engine
 from server.app import make_app
 from server.settings import ServerSettings
 from tests.support.http import Client
+from tools.live_server.caller import Caller
 from tools.soak import misbehaviour
-from tools.soak.caller import Caller
 from tools.soak.driver import Driver
 from tools.soak.operations import Operation, make_operations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from tools.soak.caller import Caller, events, expect_that
+from tools.live_server.caller import Caller, events, expect_that
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 
+from tools.live_server.caller import Body, Caller, SurpriseError
 from tools.live_server.raw import SMALL_WINDOW, connection, encode_request
-from tools.soak.caller import Body, Caller, SurpriseError
 from tools.soak.generation import CHAT, TEXT
 
 _ENDLESS = {"max_tokens": 100_000, "logit_bias": {"0": -100}, "temperature": 1}  # token 0 would end the text

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tools.live_server.caller import Caller
 from tools.soak import generation, misbehaviour, states
-from tools.soak.caller import Caller
 
 Run: TypeAlias = Callable[[Caller], Awaitable[None]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tools.soak.caller import Caller, expect_that
+from tools.live_server.caller import Caller, expect_that
 from tools.soak.generation import CHAT, TURNS
 
 _NAMES = tuple(f"soak talk {number}" for number in range(6))
