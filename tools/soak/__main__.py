@@ -21,7 +21,7 @@ from tools.soak.operations import make_operations
 from tools.soak.samples import Sample, Sampler
 from tools.soak.verdict import Verdict, growth
 
-_SMALL_CACHE = ("--cache-device-bytes", "4M", "--cache-host-bytes", "16M", "--cache-disk-bytes", "32M")
+_SMALL_CACHE = ("--cache-device-bytes", "1M", "--cache-host-bytes", "2M", "--cache-disk-bytes", "8M")
 _SECONDS_TO_SETTLE = 5.0  # after the last operation: the server notices clients that have left
 _MOST_AT_ONCE = 32
 _INTERVAL = 60.0  # seconds between samples
@@ -29,7 +29,7 @@ _INTERVAL = 60.0  # seconds between samples
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--minutes", type=click.FloatRange(min=0.01), default=120.0, show_default=True, help="How long.")
-@click.option("--rate", type=click.FloatRange(min=0.01), default=3.0, show_default=True, help="Operations a second.")
+@click.option("--rate", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="Operations a second.")
 @click.option("--seed", default=0, show_default=True, help="Which operations, in which order.")
 @click.option("--warm-up", type=float, help="Minutes before memory counts.  [default: 10, or a third of all]")
 @click.option("--url", help="A server that runs already.  [default: start one, with caches that fill soon]")
