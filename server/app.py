@@ -37,7 +37,7 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     """Return the application over `engine`, which closes the engine when it is cleaned up."""
     app = web.Application(
         client_max_size=settings.limits.max_body_bytes,
-        middlewares=[errors_middleware, origins_middleware(settings), admission_middleware(ALL_ROUTES)],
+        middlewares=[errors_middleware, origins_middleware(settings), admission_middleware(settings)],
     )
     app[ENGINE] = engine
     app[SETTINGS] = settings
@@ -57,7 +57,7 @@ def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
     engine's facts and the server's URL once it takes requests.
     """
     with _bind(settings.host, settings.port) as listener:
-        if settings.api_key is None and not settings.doors.open:
+        if not settings.doors.keys and not settings.doors.open:
             check_listener(listener)
         asyncio.run(_serve(load, settings, on_ready, listener))
 

@@ -1,4 +1,4 @@
-"""What an operator may set of a server: address, key, limits."""
+"""What an operator may set of a server: address, doors, limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Address, API key, and limits of the server."""
+    """Address, doors, and limits of the server."""
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one
-    api_key: str | None = None  # None = no key is asked for
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
-    doors: DoorSettings = field(default_factory=DoorSettings)  # who else may come in
+    doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
     limits: Limits = Limits()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 
 import click
 
 from rnn_engine.cli.options import with_options
 from rnn_engine.errors import InvalidRequestError
+from server.doors.keys import ApiKey, read_keys
 from server.doors.origins import check_origin
 from server.doors.settings import DoorSettings
 
@@ -22,6 +24,22 @@ def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: 
 
 
 _OPTIONS = (
+    click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar="RNN_ENGINE_API_KEY",
+        show_envvar=True,
+        help="Admit only requests that send it as `Authorization: Bearer KEY`. Whoever may list this machine's "
+        "processes can read it here, but not in the variable.  [default: admit this machine]",
+    ),
+    click.option(
+        "--api-key-file",
+        "key_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="RNN_ENGINE_API_KEY_FILE",
+        show_envvar=True,
+        help="The same for several keys, one a line: NAME:SCOPE KEY, as `rnn-engine key` makes them.",
+    ),
     click.option(
         "--open",
         "open_to_all",
@@ -42,7 +60,8 @@ _OPTIONS = (
         multiple=True,
         callback=_parse_origins,
         metavar="ORIGIN",
-        help="Let web pages of this origin call the server, as https://chat.example. May be given several times.",
+        help="Let web pages of this origin call the server, as https://chat.example, or with an API key of any, as *. "
+        "May be given several times.",
     ),
 )
 
@@ -52,8 +71,19 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_doors(
-        *, open_to_all: bool, allowed_hosts: tuple[str, ...], cors_origins: tuple[str, ...], **others: object
+        *,
+        api_key: str | None,
+        key_file: Path | None,
+        open_to_all: bool,
+        allowed_hosts: tuple[str, ...],
+        cors_origins: tuple[str, ...],
+        **others: object,
     ) -> None:
-        command(doors=DoorSettings(open_to_all, allowed_hosts, cors_origins), **others)
+        keys = () if key_file is None else read_keys(key_file)
+        if api_key is not None:
+            keys = (ApiKey.of(api_key), *keys)
+        if key_file is not None and not keys:
+            raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
+        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins), **others)
 
     return with_options(with_doors, _OPTIONS)

@@ -40,13 +40,6 @@ from states.cache.config import CacheConfig
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
 )
-@click.option(
-    "--api-key",
-    metavar="KEY",
-    envvar="RNN_ENGINE_API_KEY",
-    show_envvar=True,
-    help="Admit only requests that send it as `Authorization: Bearer KEY`.  [default: admit this machine]",
-)
 @door_options
 def command(
     model: Path,
@@ -58,7 +51,6 @@ def command(
     states: StateSettings,
     host: str,
     port: int,
-    api_key: str | None,
     doors: DoorSettings,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
@@ -67,9 +59,9 @@ def command(
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
-    settings = ServerSettings(host=host, port=port, api_key=api_key, doors=doors)
+    settings = ServerSettings(host=host, port=port, doors=doors)
     with log_on_stderr():
-        run(partial(load_engine, choice), settings, partial(_announce, api_key=api_key))
+        run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))
 
 
 def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
@@ -80,8 +72,8 @@ def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
     return replace(states, files=[*states.files, demo])
 
 
-def _announce(info: EngineInfo, url: str, api_key: str | None) -> None:
-    key = "" if api_key is None else " -H 'Authorization: Bearer KEY'"
+def _announce(info: EngineInfo, url: str, has_keys: bool) -> None:
+    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     memory = "" if info.device_bytes is None else f", {info.device_bytes / 1e6:.1f} MB of its memory"
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     lines = {

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
+from server.doors.scopes import Principal
 from server.settings import ServerSettings
 
 
@@ -57,3 +58,5 @@ class Lifecycle:
 ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
 SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
+"""Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""

@@ -9,6 +9,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
+from server.doors.scopes import Scope
+
 _OPENAI_PREFIX = "/v1/"
 _AI00_PREFIX = "/api/oai/"
 _AI00_V1_PREFIX = "/api/oai/v1/"
@@ -26,6 +28,7 @@ class Route:
     request: type[BaseModel] | None = None
     chunk: type[object] | None = None  # what one event of a stream holds
     query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
+    scope: Scope = Scope.USE  # what an API key has to have
     always: bool = False  # answers without an API key and while the server stops
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
 
@@ -40,10 +43,19 @@ class Route:
         return (self.path,)
 
 
+ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
+
+
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
     """Add every route under all of its paths; those for GET also answer HEAD."""
+    added = app[ROUTES] = {}
     for route in routes:
         for path in route.paths:
-            app.router.add_route(route.method, path, route.handler)
+            added[app.router.add_route(route.method, path, route.handler)] = route
             if route.method == hdrs.METH_GET:
-                app.router.add_route(hdrs.METH_HEAD, path, route.handler)
+                added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
+
+
+def route_of(request: web.Request) -> Route | None:
+    """Return the route that answers a request; None where no route does."""
+    return request.app[ROUTES].get(request.match_info.route)

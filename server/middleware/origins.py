@@ -28,7 +28,7 @@ _PREFLIGHT_HEADERS = {
 
 def origins_middleware(settings: ServerSettings) -> Middleware:
     """Return middleware that admits who may come in; whoever else gets 403. The API key is checked later."""
-    doors, keyless = settings.doors, settings.api_key is None
+    doors, keyless = settings.doors, not settings.doors.keys
     only_local = keyless and not doors.open
     hosts = AllowedHosts((settings.host, *doors.allowed_hosts)) if keyless or doors.allowed_hosts else None
     origins = Origins(doors.cors_origins)

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
+from server.doors.scopes import Scope
 from server.http.bodies import json_response
 from server.http.context import ENGINE
 from server.http.routing import Route
@@ -105,5 +106,12 @@ ROUTES = (
         f"of them ({DEFAULT_NODES}; up to {MOST_NODES}).",
         Cache,
     ),
-    Route("DELETE", "/v1/cache", drop_cache, "Forget every kept position that is not in use.", CacheDropped),
+    Route(
+        "DELETE",
+        "/v1/cache",
+        drop_cache,
+        "Forget every kept position that is not in use.",
+        CacheDropped,
+        scope=Scope.ADMIN,
+    ),
 )

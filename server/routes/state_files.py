@@ -9,6 +9,7 @@ from typing import cast, get_args
 from aiohttp import hdrs, web
 
 from rnn_engine.errors import InvalidRequestError
+from server.doors.scopes import Scope
 from server.http.bodies import json_response
 from server.http.context import ENGINE
 from server.http.routing import Route
@@ -105,6 +106,7 @@ ROUTES = (
         "A state as a file.",
         None,
         query=_FORM_QUERY,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
     Route(
@@ -115,6 +117,7 @@ ROUTES = (
         "The body is the file as it is.",
         StateEntry,
         query=_RETENTION_QUERY,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
 )

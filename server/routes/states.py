@@ -9,6 +9,7 @@ from aiohttp import web
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.requests import TokenInfo
+from server.doors.scopes import Scope
 from server.formatting.logprobs import LEAST_LOGPROB, token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
@@ -136,10 +137,11 @@ ROUTES = (
         "Run a prompt and name the state after it.",
         CreatedState,
         request=CreateStateRequest,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
     Route("GET", "/v1/states/{name}", get, "The state of that name or id.", StateEntry, ai00_paths=False),
-    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, ai00_paths=False),
+    Route("DELETE", "/v1/states/{name}", remove, "Remove a state.", StateRemoved, scope=Scope.MANAGE, ai00_paths=False),
     Route(
         "POST",
         "/v1/states/{name}/open",
@@ -147,6 +149,7 @@ ROUTES = (
         "Copy a state under another name.",
         StateEntry,
         request=NewStateBody,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
     Route(
@@ -156,6 +159,7 @@ ROUTES = (
         "Copy a state under several names.",
         StateEntries,
         request=ForkStateRequest,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
     Route(
@@ -165,6 +169,7 @@ ROUTES = (
         "Move a state to another owner or name; the old name is gone.",
         StateEntry,
         request=TakeStateRequest,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
     Route(
@@ -175,6 +180,7 @@ ROUTES = (
         "Calls for one state run in the order in which they come.",
         AdvancedState,
         request=AdvanceStateRequest,
+        scope=Scope.MANAGE,
         ai00_paths=False,
     ),
 )

@@ -12,6 +12,7 @@ from rnn_engine.errors import InvalidRequestError
 from server.app import run
 from server.doors.addresses import is_local
 from server.doors.hosts import AllowedHosts
+from server.doors.keys import ApiKey
 from server.doors.origins import Origins, check_origin
 from server.doors.settings import DoorSettings
 from server.settings import ServerSettings
@@ -20,6 +21,7 @@ from tests.support.http import Client, Serve, error_of
 
 PAGE = "https://chat.example"
 OTHER = "http://evil.example"
+KEYS = (ApiKey.of("k"),)
 TEXT = {"prompt": "My card number is 1234"}
 LISTED = ServerSettings(doors=DoorSettings(cors_origins=(PAGE,)))
 
@@ -62,7 +64,7 @@ class TestMachines:
         [
             (ServerSettings(), 403),
             (ServerSettings(doors=DoorSettings(open=True)), 200),
-            (ServerSettings(api_key="k"), 200),
+            (ServerSettings(doors=DoorSettings(KEYS)), 200),
         ],
     )
     async def test_a_connection_from_another_machine(
@@ -118,8 +120,8 @@ class TestHosts:
 
     async def test_with_a_key_names_are_checked_where_they_are_listed(self, serve: Serve) -> None:
         headers = {"Host": "engine.lan", "Authorization": "Bearer k"}
-        for doors, status in ((DoorSettings(), 200), (DoorSettings(allowed_hosts=("other.lan",)), 403)):
-            client = await serve(FakeEngine(), ServerSettings(api_key="k", doors=doors))
+        for doors, status in ((DoorSettings(KEYS), 200), (DoorSettings(KEYS, allowed_hosts=("other.lan",)), 403)):
+            client = await serve(FakeEngine(), ServerSettings(doors=doors))
             assert (await client.get("/v1/models", headers=headers)).status == status
 
 
@@ -201,6 +203,11 @@ class TestPages:
         assert origins.admits("POST", {"Origin": OTHER})
         allow = origins.headers(OTHER)
         assert (allow["Access-Control-Allow-Origin"], "Access-Control-Allow-Credentials" in allow) == ("*", False)
+
+    def test_every_origin_needs_a_key(self) -> None:
+        assert DoorSettings(KEYS, cors_origins=("*",)).cors_origins == ("*",)
+        with pytest.raises(InvalidRequestError, match="without an API key any page on the web could call"):
+            DoorSettings(cors_origins=("*",))
 
     @pytest.mark.parametrize("text", ["chat.example", "https://", "https://chat.example/app", "", "https://a?b"])
     def test_what_is_no_origin(self, text: str) -> None:

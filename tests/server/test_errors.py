@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import io
 import logging
@@ -11,7 +10,6 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from server.doors.settings import DoorSettings
 from server.http.errors import describe
 from server.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
@@ -140,33 +138,3 @@ async def test_server_goes_on_after_errors(serve: Serve) -> None:
     assert (await client.post("/v1/completions", json=TEXT)).status == 500
     engine.fail_at = None
     assert (await client.post("/v1/completions", json=TEXT)).status == 200
-
-
-class TestApiKey:
-    SETTINGS = ServerSettings(api_key="s3cret")
-
-    @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "s3cret"}])
-    async def test_refuses(self, serve: Serve, headers: dict[str, str]) -> None:
-        response = await (await serve(FakeEngine(), self.SETTINGS)).get("/v1/models", headers=headers)
-        assert "Authorization: Bearer" in (await error_of(response, 401))["message"]
-        assert response.headers["WWW-Authenticate"] == "Bearer"
-
-    async def test_refuses_what_is_not_utf8(self, serve: Serve) -> None:
-        client = await serve(FakeEngine(), self.SETTINGS)
-        reader, writer = await asyncio.open_connection(client.host, client.port)
-        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\r\n\r\n")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
-        writer.close()
-
-    async def test_admits(self, serve: Serve) -> None:
-        client = await serve(FakeEngine(), self.SETTINGS)
-        assert (await client.get("/v1/models", headers={"Authorization": "Bearer s3cret"})).status == 200
-
-    async def test_health_needs_none(self, serve: Serve) -> None:
-        assert (await (await serve(FakeEngine(), self.SETTINGS)).get("/health")).status == 200
-
-    async def test_preflight_needs_none(self, serve: Serve) -> None:
-        doors = DoorSettings(cors_origins=("http://a.example",))
-        client = await serve(FakeEngine(), ServerSettings(api_key="s3cret", doors=doors))
-        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
-        assert (await client.options("/v1/completions", headers=asked)).status == 204

@@ -11,6 +11,8 @@ from aiohttp.test_utils import TestServer
 
 from rnn_engine.errors import OverloadedError
 from server.app import make_app
+from server.doors.keys import ApiKey
+from server.doors.settings import DoorSettings
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 
@@ -24,7 +26,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(engine, ServerSettings(api_key=KEY))
+    app = make_app(engine, ServerSettings(doors=DoorSettings((ApiKey.of(KEY),))))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=KEY, max_retries=0) as client,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from pydantic import BaseModel, TypeAdapter
 
+from server.doors.scopes import Scope
 from server.http.routing import Route
 from server.routes import ALL_ROUTES
 from server.schemas.base import RequestBody
@@ -42,6 +43,10 @@ def _route_table(routes: Iterable[Route]) -> str:
 def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
     yield f"### {route.method} {_plain(route.path)}"
     lines = [route.summary]
+    if route.always:
+        lines.append("Needs no API key.")
+    elif route.scope is not Scope.USE:
+        lines.append(f"An API key needs the scope `{route.scope.value}`.")
     if route.request is not None:
         lines.append(f"Body: {bodies.link(route.request)}.")
     lines.append("Answer: a file." if route.response is None else f"Answer: {bodies.link(route.response)}.")

@@ -1,0 +1,131 @@
+"""API keys: by name, with a scope, known by their hash alone.
+
+A hash is SHA-256 without salt: keys that `new_key` makes have 256 random bits, so nobody finds one by trying. A key
+that somebody thought up could be found by trying from the hash, as it could at the server's door.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from rnn_engine.errors import InvalidRequestError
+from server.doors.scopes import Principal, Scope
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+_LINE = "a line as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that the server knows. It can't be told from this."""
+
+    principal: Principal
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, key: str, name: str = "operator", scope: Scope = Scope.ADMIN) -> Self:
+        """Return what is kept of a key in plain text."""
+        return cls(Principal(name, scope), _digest(key))
+
+    @property
+    def line(self) -> str:
+        """The line of a file of keys that stands for this key."""
+        return f"{self.principal.name}:{self.principal.scope.value} sha256:{self.digest.hex()}"
+
+
+class KeyRing:
+    """The keys of a server. One without keys admits everybody."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def find(self, key: str) -> Principal | None:
+        """Return whose key this is. Takes the same time for every key."""
+        given = _digest(key)
+        found = None
+        for known in self._keys:
+            if hmac.compare_digest(known.digest, given):
+                found = known.principal
+        return found
+
+
+def check_keys(keys: Iterable[ApiKey]) -> None:
+    """Raise InvalidRequestError where two keys have the same name or are the same."""
+    names: set[str] = set()
+    digests: set[bytes] = set()
+    for key in keys:
+        name = key.principal.name
+        if name in names:
+            raise InvalidRequestError("API key", name, "names that are different; this one is there twice")
+        if key.digest in digests:
+            raise InvalidRequestError("API key", name, "keys that are different; this one has another name already")
+        names.add(name)
+        digests.add(key.digest)
+
+
+def check_key_name(name: str) -> str:
+    """Return the name of a key. Raises InvalidRequestError for what can't be one."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"
+        )
+    return name
+
+
+def new_key() -> str:
+    """Return a new key of 256 random bits."""
+    return f"rnn-{secrets.token_urlsafe(32)}"
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Read a file of keys: one a line, `NAME KEY` or `NAME:SCOPE KEY`; empty lines and those with # are skipped.
+
+    The scope is `use`, `manage` (what a key has without one) or `admin`. KEY is the key itself or its hash, as
+    `rnn-engine key` prints it. Raises InvalidRequestError, which never shows a key, or OSError.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequestError("API key file", str(path), "a file of text in UTF-8") from None
+    return tuple(_parse(text, path))
+
+
+def _parse(text: str, path: Path) -> Iterator[ApiKey]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match line.split():
+            case [label, key]:
+                yield _key(label, key, f"{path} line {number}")
+            case _:
+                raise InvalidRequestError("API key file", f"{path} line {number}", _LINE)
+
+
+def _key(label: str, key: str, place: str) -> ApiKey:
+    name, colon, word = label.partition(":")
+    try:
+        check_key_name(name)
+        scope = Scope(word) if colon else Scope.MANAGE
+    except ValueError:
+        scopes = ", ".join(scope.value for scope in Scope)
+        raise InvalidRequestError(f"{place}: scope", word, f"one of {scopes}") from None
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{place}: {error.field}", error.value, error.allowed) from None
+    if not key.startswith("sha256:"):
+        return ApiKey.of(key, name, scope)
+    hashed = _HASHED.fullmatch(key.lower())
+    if hashed is None:
+        raise InvalidRequestError("API key file", place, _LINE)
+    return ApiKey(Principal(name, scope), bytes.fromhex(hashed[1]))
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,33 @@
+"""What an API key may do, and who asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Scope(Enum):
+    """How much a key may do; each scope includes those before it."""
+
+    USE = "use"  # run the model, and read which states there are
+    MANAGE = "manage"  # make, change, export and remove states of its own
+    ADMIN = "admin"  # see and change what belongs to all
+
+    def includes(self, other: Scope) -> bool:
+        """Whether whoever may do this may do the other, too."""
+        return _ASCENDING.index(self) >= _ASCENDING.index(other)
+
+
+_ASCENDING = tuple(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sent a request."""
+
+    name: str  # of the key; empty where no key is asked for
+    scope: Scope
+
+
+ANYONE = Principal("", Scope.ADMIN)
+"""Who asks where there are no keys."""

@@ -1,0 +1,38 @@
+"""`rnn-engine key`, and the file of keys of `rnn-engine serve`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from server.doors.keys import ApiKey, KeyRing, new_key, read_keys
+from server.doors.scopes import Principal, Scope
+from tests.support.cli import Command
+
+
+def test_the_line_stands_for_the_key(rnn_engine: Command, tmp_path: Path) -> None:
+    said = rnn_engine("key", "ann", "--scope", "use")
+    [key] = re.findall(r"^key   (\S{40,})$", said, re.MULTILINE)
+    [line] = re.findall(r"^line  (.+)$", said, re.MULTILINE)
+    assert line == ApiKey.of(key, "ann", Scope.USE).line
+    assert key not in line
+    path = tmp_path / "keys"
+    path.write_text(line)
+    assert KeyRing(read_keys(path)).find(key) == Principal("ann", Scope.USE)
+
+
+def test_no_two_keys_are_the_same() -> None:
+    assert len({new_key() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "é", "x" * 65, ".a"])
+def test_a_name_that_is_none(rnn_engine: Command, name: str) -> None:
+    assert "key name" in rnn_engine("key", name, code=2)
+
+
+def test_a_file_without_keys_opens_no_door(rnn_engine: Command, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# none yet\n")
+    assert "has no key in it" in rnn_engine("serve", "--api-key-file", path, code=2)

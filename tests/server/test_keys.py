@@ -1,0 +1,178 @@
+"""API keys: how they are sent, which routes they open, and the files that hold them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.errors import InvalidRequestError
+from server.doors.keys import ApiKey, KeyRing, read_keys
+from server.doors.scopes import Principal, Scope
+from server.doors.settings import DoorSettings
+from server.http.routing import Route
+from server.routes import ALL_ROUTES
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Serve, error_of
+
+KEYS = (
+    ApiKey.of("op-key", "op", Scope.ADMIN),
+    ApiKey.of("ann-key", "ann", Scope.MANAGE),
+    ApiKey.of("bob-key", "bob", Scope.USE),
+)
+SETTINGS = ServerSettings(doors=DoorSettings(KEYS))
+PATHS = [(route, path) for route in ALL_ROUTES for path in route.paths]
+HASH = hashlib.sha256(b"ann-key").hexdigest()
+
+
+def url(path: str) -> str:
+    return re.sub(r"\{[^}]+\}", "x", path)
+
+
+class TestSending:
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Authorization": "Bearer bob-key"},
+            {"Authorization": "bearer bob-key"},
+            {"Authorization": "BEARER  bob-key "},
+            {"X-Api-Key": "bob-key"},
+            {"Authorization": "Basic eA==", "X-Api-Key": "bob-key"},
+        ],
+    )
+    async def test_admits(self, serve: Serve, headers: dict[str, str]) -> None:
+        assert (await (await serve(FakeEngine(), SETTINGS)).get("/v1/models", headers=headers)).status == 200
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Bearer"},
+            {"Authorization": "bob-key"},
+            {"Authorization": "Basic bob-key"},
+            {"Authorization": "Bearer bob"},  # a name is no key
+            {"Authorization": f"Bearer sha256:{HASH}"},  # nor is a hash
+            {"X-Api-Key": ""},
+        ],
+    )
+    async def test_refuses(self, serve: Serve, headers: dict[str, str]) -> None:
+        response = await (await serve(FakeEngine(), SETTINGS)).get("/v1/models", headers=headers)
+        error = await error_of(response, 401)
+        assert error["type"] == "authentication_error"
+        assert "Authorization: Bearer" in error["message"]
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+
+    async def test_refuses_what_is_not_utf8(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), SETTINGS)
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()
+
+    async def test_preflight_needs_none(self, serve: Serve) -> None:
+        doors = DoorSettings(KEYS, cors_origins=("http://a.example",))
+        client = await serve(FakeEngine(), ServerSettings(doors=doors))
+        asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+        assert (await client.options("/v1/completions", headers=asked)).status == 204
+
+
+class TestRoutes:
+    @pytest.mark.parametrize(("route", "path"), PATHS)
+    async def test_every_route_but_health_needs_a_key(self, serve: Serve, route: Route, path: str) -> None:
+        client = await serve(FakeEngine(), SETTINGS)
+        for method in (route.method, *(["HEAD"] if route.method == "GET" else [])):
+            status = (await client.request(method, url(path))).status
+            assert (status == 401) == (not route.path.startswith("/health")), method
+
+    async def test_what_is_no_route_needs_a_key(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), SETTINGS)
+        assert [(await client.get(path)).status for path in ("/nothing", "/v1/states/a/b")] == [401, 401]
+        assert (await client.post("/health")).status == 401
+
+    @pytest.mark.parametrize(("route", "path"), PATHS)
+    async def test_a_key_opens_the_routes_of_its_scope(self, serve: Serve, route: Route, path: str) -> None:
+        client = await serve(FakeEngine(), SETTINGS)
+        for key, scope in (("op-key", Scope.ADMIN), ("ann-key", Scope.MANAGE), ("bob-key", Scope.USE)):
+            response = await client.request(route.method, url(path), headers={"X-Api-Key": key}, data=b"{}")
+            assert (response.status == 403) == (not scope.includes(route.scope)), key
+
+    async def test_what_changes_something_is_not_open_to_use(self) -> None:
+        """A route that is not listed here as one that only runs the model or reads needs more than `use`."""
+        runs = ("completions", "choices", "chooses", "embeddings", "/api/oai/states", "tokenize", "apply-template")
+        for route in ALL_ROUTES:
+            if route.scope is Scope.USE:
+                assert route.method == "GET" or route.path.endswith(runs), route.path
+
+    async def test_the_refusal_names_the_key_and_what_it_lacks(self, serve: Serve) -> None:
+        client = await serve(FakeEngine(), SETTINGS)
+        error = await error_of(await client.delete("/v1/cache", headers={"X-Api-Key": "ann-key"}), 403)
+        assert error["message"] == "the API key 'ann' has the scope 'manage'; DELETE /v1/cache needs 'admin'"
+        assert error["type"] == "permission_error"
+
+    async def test_without_keys_every_route_is_open(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        for route in ALL_ROUTES:
+            assert (await client.request(route.method, url(route.path), data=b"{}")).status not in (401, 403)
+
+
+class TestFiles:
+    def test_lines(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys"
+        path.write_text(f"# who\n\nbob:use bob-key\n  ann   sha256:{HASH}\nop:admin op-key\n")
+        assert [key.principal for key in read_keys(path)] == [
+            Principal("bob", Scope.USE),
+            Principal("ann", Scope.MANAGE),
+            Principal("op", Scope.ADMIN),
+        ]
+        ring = KeyRing(read_keys(path))
+        found = [ring.find(key) for key in ("ann-key", "bob-key", HASH, "")]
+        assert found == [Principal("ann", Scope.MANAGE), Principal("bob", Scope.USE), None, None]
+
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ("s3cret", "keys line 2' is not allowed; expected a line as `NAME KEY`"),
+            ("ann s3cret more", "keys line 2' is not allowed; expected a line as `NAME KEY`"),
+            ("ann:root s3cret", "keys line 2: scope: 'root' is not allowed; expected one of use, manage, admin"),
+            ("ann: s3cret", "keys line 2: scope: '' is not allowed"),
+            ("a/b s3cret", "keys line 2: key name: 'a/b' is not allowed; expected 1 to 64 letters"),
+            ("ann sha256:s3cret", "keys line 2' is not allowed; expected a line as"),
+        ],
+    )
+    def test_a_line_that_is_wrong_is_told_without_its_key(self, tmp_path: Path, line: str, message: str) -> None:
+        path = tmp_path / "keys"
+        path.write_text(f"# who\n{line}\n")
+        with pytest.raises(InvalidRequestError) as caught:
+            read_keys(path)
+        assert message in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("keys", "message"),
+        [
+            ((ApiKey.of("a", "x"), ApiKey.of("b", "x")), "names that are different"),
+            ((ApiKey.of("a", "x"), ApiKey.of("a", "y")), "keys that are different"),
+        ],
+    )
+    def test_keys_that_are_there_twice(self, keys: tuple[ApiKey, ...], message: str) -> None:
+        with pytest.raises(InvalidRequestError, match=message):
+            DoorSettings(keys)
+
+
+async def test_no_key_is_told_anywhere(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        client = await serve(FakeEngine(fail_at=1), SETTINGS)
+        answers = [
+            await client.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": f"Bearer {key}"})
+            for key in ("ann-key", "ann-key-but-wrong")
+        ]
+        said = [await answer.text() for answer in answers]
+    assert [answer.status for answer in answers] == [500, 401]
+    assert "ann-key" not in "".join(said) + caplog.text + repr(SETTINGS)
+    assert HASH not in "".join(said) + caplog.text + repr(SETTINGS)
