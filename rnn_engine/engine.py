@@ -23,6 +23,7 @@ from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError
 from rnn_engine.forward import Progress, WeightFormatName
+from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
@@ -76,7 +77,7 @@ class Engine:
             wake=self._wake_worker,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts))
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), lambda: parts.runner)
         self._worker.start()
 
     @classmethod
@@ -134,8 +135,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         active = min(self._scheduler.num_live, len(self._inboxes))
-        failed = self._ended.is_set() and not self._closing
-        return EngineStats(active, len(self._inboxes) - active, failed)
+        return EngineStats(active, len(self._inboxes) - active)
+
+    def health(self) -> Health:
+        if self._closing:
+            return Health("closing", "the engine is stopping")
+        health = self._worker.health
+        return Health("failed", "the worker has ended") if self._ended.is_set() and health.reason is None else health
 
     def counters(self) -> EngineCounters:
         return self._scheduler.counters
@@ -158,7 +164,7 @@ class Engine:
         return b"".join(map(self._tokenizer.decode_bytes, tokens))
 
     def check_queue(self) -> None:
-        self._refuse_if_stopped()
+        self._refuse_if_unable()
         try:
             self._admission.check()
         except OverloadedError:
@@ -189,9 +195,9 @@ class Engine:
 
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._scheduler.counters) as account:
-            self._refuse_if_stopped()
+            self._refuse_if_unable()
             async with self._admission.place(wait=wait_for_room):
-                self._refuse_if_stopped()  # again, since it may have waited
+                self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
                 inbox = self._inboxes[key] = Inbox(partial(self._pause, key))
                 begun = time.monotonic()
@@ -211,7 +217,7 @@ class Engine:
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
         """Return what `question` gives on the worker's thread, between two steps."""
-        self._refuse_if_stopped()
+        self._refuse_if_unable()
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
         answer, ended = asyncio.wrap_future(future), asyncio.ensure_future(self._ended.wait())
@@ -224,9 +230,10 @@ class Engine:
             raise _stopped()
         return answer.result()
 
-    def _refuse_if_stopped(self) -> None:
+    def _refuse_if_unable(self) -> None:
         if self._closing or self._ended.is_set():
             raise _stopped()
+        self._worker.health.check()
 
     def _forget_root(self, root: str) -> None:
         """Called on any thread."""

@@ -10,6 +10,7 @@
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
     ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
     ├── OverloadedError        the queue is full                                      (HTTP 429)
+    ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
 
@@ -63,6 +64,14 @@ class StorageError(RnnEngineError):
 
 class OverloadedError(RnnEngineError):
     """The queue is full; the request was not accepted and may be sent again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class UnavailableError(RnnEngineError):
+    """The device does not answer or is being opened again; a request may be sent again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rnn_engine.health import Health
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import ModelShape
@@ -36,7 +37,6 @@ class EngineStats:
 
     active: int  # requests that hold a slot
     queued: int
-    failed: bool = False  # the engine has stopped though nobody closed it, and takes no more requests
 
 
 class EngineLike(Protocol):
@@ -61,6 +61,10 @@ class EngineLike(Protocol):
         """What was run since the start, and how long it took."""
         ...
 
+    def health(self) -> Health:
+        """Whether the engine serves requests, and if not, why."""
+        ...
+
     def cache_stats(self) -> CacheStats | None:
         """What is kept of prompts and answers; None where nothing ever is."""
         ...
@@ -80,16 +84,16 @@ class EngineLike(Protocol):
         ...
 
     def check_queue(self) -> None:
-        """Raise OverloadedError if a request that does not wait for room would be refused now."""
+        """Raise OverloadedError, UnavailableError or EngineClosedError if a request would be refused now."""
         ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
-        Raises InvalidRequestError at once, OverloadedError or EngineClosedError before the first event,
-        and StepError where the device fails. With `wait_for_room` a full queue is waited for instead of raising
-        OverloadedError; that is for the later requests of a call whose first ones have run.
+        Raises InvalidRequestError at once; OverloadedError, UnavailableError or EngineClosedError before the first
+        event; StepError or UnavailableError where the device fails. With `wait_for_room` a full queue is waited
+        for instead of raising OverloadedError; that is for the later requests of a call whose first ones have run.
         """
         ...
 

@@ -7,7 +7,7 @@ import threading
 import wgpu
 
 from rnn_engine.gpu.adapters import DeviceInfo, choose_adapter
-from rnn_engine.gpu.device_errors import device_errors
+from rnn_engine.gpu.device_errors import device_errors, is_lost
 from rnn_engine.gpu.kernels import Kernels
 from rnn_engine.gpu.memory import Memory
 
@@ -46,11 +46,7 @@ class Device:
     @property
     def is_lost(self) -> bool:
         """Whether the device was reset or taken away; it can't be used again."""
-        try:
-            self.wgpu_device.create_buffer(size=16, usage=wgpu.BufferUsage.COPY_DST).destroy()
-        except wgpu.GPUError:
-            return True
-        return False
+        return is_lost(self.wgpu_device)
 
     @property
     def allocated_bytes(self) -> int:

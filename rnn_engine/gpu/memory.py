@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device_errors import device_errors
+from rnn_engine.gpu.device_errors import device_errors, is_lost
 
 Buffer: TypeAlias = wgpu.GPUBuffer
 """A piece of a device's memory."""
@@ -99,7 +98,7 @@ class Memory:
         for buffer in self._buffers:
             buffer.destroy()
         self._buffers.clear()
-        with suppress(wgpu.GPUError, RuntimeError):  # a lost device holds nothing
+        if not is_lost(self._device):  # a lost one holds nothing
             self._device.queue.submit([])  # the last uploads hold on to their buffers until then
             native.wait_until_idle(self._device)
         self._on_close(self)

@@ -1,8 +1,8 @@
 """Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings, text."""
 
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
-from rnn_engine.scheduler.inbox import Inbox
-from rnn_engine.scheduler.scheduler import Delivery, Scheduler
+from rnn_engine.scheduler.inbox import Delivery, Inbox
+from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Worker
 
 __all__ = ["EAGER", "BatchingPolicy", "Delivery", "Inbox", "Scheduler", "Worker", "parse_policy"]

@@ -6,11 +6,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
+from typing import NamedTuple
 
-from rnn_engine.errors import RnnEngineError
+from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import Event, TextDelta
 
 MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them is paused until its reader catches up
+
+
+class Delivery(NamedTuple):
+    """An event or an error for the client of one request. Nothing follows a `Finished` or an error."""
+
+    key: int
+    outcome: Event | RnnEngineError
+
+
+def step_error(error: Exception) -> StepError:
+    """Return a new StepError that `error` caused: each request gets its own, so that tracebacks do not mix."""
+    failure = StepError(str(error) or type(error).__name__)
+    failure.__cause__ = error
+    return failure
 
 
 class Inbox:

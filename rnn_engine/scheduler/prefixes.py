@@ -48,6 +48,10 @@ class Prefixes:
         self._cache = cache
         self._flights = SingleFlight()
 
+    def replace_runner(self, runner: Runner) -> None:
+        """Go on with another runner of the same model; the cache's states on the device are its owner's concern."""
+        self._runner = runner
+
     @property
     def num_leads(self) -> int:
         """How many prompts may be waited for."""

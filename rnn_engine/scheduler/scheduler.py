@@ -9,18 +9,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from rnn_engine.errors import RnnEngineError, StepError
-from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
+from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.telemetry import EngineCounters
-from rnn_engine.types import Readout, Runner, Ticket, TokenRun
+from rnn_engine.types import Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
@@ -30,13 +30,6 @@ SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of
 _UNSOUND = (
     "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
 )
-
-
-class Delivery(NamedTuple):
-    """An event or an error for the client of one request. Nothing follows a `Finished` or an error."""
-
-    key: int
-    outcome: Event | RnnEngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +81,8 @@ class Scheduler:
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
         self._answered = False  # the last step gave first tokens and ran no batch
+        self.failure: str | None = None  # what has failed in the last step, perhaps by the device's fault
+        self.failed_in_a_row = 0  # steps
 
     @property
     def counters(self) -> EngineCounters:
@@ -162,22 +157,55 @@ class Scheduler:
         else:
             self._paused.discard(key)
 
-    def abort(self, make_error: Callable[[], RnnEngineError]) -> list[Delivery]:
-        """Wait for the steps in flight, then end every request, each with an error of its own."""
-        keys = [*self._live, *self._queue.keys]
+    def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
+        """Wait for the steps in flight, then end every request, each with an error of its own.
+
+        Without `queued`, only those that hold a slot.
+        """
+        keys = [*self._live, *(self._queue.keys if queued else ())]
         for key in keys:
             self.cancel(key)
         while self._steps:
             self._collect()
         return [Delivery(key, make_error()) for key in keys]
 
+    def device_answers(self) -> bool:
+        """Run a token after `failure`, which is then None; whether its logits come and are finite. Waits for them."""
+        self.failure = None
+        slot = self._free[0]  # that of a request that has failed: no step is in flight
+        try:
+            self._runner.write_state(slot, None)
+            return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
+        except Exception:
+            logger.exception("the device does not run a single token")
+            return False
+
+    def replace_runner(self, runner: Runner) -> None:
+        """Go on with another runner of the same model, settings and sizes. No request may hold a slot."""
+        self._runner = runner
+        self._prefixes.replace_runner(runner)
+        self.failed_in_a_row = 0
+
     def step(self) -> list[Delivery]:
         """Give free slots to waiting requests, submit at most one step, and collect at most one.
 
         Returns the events of the step that was collected; what the runner raises becomes deliveries too. Nothing is
         collected where requests need no step for their first token, which is delivered at once, nor where a second
-        step may be submitted behind the first: the next call does that, so that commands come in between.
+        step may be submitted behind the first: the next call does that, so that commands come in between. After a
+        `failure` everything in flight is collected, so that the caller can ask `device_answers`.
         """
+        self.failure = None
+        deliveries = self._step()
+        return deliveries + self._settle()
+
+    def _settle(self) -> list[Delivery]:
+        """After a failure, collect everything in flight."""
+        deliveries: list[Delivery] = []
+        while self.failure is not None and self._steps:
+            deliveries += self._collect()
+        return deliveries
+
+    def _step(self) -> list[Delivery]:
         self._ready_since = None
         self._meter.resume()
         deliveries = self._admit()
@@ -220,8 +248,7 @@ class Scheduler:
             ticket = self._runner.submit([run for _, run in runs])
         except Exception as error:
             logger.exception("a step over %d requests was not submitted", len(runs))
-            self._meter.counters.failed_steps += 1
-            return self._end_runs(runs, error)
+            return self._fail_step(runs, error)
         self._meter.submitted(times)
         self._steps.append(StepInFlight(ticket, times, runs))
         return []
@@ -235,10 +262,13 @@ class Scheduler:
             readout = self._runner.collect(step.ticket)
         except Exception as error:
             logger.exception("a step over %d requests failed", len(step.runs))
-            self._meter.counters.failed_steps += 1
-            return self._end_runs(step.runs, error)
+            return self._fail_step(step.runs, error)
         finally:
             self._note_time(step)
+        if readout.sound.any():
+            self.failed_in_a_row = 0
+        else:
+            self.failure = "no request of a step had finite logits"
         deliveries: list[Delivery] = []
         first = 0
         for (live, run), sound in zip(step.runs, readout.sound.tolist(), strict=True):
@@ -294,6 +324,7 @@ class Scheduler:
             if start is not None:
                 start.plan.close()
             heapq.heappush(self._free, slot)
+            self.failure = str(error)
             return [Delivery(waiting.key, step_error(error))]
         finally:
             waiting.set_fetch(None)
@@ -309,6 +340,7 @@ class Scheduler:
             events = live.begin()
         except Exception as error:
             logger.exception("a request failed at its first token")
+            self.failure = str(error)
             return [self._fail(live, error)]
         if live.finished:
             self._release(live)
@@ -323,6 +355,7 @@ class Scheduler:
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:
             logger.exception("a request failed after its step")
+            self.failure = str(error)
             return [self._fail(live, error)]
         if (point := live.due) is not None:
             self._prefixes.keep(live.request, live.tokens_run, live.slot, point, logit_rows[-1].read_full)
@@ -331,8 +364,11 @@ class Scheduler:
             self._release(live)
         return [Delivery(live.key, event) for event in events]
 
-    def _end_runs(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
+    def _fail_step(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
         """End the runs of a step that failed, and the requests that still want their outcome."""
+        self._meter.counters.failed_steps += 1
+        self.failed_in_a_row += 1
+        self.failure = str(error)
         for live, _ in runs:
             self._end_run(live)
         return [self._fail(live, error) for live, _ in runs if not live.released]
@@ -354,10 +390,3 @@ class Scheduler:
         live.released = True
         if live.runs_in_flight == 0:
             heapq.heappush(self._free, live.slot)
-
-
-def step_error(error: Exception) -> StepError:
-    """Return a new StepError that `error` caused: each request gets its own, so that tracebacks do not mix."""
-    failure = StepError(str(error) or type(error).__name__)
-    failure.__cause__ = error
-    return failure

@@ -1,43 +1,71 @@
-"""The thread that owns the runner: it obeys commands between steps, and steps a scheduler while there is work."""
+"""The thread that owns the runner: it obeys commands between steps, and steps a scheduler while there is work.
+
+After a failure it runs one token to see whether the device answers, and has it opened again where it does not.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError
+from rnn_engine.errors import DeviceError, EngineClosedError, ModelError, RnnEngineError, StepError, UnavailableError
+from rnn_engine.health import Health
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.scheduler import Delivery, Scheduler, step_error
+from rnn_engine.scheduler.inbox import Delivery, step_error
+from rnn_engine.scheduler.scheduler import Scheduler
+from rnn_engine.types import Runner
 
 logger = logging.getLogger(__name__)
 
 Command: TypeAlias = Callable[[], None]
+
+Reopen: TypeAlias = Callable[[], Runner]
+"""Gives a runner of the same model on a device that was opened again; the one before is closed. Called on the worker's
+thread. Raises ModelError where that can never be, anything else where it may be tried again."""
+
+MAX_FAILED_STEPS = 3  # in a row, until the device is opened again although it answers
+RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
 
 
 class Worker:
     """Runs a scheduler on a thread of its own from `start` until `stop`.
 
     An exception of a command or a step ends every request with StepError, and the worker goes on. Where that fails too,
-    the worker ends. `start`, `submit`, `call` and `stop` may be called from any thread and don't block.
+    the worker ends, as it does where the device can't be opened again. `start`, `submit`, `call` and `stop` may be
+    called from any thread and don't block.
     """
 
     def __init__(
-        self, scheduler: Scheduler, deliver: Callable[[list[Delivery]], None], on_end: Callable[[], None]
+        self,
+        scheduler: Scheduler,
+        deliver: Callable[[list[Delivery]], None],
+        on_end: Callable[[], None],
+        reopen: Reopen,
     ) -> None:
-        """Both are called on the worker's thread: `deliver` must not block, `on_end` is called once, whatever happens.
+        """All are called on the worker's thread: `deliver` must not block, `on_end` is called once, whatever happens.
 
         Requests may be left without an outcome when `on_end` is called.
         """
         self._scheduler = scheduler
         self._deliver = deliver
         self._on_end = on_end
+        self._reopen = reopen
+        self._reopen_seconds = 5.0  # that it took the last time
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._stopping = False  # the worker's thread alone touches it
+        self._health = Health()
         self._thread = threading.Thread(target=self._run, name="rnn-engine worker", daemon=True)
+
+    @property
+    def health(self) -> Health:
+        """Whether the device answers. May be asked on any thread."""
+        return self._health
 
     def start(self) -> None:
         self._thread.start()
@@ -62,8 +90,11 @@ class Worker:
         try:
             while not self._stopping:
                 self._obey_and_step()
+                if self._scheduler.failure is not None:
+                    self._check_device(self._scheduler.failure)
             self._end_requests(partial(EngineClosedError, "the engine has stopped"))
-        except BaseException:
+        except BaseException as error:
+            self._health = Health("failed", str(error))
             logger.critical("the worker failed and ends", exc_info=True)
         finally:
             try:
@@ -93,6 +124,52 @@ class Worker:
                 return
             try:
                 command = self._commands.get(timeout=wait_seconds)
+            except Empty:
+                return
+            command()
+
+    def _check_device(self, failure: str) -> None:
+        """Run one token before anything else does; open the device again where that or many steps have failed."""
+        self._health = Health("checking", f"a step failed: {failure}")
+        if not self._scheduler.device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
+            self._recover(failure)
+        self._health = Health()
+
+    def _recover(self, failure: str) -> None:
+        """End the requests that hold a slot, and open the device again; those in the queue wait for it.
+
+        Raises ModelError or DeviceError where it does not come back.
+        """
+        logger.error("the device failed and is opened again: %s", failure)
+        for attempt, seconds in enumerate(RETRY_SECONDS, 1):
+            reason = (
+                f"the device failed and is being opened again, attempt {attempt} of {len(RETRY_SECONDS)}: {failure}"
+            )
+            self._health = Health("recovering", reason, retry_after=seconds + self._reopen_seconds)
+            self._post(self._scheduler.abort(partial(UnavailableError, reason, self._health.retry_after), queued=False))
+            self._obey_for(seconds)
+            if self._stopping:
+                return
+            begun = time.monotonic()
+            try:
+                self._scheduler.replace_runner(self._reopen())
+            except ModelError:
+                raise
+            except Exception:
+                logger.exception("the device could not be opened again")
+                continue
+            if self._scheduler.device_answers():
+                self._reopen_seconds = time.monotonic() - begun
+                logger.warning("the device answers again after %.1f s", self._reopen_seconds)
+                return
+        raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")
+
+    def _obey_for(self, seconds: float) -> None:
+        """Run the commands that come in the next `seconds`, and those that have come."""
+        end = time.monotonic() + seconds
+        while not self._stopping:
+            try:
+                command = self._commands.get(timeout=max(end - time.monotonic(), 0.0))
             except Empty:
                 return
             command()

@@ -30,6 +30,8 @@ def to_json(body: Mapping[str, object]) -> str:
     return dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def json_response(body: Mapping[str, object], status: int = 200) -> web.Response:
+def json_response(
+    body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Return an answer that holds `body` as JSON."""
-    return web.json_response(body, status=status, dumps=to_json)
+    return web.json_response(body, status=status, headers=headers, dumps=to_json)

@@ -18,6 +18,7 @@ from rnn_engine.errors import (
     StepError,
     StorageError,
     TokenizerError,
+    UnavailableError,
 )
 from server.schemas.error import ErrorBody
 
@@ -55,16 +56,19 @@ def describe(error: Exception) -> Failure:
         case StorageError():
             return Failure(507, str(error), "server_error", "storage_failed")
         case OverloadedError():
-            return Failure(429, str(error), "rate_limit_error", "overloaded", headers=_retry(error.retry_after))
+            return Failure(429, str(error), "rate_limit_error", "overloaded", headers=retry_headers(error.retry_after))
+        case UnavailableError():
+            return Failure(503, str(error), "server_error", "unavailable", headers=retry_headers(error.retry_after))
         case EngineClosedError():
-            return Failure(503, str(error), "server_error", "closing", headers=_retry(1.0))
+            return Failure(503, str(error), "server_error", "closing", headers=retry_headers(1.0))
         case StepError():
             return Failure(500, f"the model failed on this request: {error}", "server_error", "step_failed")
     _log.error("a request failed", exc_info=error)
     return Failure(500, "internal error; the server's log has the details", "server_error", "internal_error")
 
 
-def _retry(seconds: float) -> dict[str, str]:
+def retry_headers(seconds: float) -> dict[str, str]:
+    """Return the headers that say after how many seconds a request may be sent again."""
     return {"Retry-After": str(max(1, math.ceil(seconds))), "Retry-After-Ms": str(math.ceil(seconds * 1000))}
 
 

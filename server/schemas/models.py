@@ -6,6 +6,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rnn_engine.health import HealthStatus
+
 
 class ModelMeta(TypedDict):
     """A model's sizes, which depend on its version, and what it runs on."""
@@ -39,13 +41,23 @@ class ModelList(TypedDict):
 
 
 class Health(TypedDict):
-    """`closing` and `failed` (the engine has stopped by itself) come with status 503; `requests` counts HTTP requests,
-    the next two what the engine runs of them."""
+    """All but `ok` come with status 503; see Readiness. `requests` counts HTTP requests, the next two what the engine
+    runs of them."""
 
-    status: Literal["ok", "closing", "failed"]
+    status: HealthStatus
     model: str
     requests: int
     active: int
     queued: int
     cache_look_ups: int
     cache_hits: int
+
+
+class Readiness(TypedDict):
+    """`checking`: something failed, and a token is run to see whether the device answers. `recovering`: the device was
+    lost and the model is loaded again. `stalled`: the device has not answered for so many `seconds`. `closing`: the
+    server stops. `failed`: the engine has stopped by itself, for good."""
+
+    status: HealthStatus
+    reason: str | None
+    seconds: float

@@ -157,3 +157,14 @@ def test_subgroups_are_measured(device: Device) -> None:
     size = measure_subgroup_size(device)
     assert device.allocated_bytes == before
     assert size in ((4, 8, 16, 32, 64, 128) if device.has_subgroups else (0,))
+
+
+def test_memory_of_a_lost_device_can_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.gpu.device._opened", {})
+    device = open_device()
+    memory = device.allocate()
+    memory.create_buffer("some", 64)
+    device.wgpu_device.destroy()
+    assert device.is_lost
+    memory.close()
+    assert device.allocated_bytes == 0

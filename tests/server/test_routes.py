@@ -61,11 +61,6 @@ async def test_health(serve: Serve) -> None:
     assert body == {"status": "ok", "model": "fake", **idle}
 
 
-async def test_health_of_an_engine_that_has_failed(serve: Serve) -> None:
-    answer = await (await serve(FakeEngine(failed=True))).get("/health")
-    assert (answer.status, (await answer.json())["status"]) == (503, "failed")
-
-
 async def test_head_of_what_can_be_got(serve: Serve) -> None:
     client = await serve(FakeEngine())
     assert [(await client.head(path)).status for path in ("/health", "/v1/models", "/v1/models/x")] == [200, 200, 404]

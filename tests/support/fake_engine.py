@@ -16,6 +16,7 @@ import numpy as np
 
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
+from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import (
     EndState,
@@ -79,7 +80,7 @@ class FakeEngine:
     most_active: int = 0
     produced: int = 0  # tokens, over all requests
     closed: bool = False
-    failed: bool = False  # has stopped by itself
+    condition: Health = field(default_factory=Health)
     counted: EngineCounters = field(default_factory=EngineCounters)
     queue_seconds: float = 0.25  # as its reports say; it does not wait
     prefill_seconds: float = 0.5
@@ -105,7 +106,10 @@ class FakeEngine:
         )
 
     def stats(self) -> EngineStats:
-        return EngineStats(active=self.active, queued=0, failed=self.failed)
+        return EngineStats(active=self.active, queued=0)
+
+    def health(self) -> Health:
+        return self.condition
 
     def counters(self) -> EngineCounters:
         return self.counted
@@ -127,6 +131,7 @@ class FakeEngine:
         return bytes(token - 1 for token in tokens if token > 0)
 
     def check_queue(self) -> None:
+        self.condition.check()
         if self.refuse is not None:
             raise self.refuse
 

@@ -19,6 +19,7 @@ DEVELOPMENT = ("tests", "tools")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "rnn_engine.errors",
+        "rnn_engine.health",
         "rnn_engine.atomic_file",
         "rnn_engine.checks",
         "rnn_engine.types",

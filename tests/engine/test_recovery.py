@@ -1,0 +1,137 @@
+"""An engine whose device fails: what it says of itself, who is told, and how it comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.errors import EngineClosedError, StepError, UnavailableError
+from rnn_engine.loading.parts import assemble
+from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.types import Batch
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.clients import Heard
+from tests.support.fake_runner import FakeRunner, scripted_logits
+
+TOKENIZER = ByteTokenizer()
+HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
+ENDLESS = scripted_logits(TOKENIZER.size, [ord("x") + 1] * 1000)
+WAIT_SECONDS = 30.0  # until a test that waits in vain fails
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.scheduler.worker.RETRY_SECONDS", (0.0, 0.0, 0.0))
+
+
+@dataclass
+class Faults:
+    """Fails the steps with these numbers, and all while `lost`."""
+
+    numbers: frozenset[int] = frozenset()
+    lost: bool = False
+    steps: int = 0
+    on_step: Callable[[int], None] = field(default=lambda number: None)
+
+    def __call__(self, batch: Batch) -> bool:
+        self.on_step(self.steps)
+        self.steps += 1
+        return self.lost or self.steps - 1 in self.numbers
+
+
+def engine_of(runner: FakeRunner) -> Engine:
+    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"))
+
+
+def ask(max_tokens: int = 20) -> GenerateRequest:
+    return GenerateRequest(
+        TOKENIZER.encode("Hi"), max_tokens=max_tokens, sampling=SamplingParams(temperature=0, seed=0)
+    )
+
+
+async def listen(engine: Engine, request: GenerateRequest) -> Heard:
+    return Heard([event async for event in engine.generate(request)])
+
+
+async def reach_ok(engine: Engine) -> None:
+    while engine.health().status != "ok":
+        await asyncio.sleep(0)
+
+
+async def test_after_a_failed_step_a_token_is_run_before_health_is_ok_again() -> None:
+    seen: list[str] = []
+    faults = Faults(frozenset({1}), on_step=lambda _: seen.append(engine.health().status))
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(FakeRunner(HELLO, fail_when=faults)) as engine:
+        with pytest.raises(StepError, match="told to fail"):
+            await listen(engine, ask())
+        assert (await listen(engine, ask())).text == "Hello"
+        assert engine.health().status == "ok"
+    assert seen[:4] == ["ok", "ok", "checking", "ok"]
+
+
+async def test_a_device_that_answers_again_is_waited_for_by_those_in_the_queue() -> None:
+    faults = Faults(on_step=lambda number: setattr(faults, "lost", 3 <= number < 6))
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(FakeRunner(HELLO, num_slots=1, fail_when=faults)) as engine:
+        first, second = await asyncio.gather(*(listen(engine, ask()) for _ in range(2)), return_exceptions=True)
+        assert isinstance(first, StepError)
+        assert isinstance(second, Heard)
+        assert second.text == "Hello"
+        assert engine.health().status == "ok"
+
+
+async def test_a_device_that_does_not_come_back_ends_the_engine_for_good() -> None:
+    faults = Faults(on_step=lambda number: setattr(faults, "lost", number >= 3))
+    runner = FakeRunner(HELLO, num_slots=1, fail_when=faults)
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(runner) as engine:
+        results = await asyncio.gather(*(listen(engine, ask()) for _ in range(3)), return_exceptions=True)
+        assert [type(result) for result in results] == [StepError, EngineClosedError, EngineClosedError]
+        health = engine.health()
+        assert (health.status, health.reason) == (
+            "failed",
+            "the device did not come back in 3 attempts: told to fail",
+        )
+        with pytest.raises(EngineClosedError):
+            await listen(engine, ask())
+        assert runner.closed
+
+
+async def test_steps_that_fail_in_a_row_end_all_that_run() -> None:
+    """The device answers each time, but whatever more than a token long is run fails."""
+    runner = FakeRunner(HELLO, num_slots=2, fail_when=lambda batch: len(batch[0].tokens) > 1)
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(runner) as engine:
+        for _ in range(5):
+            with pytest.raises(StepError):
+                await listen(engine, ask())
+            await reach_ok(engine)
+
+
+async def test_requests_are_refused_while_the_device_is_opened_again() -> None:
+    refusals: list[BaseException] = []
+
+    def reopen_slowly(number: int) -> None:
+        faults.lost = 3 <= number < 6
+        if number == 5:
+            asyncio.run_coroutine_threadsafe(send(), loop).result()
+
+    async def send() -> None:
+        with pytest.raises(UnavailableError) as refusal:
+            engine.check_queue()
+        refusals.append(refusal.value)
+        with pytest.raises(UnavailableError):
+            await listen(engine, ask())
+
+    loop = asyncio.get_running_loop()
+    faults = Faults(on_step=reopen_slowly)
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(FakeRunner(HELLO, fail_when=faults)) as engine:
+        with pytest.raises(StepError):
+            await listen(engine, ask())
+        await reach_ok(engine)
+        assert (await listen(engine, ask())).text == "Hello"
+    [refusal] = refusals
+    assert isinstance(refusal, UnavailableError)
+    assert str(refusal) == "the device failed and is being opened again, attempt 1 of 3: told to fail"
+    assert refusal.retry_after > 0
