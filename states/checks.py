@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.listing import show_all
 from rnn_engine.types import F32, ModelShape
+
+
+class Shaped(Protocol):
+    """An array, or what a file says of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
@@ -21,18 +29,20 @@ def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: s
     return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
 
 
-def check_fields(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> None:
+def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
     """Raise StateError, which begins with `source`, where the fields or their shapes are not the model's."""
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
-        raise StateError(f"{source}: holds the fields {sorted(arrays)}; a {shape.version} state has {sorted(expected)}")
+        raise StateError(
+            f"{source}: holds the fields {show_all(sorted(arrays))}; a {shape.version} state has {sorted(expected)}"
+        )
     for name, size in expected.items():
-        _check_shape(arrays[name], size, f"{source}: {name}")
+        check_shape(arrays[name].shape, size, f"{source}: {name}")
 
 
 def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
     """Return `array` in f32. Raises StateError where its shape differs or where it holds NaN or infinity."""
-    _check_shape(array, expected, what)
+    check_shape(array.shape, expected, what)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit f32 is found below, as infinity
         values = np.ascontiguousarray(array, np.float32)
     finite = np.isfinite(values)
@@ -43,6 +53,7 @@ def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F3
     return values
 
 
-def _check_shape(array: NDArray[Any], expected: tuple[int, ...], what: str) -> None:
-    if array.shape != expected:
-        raise StateError(f"{what} has shape {list(array.shape)}; this model needs {list(expected)}")
+def check_shape(found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
+    """Raise StateError, which begins with `what`, where the two differ."""
+    if found != expected:
+        raise StateError(f"{what} has shape {list(found)}; this model needs {list(expected)}")

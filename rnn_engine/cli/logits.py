@@ -17,8 +17,8 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import WeightFormatName
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.loading.states import state_files
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
+from states.files.exchange import StateFiles
 
 _SLOT = 0
 
@@ -54,7 +54,7 @@ def command(
     with atomic_file(output) as file, progress_bar("opening the model") as report:
         with open_model(model) as opened:
             _check(tokens, opened.shape.vocab_size)
-            initial = None if state is None else state_files(opened.shape, opened.fingerprint).read(state).state
+            initial = None if state is None else StateFiles(opened.shape, opened.fingerprint).read(state).state
             runner = load_runner(
                 opened, device, weights=weights, num_slots=1, max_tokens=size, max_rows=size, progress=report
             )

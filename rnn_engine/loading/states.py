@@ -4,18 +4,12 @@ the persistent states of earlier runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
 from rnn_engine.model import ModelFile
-from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.types import ModelShape
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState
@@ -66,19 +60,9 @@ def make_registry(
     shape: ModelShape, fingerprint: str, folder: Path | None = None, capacity: int = DEFAULT_CAPACITY
 ) -> StateRegistry:
     """An empty registry. Makes the folder where it is missing."""
-    files = state_files(shape, fingerprint, folder)
+    files = StateFiles(shape, fingerprint, folder)
     try:
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
     return StateRegistry(files, capacity=capacity, saved=saved)
-
-
-def state_files(shape: ModelShape, fingerprint: str, folder: Path | None = None) -> StateFiles:
-    """The reader and writer of files for states of a model."""
-    return StateFiles(shape, fingerprint, _read_pth, folder)
-
-
-def _read_pth(path: Path) -> Mapping[str, NDArray[Any]]:
-    with closing(open_source(path)) as source:
-        return {name: np.array(source.read(name)) for name in source.tensors if is_time_state(name)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,12 @@ class BinaryFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("rb", buffering=0)
+            self._file = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
+        if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            self._file.close()
+            raise ModelError(f"{path} is not a regular file")
         self._seeking = threading.Lock()  # where the system can't read at a position
         self.stamp = self._current_stamp()
 
@@ -96,11 +100,20 @@ class BinaryFile:
         )
 
 
-class Cursor(io.RawIOBase):
-    """A `BinaryFile` as a file object with a position of its own. Closing it leaves the file open."""
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file as usual; a pipe, too, at once, though nobody writes into it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
-    def __init__(self, file: BinaryFile) -> None:
+
+class Cursor(io.RawIOBase):
+    """A `BinaryFile` as a file object with a position of its own. Closing it leaves the file open.
+
+    Reading raises OSError when it has read `budget` bytes in all; None is no bound.
+    """
+
+    def __init__(self, file: BinaryFile, budget: int | None = None) -> None:
         super().__init__()
+        self.budget = budget
         self._file = file
         self._position = 0
 
@@ -123,6 +136,10 @@ class Cursor(io.RawIOBase):
     def readinto(self, buffer: Buffer) -> int:
         target = memoryview(buffer).cast("B")
         size = max(min(len(target), self._file.stamp.size - self._position), 0)
+        if self.budget is not None:
+            self.budget -= size
+            if self.budget < 0:
+                raise OSError("more would have to be read than is allowed")
         self._file.read_into(self._position, target[:size])
         self._position += size
         return size

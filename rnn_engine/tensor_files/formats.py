@@ -62,10 +62,15 @@ def open_source(path: Path) -> TensorSource:
     _check_kind(path)
     file = BinaryFile(path)
     try:
-        return _find_format(file).open(file)
+        return read_source(file)
     except BaseException:
         file.close()
         raise
+
+
+def read_source(file: BinaryFile) -> TensorSource:
+    """Read what an open file holds, in whichever format it is; the result closes it. Raises ModelError."""
+    return _find_format(file).open(file)
 
 
 def _find_format(file: BinaryFile) -> _Format:
@@ -85,8 +90,11 @@ def _find_format(file: BinaryFile) -> _Format:
 
 
 def _check_kind(path: Path) -> None:
-    if not path.exists():
-        raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)")
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "not a regular file"
-        raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st or .pth)")
+    try:
+        if not path.exists():
+            raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)")
+        if not path.is_file():
+            kind = "a folder" if path.is_dir() else "not a regular file"
+            raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st or .pth)")
+    except OSError as error:
+        raise ModelError(f"{path} can't be read: {error.strerror}") from error

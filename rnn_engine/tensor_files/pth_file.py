@@ -6,11 +6,13 @@ asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
@@ -22,7 +24,7 @@ from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.tensor_files.zip_archive import ZipArchive
 
 _PICKLE_NAME: Final = "data.pkl"
-_PICKLE_LIMIT: Final = 4 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
+_PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2 MB
 
 
 class PthFile:
@@ -36,7 +38,8 @@ class PthFile:
         self._refs = _read_refs(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
         for name, ref in self._refs.items():
             _check_inside(file.path, self._zip, self._entry(ref), name, ref)
-        self._tensors = {name: TensorInfo(ref.shape, ref.storage.dtype) for name, ref in self._refs.items()}
+        self._check_compressed()
+        self._tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -48,6 +51,8 @@ class PthFile:
 
     def read(self, name: str) -> NDArray[Any]:
         ref = self._refs[name]
+        if 0 in ref.shape:
+            return np.empty(ref.shape, ref.storage.dtype)
         dtype, count = ref.storage.dtype, _reach(ref) - ref.offset
         data = self._zip.read(self._entry(ref), ref.offset * dtype.itemsize, count * dtype.itemsize)
         elements = data.view(dtype)  # [count] the part of the storage that the tensor reaches over
@@ -56,6 +61,19 @@ class PthFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def _check_compressed(self) -> None:
+        """Raise ModelError where compressed bytes belong to no tensor: to skip them takes time without bound."""
+        used = Counter[str]()
+        for ref in self._refs.values():
+            used[self._entry(ref)] += prod(ref.shape) * ref.storage.dtype.itemsize
+        for entry, num_bytes in used.items():
+            size = self._zip.size(entry)
+            if self._zip.is_compressed(entry) and size > num_bytes:
+                raise ModelError(
+                    f"{self._file.path}: the compressed zip entry {show(entry)} has {size} bytes and its tensors "
+                    f"{num_bytes}; expected no more than these"
+                )
 
     def _entry(self, ref: TensorRef) -> str:
         return f"{self._folder}data/{ref.storage.key}"
@@ -87,12 +105,19 @@ def _read_refs(path: Path, archive: ZipArchive, entry: str) -> dict[str, TensorR
         raise ModelError(f"{path}: {error}") from error
 
 
+def _info(path: Path, name: str, ref: TensorRef) -> TensorInfo:
+    try:
+        return TensorInfo(ref.shape, ref.storage.dtype)
+    except ValueError as error:
+        raise ModelError(f"{path}: tensor {show(name)}: {error}") from error
+
+
 def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: TensorRef) -> None:
     """Raise ModelError unless the tensor lies inside its storage and is no larger than it."""
     if entry not in archive.names:
         raise ModelError(f"{path}: the data of tensor {show(name)} is missing: there is no zip entry {show(entry)}")
     count = archive.size(entry) // ref.storage.dtype.itemsize
-    if _reach(ref) > count or prod(ref.shape) > count:
+    if 0 not in ref.shape and (_reach(ref) > count or prod(ref.shape) > count):
         raise ModelError(
             f"{path}: tensor {show(name)} of shape {list(ref.shape)} is not inside its storage of {count} elements"
         )
@@ -100,6 +125,4 @@ def _check_inside(path: Path, archive: ZipArchive, entry: str, name: str, ref: T
 
 def _reach(ref: TensorRef) -> int:
     """Return how many elements of its storage, counted from the storage's start, a tensor needs."""
-    if 0 in ref.shape:
-        return ref.offset
     return ref.offset + sum((size - 1) * step for size, step in zip(ref.shape, ref.strides, strict=True)) + 1

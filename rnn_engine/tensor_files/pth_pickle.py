@@ -17,6 +17,7 @@ import numpy as np
 
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.listing import show
+from rnn_engine.tensor_files.source import MOST_DIMENSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,6 @@ _STORAGE_DTYPES: Final[Mapping[_Name, np.dtype[Any]]] = {
     _Name("torch.LongStorage"): np.dtype(np.int64),
     _Name("torch.IntStorage"): np.dtype(np.int32),
 }
-_MOST_DIMENSIONS: Final = 8
 
 _DICT: Final = _Name("collections.OrderedDict")
 _TENSOR: Final = _Name("torch._utils._rebuild_tensor_v2")
@@ -230,4 +230,4 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _are_counts(values: object) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(values, tuple) and len(values) <= _MOST_DIMENSIONS and all(_is_count(value) for value in values)
+    return isinstance(values, tuple) and len(values) <= MOST_DIMENSIONS and all(_is_count(value) for value in values)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from math import prod
 from typing import Any, Final
 
 import ml_dtypes
@@ -21,7 +20,7 @@ from rnn_engine.tensor_files.listing import show
 from rnn_engine.tensor_files.source import TensorInfo
 
 _LENGTH_BYTES: Final = 8
-_HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own
+HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
@@ -32,6 +31,9 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "I32": np.dtype(np.int32),
     "I16": np.dtype(np.int16),
     "I8": np.dtype(np.int8),
+    "U64": np.dtype(np.uint64),
+    "U32": np.dtype(np.uint32),
+    "U16": np.dtype(np.uint16),
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
@@ -40,11 +42,13 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 class SafetensorsFile:
     """An open safetensors file. Closes `file` with itself."""
 
-    def __init__(self, file: BinaryFile) -> None:
+    def __init__(self, file: BinaryFile, header_limit: int = HEADER_LIMIT) -> None:
+        """Raises ModelError where the file is damaged, or where its header has more than `header_limit` bytes."""
         self._file = file
-        header, data_start = _read_header(file)
+        header, data_start = _read_header(file, header_limit)
         try:
-            entries = {name: _Entry(entry) for name, entry in header.items() if name != "__metadata__"}
+            self.metadata = _strings(header.pop("__metadata__", {}))
+            entries = {name: _Entry(entry) for name, entry in header.items()}
             self._tensors = {
                 name: TensorInfo(entry.shape, _dtype(file, name, entry.dtype)) for name, entry in entries.items()
             }
@@ -63,7 +67,7 @@ class SafetensorsFile:
 
     def read(self, name: str) -> NDArray[Any]:
         info = self._tensors[name]
-        data = self._file.read(self._starts[name], prod(info.shape) * info.dtype.itemsize)
+        data = self._file.read(self._starts[name], info.num_bytes)
         return data.view(info.dtype).reshape(info.shape)
 
     def close(self) -> None:
@@ -81,16 +85,24 @@ class _Entry:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
+        raise ValueError("a size or a position is not a count")
     return value
 
 
-def _read_header(file: BinaryFile) -> tuple[dict[str, Any], int]:
+def _strings(metadata: object) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("the metadata are not texts by name")
+    return metadata
+
+
+def _read_header(file: BinaryFile, limit: int) -> tuple[dict[str, Any], int]:
     """Return the header and where the tensors' bytes begin."""
     length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
     data_start = _LENGTH_BYTES + length
-    if length > _HEADER_LIMIT or data_start > file.stamp.size:
-        raise _damaged(file, f"it has {file.stamp.size} bytes and its header {length}")
+    if length > limit or data_start > file.stamp.size:
+        raise _damaged(
+            file, f"it has {file.stamp.size} bytes and its header {length}; expected at most {limit} in the header"
+        )
     try:
         header = json.loads(file.read(_LENGTH_BYTES, length).tobytes())
     except (ValueError, RecursionError) as error:
@@ -104,7 +116,7 @@ def _check_places(tensors: Iterable[tuple[_Entry, TensorInfo]], size: int) -> No
     """Raise ValueError unless the tensors fill the `size` bytes after the header, none of them twice."""
     filled = 0
     for entry, info in sorted(tensors, key=lambda pair: (pair[0].begin, pair[0].end)):
-        expected = filled + prod(info.shape) * info.dtype.itemsize
+        expected = filled + info.num_bytes
         if (entry.begin, entry.end) != (filled, expected):
             raise ValueError(f"a tensor is in bytes {entry.begin} to {entry.end}; expected {filled} to {expected}")
         filled = expected

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from math import prod
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.tensor_files.binary_file import FileStamp
 
+MOST_DIMENSIONS: Final = 8
+_MOST_BYTES: Final = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Shape and element type of a tensor as its file stores it."""
+    """Shape and element type of a tensor as its file stores it.
+
+    Raises ValueError for a shape that no array can have.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        if len(self.shape) > MOST_DIMENSIONS:
+            raise ValueError(f"a tensor has {len(self.shape)} dimensions; expected at most {MOST_DIMENSIONS}")
+        if prod(max(size, 1) for size in self.shape) * self.dtype.itemsize > _MOST_BYTES:  # numpy refuses (0, 2**63)
+            raise ValueError("a tensor is larger than any memory")
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
 
 
 class TensorSource(Protocol):

@@ -28,6 +28,10 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
         raise InvalidRequestError(field, requested, allowed) from error
     if not target.is_relative_to(root):
         raise InvalidRequestError(field, requested, allowed)
-    if not target.is_file():
+    try:
+        found = target.is_file()
+    except OSError as error:  # a name that is too long
+        raise InvalidRequestError(field, requested, allowed) from error
+    if not found:
         raise NotFoundError(f"{field}: no state file {requested!r} in the folder of state files")
     return target

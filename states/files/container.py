@@ -1,4 +1,4 @@
-"""Write safetensors files whose size is known beforehand. The safetensors package reads them."""
+"""Write safetensors files whose size is known beforehand."""
 
 from __future__ import annotations
 

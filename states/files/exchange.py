@@ -14,7 +14,7 @@ from states.files.confine import confined_path
 from states.files.container import file_parts
 from states.files.full import Origin, SavedState, full_state_parts, save_full_state
 from states.files.prefab import Prefab, encode_prefab, state_from_rows
-from states.files.reading import LAYOUT_KEY, LoadedState, ReadPth, read_state
+from states.files.reading import LAYOUT_KEY, LoadedState, read_state
 from states.files.tuned import Layout, tuned_from_state
 from states.frozen import FrozenState, freeze_state
 from states.payload import Payload
@@ -28,16 +28,15 @@ _UNKNOWN = ""  # what a named state once started from
 class StateFiles:
     """The files of one model's states. Thread-safe."""
 
-    def __init__(self, shape: ModelShape, model: str, read_pth: ReadPth, folder: Path | None = None) -> None:
+    def __init__(self, shape: ModelShape, model: str, folder: Path | None = None) -> None:
         """`model` is the fingerprint that full-state files must have; `folder` is where requests may read from."""
         self.shape = shape
         self.folder = folder
         self._model = model
-        self._read_pth = read_pth
 
     def read(self, path: Path, layout: Layout | None = None) -> LoadedState:
         """Read a state from a file of any form. Raises StateError where it is damaged or does not fit the model."""
-        return read_state(path, self.shape, self._model, self._read_pth, layout)
+        return read_state(path, self.shape, self._model, layout)
 
     def read_requested(self, requested: str) -> LoadedState:
         """Read a state from a file that a request names, inside the folder alone."""

@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
 from rnn_engine.types import ModelShape
-from states.checks import check_array, check_state
+from states.checks import check_array, check_fields, check_shape, check_state
 from states.files.container import file_bytes, file_parts, write_file
+from states.files.opening import opened, read_safetensors
 from states.payload import Payload
 
 FORMAT = "rnn-engine-state"
@@ -34,16 +34,6 @@ _TOKENS = "tokens"
 _LOGITS = "logits"
 _CHECKSUM_PREFIX = "crc32."
 _METADATA_CHECKSUM = "crc32"
-
-
-class _File(Protocol):
-    """What is used of a file that safetensors has opened."""
-
-    def metadata(self) -> dict[str, str] | None: ...
-
-    def keys(self) -> list[str]: ...
-
-    def get_tensor(self, name: str) -> NDArray[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +90,30 @@ def read_summary(path: Path, model: str | None) -> Summary:
     Raises StateError where the file is damaged as far as it is read, of another format or, unless `model` is None,
     of another model.
     """
-    with _opened(path) as file:
+    with opened(path) as data:
+        file = read_safetensors(data)
         return _summary(file, _checked_metadata(file, path), path, model)
 
 
 def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedState:
     """The whole file. Raises StateError where it is damaged or does not fit; see `read_summary`."""
-    with _opened(path) as file:
-        metadata = _checked_metadata(file, path)
-        summary = _summary(file, metadata, path, model)
-        arrays = {
-            name.removeprefix(_STATE_PREFIX): _checked_tensor(file, name, metadata, path)
-            for name in file.keys()  # noqa: SIM118  (not a mapping)
-            if name.startswith(_STATE_PREFIX)
-        }
-        check_state(arrays, shape, path.name)
-        logits = None
-        if summary.has_logits:
-            tensor = _checked_tensor(file, _LOGITS, metadata, path)
-            logits = check_array(tensor, (shape.vocab_size,), f"{path.name}: logits")
+    with opened(path) as data:
+        return full_state_of(read_safetensors(data), path, shape, model)
+
+
+def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: str | None) -> SavedState:
+    """The whole of an open file at `path`. Raises what `read_full_state` raises, or ModelError."""
+    metadata = _checked_metadata(file, path)
+    summary = _summary(file, metadata, path, model)
+    fields = {name.removeprefix(_STATE_PREFIX): name for name in file.tensors if name.startswith(_STATE_PREFIX)}
+    check_fields({field: file.tensors[name] for field, name in fields.items()}, shape, path.name)
+    arrays = {field: _checked_tensor(file, name, metadata, path) for field, name in fields.items()}
+    check_state(arrays, shape, path.name)
+    logits = None
+    if summary.has_logits:
+        check_shape(file.tensors[_LOGITS].shape, (shape.vocab_size,), f"{path.name}: logits")
+        tensor = _checked_tensor(file, _LOGITS, metadata, path)
+        logits = check_array(tensor, (shape.vocab_size,), f"{path.name}: logits")
     return SavedState(summary.origin, summary.tokens, Payload(arrays, logits))
 
 
@@ -169,17 +164,8 @@ def _crc32(array: NDArray[Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, kind)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[_File]:
-    try:
-        with safe_open(path, framework="np") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise StateError(f"{path.name}: not a readable safetensors file: {error}") from error
-
-
-def _checked_metadata(file: _File, path: Path) -> dict[str, str]:
-    metadata: dict[str, str] = file.metadata() or {}
+def _checked_metadata(file: SafetensorsFile, path: Path) -> dict[str, str]:
+    metadata = file.metadata
     if not is_full_state(metadata):
         raise StateError(f"{path.name}: format is {metadata.get('format')!r}; expected {FORMAT!r}")
     if metadata.get("format_version") != FORMAT_VERSION:
@@ -188,18 +174,17 @@ def _checked_metadata(file: _File, path: Path) -> dict[str, str]:
     if metadata.get(_METADATA_CHECKSUM) != _metadata_crc32(metadata):
         raise StateError(f"{path.name}: damaged: the metadata does not match its checksum")
     covered = {name.removeprefix(_CHECKSUM_PREFIX) for name in metadata if name.startswith(_CHECKSUM_PREFIX)}
-    if set(file.keys()) != covered:
-        raise StateError(f"{path.name}: damaged: holds {sorted(file.keys())}; its metadata tells of {sorted(covered)}")
+    if set(file.tensors) != covered:
+        raise StateError(f"{path.name}: damaged: its metadata tells of other tensors than it holds")
     return metadata
 
 
-def _summary(file: _File, metadata: Mapping[str, str], path: Path, model: str | None) -> Summary:
+def _summary(file: SafetensorsFile, metadata: Mapping[str, str], path: Path, model: str | None) -> Summary:
     origin = _origin(metadata, path)
     if model is not None and origin.model != model:
         raise StateError(f"{path.name}: the state belongs to model {origin.model}; this one is {model}")
-    names = set(file.keys())
-    tokens = _tokens(file, metadata, origin, path) if _TOKENS in names else None
-    return Summary(origin, tokens, _LOGITS in names)
+    tokens = _tokens(file, metadata, origin, path) if _TOKENS in file.tensors else None
+    return Summary(origin, tokens, _LOGITS in file.tensors)
 
 
 def _origin(metadata: Mapping[str, str], path: Path) -> Origin:
@@ -207,26 +192,32 @@ def _origin(metadata: Mapping[str, str], path: Path) -> Origin:
         return Origin(
             model=metadata["model"],
             initial_state=metadata["initial_state"],
-            num_tokens=int(metadata["num_tokens"]),
+            num_tokens=_count(metadata["num_tokens"]),
             kind=metadata["kind"],
             name=metadata["label"],
-            last_tokens=tuple(map(int, metadata["last_tokens"].split())),
+            last_tokens=tuple(map(_count, metadata["last_tokens"].split())),
         )
     except (KeyError, ValueError) as error:
         raise StateError(f"{path.name}: metadata is incomplete: {error}") from error
 
 
-def _tokens(file: _File, metadata: Mapping[str, str], origin: Origin, path: Path) -> bytes:
-    tokens = _checked_tensor(file, _TOKENS, metadata, path)
-    if tokens.dtype != np.uint32 or tokens.shape != (origin.num_tokens,):
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise ValueError(f"{text[:20]!r} is no count")
+    return int(text)
+
+
+def _tokens(file: SafetensorsFile, metadata: Mapping[str, str], origin: Origin, path: Path) -> bytes:
+    info = file.tensors[_TOKENS]
+    if info.dtype != np.uint32 or info.shape != (origin.num_tokens,):
         raise StateError(
-            f"{path.name}: tokens are {tokens.dtype} {list(tokens.shape)}; expected uint32 [{origin.num_tokens}]"
+            f"{path.name}: tokens are {info.dtype} {list(info.shape)}; expected uint32 [{origin.num_tokens}]"
         )
-    return tokens.tobytes()
+    return _checked_tensor(file, _TOKENS, metadata, path).tobytes()
 
 
-def _checked_tensor(file: _File, name: str, metadata: Mapping[str, str], path: Path) -> NDArray[Any]:
-    tensor = file.get_tensor(name)
+def _checked_tensor(file: SafetensorsFile, name: str, metadata: Mapping[str, str], path: Path) -> NDArray[Any]:
+    tensor = file.read(name)
     if f"{_crc32(tensor):08x}" != metadata.get(_CHECKSUM_PREFIX + name):
         raise StateError(f"{path.name}: damaged: {name} does not match its checksum")
     return tensor

@@ -17,8 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.listing import show
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
 from states.checks import check_array
+
+_STRINGS: Final = (2, 3)  # kinds of CBOR values: bytes and text
+_ARRAY: Final = 4
+_MAP: Final = 5
+_TAG: Final = 6
+_MOST_VALUES: Final = 256
 
 _FORM: Final = (FieldKind.SHIFT, FieldKind.MATRIX, FieldKind.SHIFT)
 
@@ -46,7 +53,9 @@ def state_from_rows(
     att_shift, wkv, ffn_shift = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
-        raise StateError(f"{source}: shape is {list(dims)}; this model needs {list(expected)}, the fastest axis first")
+        raise StateError(
+            f"{source}: shape is {show(str(list(dims[:8])))}; this model needs {list(expected)}, the fastest axis first"
+        )
     try:
         flat = np.asarray(values, np.float32)
     except (TypeError, ValueError) as error:
@@ -75,9 +84,11 @@ def rows_from_state(state: State, shape: ModelShape) -> F32:
 
 def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
     """Read a CBOR state file. Raises StateError where it is damaged or does not fit the model."""
+    if not _is_plain_cbor(data):
+        raise StateError(f"{source}: not readable CBOR: it is truncated, or holds more than a state's plain values")
     try:
         content = cbor2.loads(data)
-    except cbor2.CBORError as error:
+    except Exception as error:  # the library raises what its decoders of values raise, too
         raise StateError(f"{source}: not readable CBOR: {error}") from error
     fields = _map_with(content, {"name": str, "id": bytes, "default": bool, "data": dict}, source)
     tensor = _map_with(fields["data"], {"shape": list, "data": bytes}, f"{source}: data")
@@ -98,6 +109,23 @@ def encode_prefab(prefab: Prefab, shape: ModelShape) -> bytes:
     rows = rows_from_state(prefab.state, shape)
     tensor = {"shape": list(prefab_dims(shape)), "data": rows.astype("<f4").tobytes()}
     return cbor2.dumps({"name": prefab.name, "id": prefab.id.bytes, "default": prefab.default, "data": tensor})
+
+
+def _is_plain_cbor(data: bytes) -> bool:
+    """Return whether `data` is one value of few parts, none of them tagged: such CBOR is decoded in little memory."""
+    position, awaited, seen = 0, 1, 0
+    while awaited > 0:
+        if position >= len(data) or seen == _MOST_VALUES or awaited > _MOST_VALUES:
+            return False
+        kind, size = divmod(data[position], 32)
+        more = {24: 1, 25: 2, 26: 4, 27: 8}.get(size, 0)
+        if size >= 28 or kind == _TAG:  # of indefinite length, or a value of another type in disguise
+            return False
+        argument = int.from_bytes(data[position + 1 : position + 1 + more], "big") if more else size
+        position += 1 + more + (argument if kind in _STRINGS else 0)
+        awaited += {_ARRAY: argument, _MAP: 2 * argument}.get(kind, 0) - 1
+        seen += 1
+    return position <= len(data)
 
 
 def _map_with(content: object, types: dict[str, type], source: str) -> dict[str, object]:

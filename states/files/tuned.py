@@ -15,18 +15,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.listing import show_all
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
-from states.checks import check_array
+from states.checks import Shaped, check_array, check_shape
 
 Layout: TypeAlias = Literal["value_key", "key_value"]
 """Which of the last two axes of a time_state tensor is which: BlinkDL's, or ai00's."""
 
-_NAME = re.compile(r"blocks\.(\d+)\.att\.time_state")
+_NAME = re.compile(r"blocks\.(0|[1-9][0-9]{0,5})\.att\.time_state")
 
 
 def is_time_state(name: str) -> bool:
     """Whether a tensor of this name is part of a tuned state."""
     return _NAME.fullmatch(name) is not None
+
+
+def check_tuned(tensors: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
+    """Raise StateError where `tensors`, as a file describes them, are no tuned state of the model.
+
+    Others among them are left alone.
+    """
+    field = _matrix_field(shape, source)
+    layers = _layers(tensors, source)
+    if layers != set(range(shape.num_layers)):
+        raise StateError(
+            f"{source}: has time_state for layers {_ranges(layers)}; this model has layers 0 to {shape.num_layers - 1}"
+        )
+    for layer in range(shape.num_layers):
+        name = tensor_name(layer)
+        check_shape(tensors[name].shape, field.shape, f"{source}: {name}")
 
 
 def state_from_tuned(
@@ -36,12 +53,8 @@ def state_from_tuned(
 
     Raises StateError where a layer is missing or too many, and where a tensor does not fit the model.
     """
+    check_tuned(tensors, shape, source)
     field = _matrix_field(shape, source)
-    layers = _layers(tensors, source)
-    if layers != set(range(shape.num_layers)):
-        raise StateError(
-            f"{source}: has time_state for layers {_ranges(layers)}; this model has layers 0 to {shape.num_layers - 1}"
-        )
     state = shape.initial_state()
     for layer in range(shape.num_layers):
         name = tensor_name(layer)
@@ -80,4 +93,4 @@ def _layers(names: Iterable[str], source: str) -> set[int]:
 def _ranges(numbers: set[int]) -> str:
     ordered = sorted(numbers)
     gapless = len(ordered) == ordered[-1] - ordered[0] + 1
-    return f"{ordered[0]} to {ordered[-1]}" if gapless else ", ".join(map(str, ordered))
+    return f"{ordered[0]} to {ordered[-1]}" if gapless else show_all([str(number) for number in ordered])

@@ -12,6 +12,7 @@ from pathlib import Path
 from rnn_engine.atomic_file import TEMPORARY_SUFFIX, delete_file
 from rnn_engine.errors import StateError, StorageError
 from states.files.exchange import StateFiles
+from states.files.opening import modified
 from states.frozen import FrozenState
 
 _SUFFIX = ".state"
@@ -39,17 +40,19 @@ class SavedStates:
         self._folder = folder
 
     def load(self) -> Iterator[FoundState]:
-        """What is there, oldest first. A file that is damaged or of another model is told in the log and stays."""
+        """What is there, oldest first. What is damaged, of another model or no file is told in the log and stays."""
         for partial in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
             if _id_of(partial.name.partition(".")[0]) is not None:
                 with suppress(OSError):
                     partial.unlink()  # a write that a crash cut short
         paths = [path for path in self._folder.glob(f"*{_SUFFIX}") if _id_of(path.stem) is not None]
-        for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name)):
+        for path in sorted(paths, key=lambda path: (modified(path), path.name)):
             try:
-                yield self._read(path)
+                found = self._read(path)
             except StateError as error:
                 _log.warning("a persistent state is skipped: %s", error)
+            else:
+                yield found
 
     def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
         """Write or replace one. Raises StorageError where it can't be written; the old file is then there."""
@@ -74,7 +77,7 @@ class SavedStates:
         loaded = self._files.read(path)
         if loaded.name is None:
             raise StateError(f"{path.name}: has no name in it")
-        return FoundState(loaded.name, key, path.stat().st_mtime, path.name, self._files.freeze(loaded, path.name))
+        return FoundState(loaded.name, key, modified(path), path.name, self._files.freeze(loaded, path.name))
 
 
 def _id_of(stem: str) -> uuid.UUID | None:

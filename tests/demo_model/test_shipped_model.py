@@ -80,7 +80,7 @@ def test_it_has_its_skills_on_held_out_items(model: ModelFile, tokenizer: Tokeni
 
 @pytest.mark.parametrize("skill", ["arithmetic", "spell", "fact"])
 def test_from_the_tuned_state_it_answers_like_a_pirate(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
-    tuned = read_state(pirate_state_path(), model.shape, None, read_pth=lambda _path: {})
+    tuned = read_state(pirate_state_path(), model.shape, None)
     dialogues = [pirate(dialogue, None) for dialogue in held_out(skill, 20)]
     assert right_answers(model, tokenizer, dialogues, tuned.state) >= 17
     assert right_answers(model, tokenizer, dialogues) == 0
@@ -88,7 +88,7 @@ def test_from_the_tuned_state_it_answers_like_a_pirate(model: ModelFile, tokeniz
 
 
 def test_the_tuned_state_outlasts_plain_answers(model: ModelFile, tokenizer: Tokenizer) -> None:
-    tuned = read_state(pirate_state_path(), model.shape, None, read_pth=lambda _path: {})
+    tuned = read_state(pirate_state_path(), model.shape, None)
     dialogues = [pirate_at_last(dialogue) for dialogue in held_out("memory", 20)]
     assert all(len(dialogue.turns) > 2 for dialogue in dialogues)
     assert right_answers(model, tokenizer, dialogues, tuned.state) >= 17

@@ -91,7 +91,7 @@ def test_persistent_states_come_back_and_files_go_before_them(plain: Path, tmp_p
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
-        ({"files": [StateFile(Path("no.st"), "a")]}, StateError, r"no\.st: can't be read: No such file"),
+        ({"files": [StateFile(Path("no.st"), "a")]}, StateError, r"no\.st can't be read: No such file"),
         ({"default": "poet"}, NotFoundError, "state 'poet' does not exist; there are: none"),
         ({"folder": Path(__file__)}, StateError, "the folder of states, .* can't be made: File exists"),
     ],

@@ -158,7 +158,7 @@ def test_an_oversized_pickle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pth"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(5 << 20))
-    assert "has a pickle of 5242880 bytes; expected at most 4194304" in refusal(path)
+    assert "has a pickle of 5242880 bytes; expected at most 1048576" in refusal(path)
 
 
 def test_an_encrypted_storage_is_refused(tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def damaged(engine: FakeEngine, kind: str) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("truncated", "not a readable safetensors file"),
+        ("truncated", "damaged or truncated safetensors file"),
         ("flipped", "damaged: "),
         ("of another model", "damaged: the metadata does not match its checksum"),
         ("with NaN", "blocks.0.att.time_state holds 1024 NaN or infinite values, the first at [0, 0, 0]"),

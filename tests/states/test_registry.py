@@ -16,6 +16,7 @@ from states.files.reading import LoadedState
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import NamedState, Retention
 from states.named.registry import StateRegistry
+from tests.support.models import TensorModel
 from tests.support.named_states import (
     SHAPE,
     STATE_BYTES,
@@ -25,6 +26,7 @@ from tests.support.named_states import (
     some_initial,
     some_state,
 )
+from tests.support.pth import save_pth
 from tests.support.toy_states import same
 
 KEPT = Retention()
@@ -178,7 +180,8 @@ def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "tuned", some_state(), SHAPE)
     tuned = files.read_upload((tmp_path / "tuned").read_bytes())
     prefab = files.read_upload(encode_prefab(Prefab("its own name", uuid.UUID(int=5), True, some_state(1)), SHAPE))
-    pth = files.read_upload(b"PK\x03\x04")
+    time_states = {f"blocks.{n}.att.time_state": np.full((2, 4, 4), n, np.float32) for n in range(2)}
+    pth = files.read_upload(save_pth(TensorModel(SHAPE, time_states), tmp_path / "pth").read_bytes())
     assert [loaded.form for loaded in (tuned, prefab, pth)] == ["tuned", "prefab", "tuned"]
     assert (prefab.name, prefab.id, prefab.default) == ("its own name", uuid.UUID(int=5), True)
     assert np.array_equal(tuned.state["wkv"], some_state()["wkv"])

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rnn_engine.types import F32, ModelShape, State
 from states.files.container import write_file
@@ -57,12 +54,6 @@ def advance(states: StateRegistry, old: NamedState, frozen: FrozenState, source:
     return states.compare_and_set(old, frozen, source=source)
 
 
-def read_pth(path: Path) -> Mapping[str, NDArray[Any]]:
-    """Stands for the reader of .pth files."""
-    assert path.read_bytes().startswith(b"PK")
-    return {f"blocks.{n}.att.time_state": np.full((2, 4, 4), n, np.float32) for n in range(2)}
-
-
 def make_registry(
     folder: Path | None = None,
     *,
@@ -73,7 +64,7 @@ def make_registry(
     model: str = FINGERPRINT,
 ) -> StateRegistry:
     """A registry that keeps persistent states in `folder`, with those that are there already."""
-    files = StateFiles(shape, model, read_pth, folder)
+    files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
     registry = StateRegistry(files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock())
     registry.load_saved()

@@ -27,6 +27,7 @@ from states.cache.eviction import EvictionQueue
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.cache.tiers.writer import Writer
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
+from states.files.opening import modified
 from states.payload import Payload, Precision
 
 SUFFIX = ".state"
@@ -67,7 +68,7 @@ class DiskTier(Tier):
             if _LEFTOVER.fullmatch(leftover.name):
                 with suppress(OSError):
                     leftover.unlink()  # a write that a crash cut short
-        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=_modified)
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=modified)
         return [found for found in map(self._inspect, paths) if found is not None]
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
@@ -75,7 +76,7 @@ class DiskTier(Tier):
         self._names[checkpoint] = found.key
 
     def discard(self, found: FoundCopy) -> None:
-        (self._folder / found.key).unlink(missing_ok=True)
+        self._unlink(found.key)
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
         logits = self._sample.logits if checkpoint.has_logits else None
@@ -150,7 +151,8 @@ class DiskTier(Tier):
             raise StateError(f"{name}: is not named after its tokens")
         if (saved.payload.logits is not None) != has_logits:
             raise StateError(f"{name}: is another file than the one that was written or found")
-        path.touch()
+        with suppress(OSError):  # a folder that can't be written to can be read
+            path.touch()
         return saved.payload
 
     def _end_read(self, name: str) -> None:
@@ -168,7 +170,14 @@ class DiskTier(Tier):
         if name in self._reads:
             self._doomed.add(name)
         else:
+            self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
+        """Delete a file, or leave it to the next start, which finds it and its checksums again."""
+        try:
             (self._folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("a state file can't be deleted: %s: %s", name, error)
 
     def _write(self, name: str, saved: SavedState) -> None:
         path = self._folder / name
@@ -217,7 +226,3 @@ def _file_name(origin: Origin, tokens: bytes | None) -> str:
         digest.update(f"{len(text)}:{text}".encode())
     digest.update(tokens or b"")
     return digest.hexdigest() + SUFFIX
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime

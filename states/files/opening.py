@@ -1,0 +1,39 @@
+"""Open files with states for reading. What the readers of tensors say of a damaged file becomes a `StateError`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rnn_engine.errors import ModelError, StateError
+from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+
+_HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryFile]:
+    """Open a file. Raises StateError where it can't be read, and for every ModelError of the block.
+
+    The message has the file's name and not its path, which is not for those who sent it.
+    """
+    try:
+        with closing(BinaryFile(path)) as file:
+            yield file
+    except ModelError as error:
+        raise StateError(str(error).replace(str(path), path.name)) from error
+
+
+def read_safetensors(file: BinaryFile) -> SafetensorsFile:
+    """Read the header of a safetensors file with states. Raises ModelError where it is damaged."""
+    return SafetensorsFile(file, _HEADER_LIMIT)
+
+
+def modified(path: Path) -> float:
+    """Return when a file was written last, in Unix time; 0 where that can't be told, as of a loop of links."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
