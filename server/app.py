@@ -6,18 +6,21 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import TypeAlias
 
 from aiohttp import web
 
 from rnn_engine.interface import EngineInfo, EngineLike
+from server.connections.acceptor import Acceptor
+from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
 from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle
 from server.http.routing import add_routes
 from server.middleware.admission import admission_middleware
+from server.middleware.connections import connections_middleware
 from server.middleware.errors import errors_middleware
 from server.middleware.origins import header_setter, origins_middleware
 from server.routes import ALL_ROUTES
@@ -37,7 +40,12 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     """Return the application over `engine`, which closes the engine when it is cleaned up."""
     app = web.Application(
         client_max_size=settings.limits.max_body_bytes,
-        middlewares=[errors_middleware, origins_middleware(settings), admission_middleware(settings)],
+        middlewares=[
+            connections_middleware,
+            errors_middleware,
+            origins_middleware(settings),
+            admission_middleware(settings),
+        ],
     )
     app[ENGINE] = engine
     app[SETTINGS] = settings
@@ -66,19 +74,27 @@ async def _serve(load: LoadEngine, settings: ServerSettings, on_ready: OnReady, 
     engine = await load()
     stop = asyncio.Event()
     with _signals_set(stop):
-        runner = web.AppRunner(
-            make_app(engine, settings),
-            handler_cancellation=True,
-            shutdown_timeout=_CLOSING_SECONDS,
-            access_log_format=_ACCESS_LOG,
-        )
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listener).start()
+        async with serving(make_app(engine, settings), [listener], settings):
             on_ready(engine.info, _url(listener))
             await stop.wait()
-        finally:
-            await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application, listeners: Iterable[socket.socket], settings: ServerSettings
+) -> AsyncIterator[None]:
+    """Serve the connections of bound sockets while the block runs; then drain, and clean the application up."""
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
+    await runner.setup()
+    assert runner.server is not None
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), _ACCESS_LOG)
+    try:
+        for listener in listeners:
+            acceptor.listen(listener)
+        yield
+    finally:
+        await acceptor.close()
+        await runner.cleanup()
 
 
 async def _drain(app: web.Application) -> None:

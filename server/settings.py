@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
 
 
@@ -23,3 +24,4 @@ class ServerSettings:
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
     limits: Limits = Limits()
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.cli.cache_options import cache_options
+from rnn_engine.cli.connection_options import connection_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.door_options import door_options
 from rnn_engine.cli.logs import log_on_stderr
@@ -19,6 +20,7 @@ from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import ServerSettings, run
+from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
 from states.cache.config import CacheConfig
 
@@ -41,6 +43,7 @@ from states.cache.config import CacheConfig
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
 )
 @door_options
+@connection_options
 def command(
     model: Path,
     tokenizer: str,
@@ -52,6 +55,7 @@ def command(
     host: str,
     port: int,
     doors: DoorSettings,
+    connections: ConnectionSettings,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
 
@@ -59,7 +63,7 @@ def command(
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
-    settings = ServerSettings(host=host, port=port, doors=doors)
+    settings = ServerSettings(host=host, port=port, doors=doors, connections=connections)
     with log_on_stderr():
         run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))
 

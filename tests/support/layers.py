@@ -48,10 +48,15 @@ LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
 WORDS = 0  # the layer whose modules may import each other
 
 SIDEWAYS = frozenset(
-    {("rnn_engine.cli", "server.app"), ("rnn_engine.cli", "server.doors"), ("rnn_engine", "rnn_engine.engine")}
+    {
+        ("rnn_engine.cli", "server.app"),
+        ("rnn_engine.cli", "server.connections.settings"),
+        ("rnn_engine.cli", "server.doors"),
+        ("rnn_engine", "rnn_engine.engine"),
+    }
 )
-"""The imports inside a layer that are allowed all the same: the command line starts the server and
-reads who may come in, and the package `rnn_engine` itself offers the engine."""
+"""The imports inside a layer that are allowed all the same: the command line starts the server, reads who may come in
+and bounds connections, and the package `rnn_engine` itself offers the engine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,75 @@
+"""The options that bound connections: how many, and how long a client may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+import click
+
+from rnn_engine.cli.options import with_options
+from server.connections.settings import ConnectionSettings
+
+_DEFAULT = ConnectionSettings()
+
+
+def seconds_option(name: str, default: float, meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return an option that takes a time in seconds, more than none."""
+    return click.option(
+        name,
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=default,
+        show_default=True,
+        help=meaning,
+    )
+
+
+_OPTIONS = (
+    click.option(
+        "--max-connections",
+        type=click.IntRange(min=1),
+        default=_DEFAULT.max_connections,
+        show_default=True,
+        help="Open at the same time. One more closes the one that has waited longest for a request.",
+    ),
+    click.option(
+        "--max-connections-per-client",
+        type=click.IntRange(min=1),
+        default=_DEFAULT.max_per_client,
+        show_default=True,
+        help="The same for one address.",
+    ),
+    seconds_option("--idle-seconds", _DEFAULT.idle_seconds, "How long a connection may wait for a request."),
+    seconds_option("--header-seconds", _DEFAULT.header_seconds, "How long the head of a request may take."),
+    seconds_option(
+        "--body-seconds", _DEFAULT.body_seconds, "How long its body may take; a second more for each 4 kB of it."
+    ),
+    seconds_option(
+        "--stall-seconds",
+        _DEFAULT.stall_seconds,
+        "After how long a client that takes less than 512 bytes a second of its answer is dropped.",
+    ),
+)
+
+
+def connection_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to `command`, which takes them together as `connections`."""
+
+    @wraps(command)
+    def with_connections(
+        *,
+        max_connections: int,
+        max_connections_per_client: int,
+        idle_seconds: float,
+        header_seconds: float,
+        body_seconds: float,
+        stall_seconds: float,
+        **others: object,
+    ) -> None:
+        connections = ConnectionSettings(
+            max_connections, max_connections_per_client, idle_seconds, header_seconds, body_seconds, stall_seconds
+        )
+        command(connections=connections, **others)
+
+    return with_options(with_connections, _OPTIONS)

@@ -1,0 +1,160 @@
+"""Accepts connections, keeps their number within bounds, and goes on where the system has no room for more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from rnn_engine.errors import OverloadedError
+from server.connections.connection import Connection, encode_refusal
+from server.connections.settings import ConnectionSettings
+from server.http.errors import describe
+
+_RETRY_SECONDS = 1.0  # after the system refused to accept
+_QUIET_SECONDS = 10.0  # between two log lines about the same trouble
+_BACKLOG = 128
+_UNSENT_BYTES = 128 * 2**10  # of an answer that the system takes in advance
+_log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """Accepts the connections of any number of sockets and hands them to aiohttp's server.
+
+    A new connection beyond the bound closes the one that has waited longest for a request; where none waits it is
+    refused. For one event loop.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        settings: ConnectionSettings,
+        access_log_format: str,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings
+        self._tls = tls
+        self._make_connection = partial(Connection, server, settings, self._forget, access_log_format)
+        self._connections: dict[Connection, str] = {}  # -> the client's address
+        self._counts: Counter[str] = Counter()  # connections of each client
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._complaints = _Complaints()
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections from a bound socket, which is closed with the acceptor."""
+        listener.setblocking(False)
+        listener.listen(_BACKLOG)
+        self._start(self._accept(listener))
+
+    async def close(self) -> None:
+        """Take no more connections; those that are there stay."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except ConnectionError:
+                    continue  # the client has left
+                except OSError as error:
+                    self._complaints.log(f"can't accept connections: {error.strerror}")
+                    self._close_longest_waiting(self._connections)
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
+                self._admit(accepted, str(address[0]) if isinstance(address, tuple) else "")
+                await asyncio.sleep(0)  # `sock_accept` gives nobody a turn where the next client is there already
+
+    def _admit(self, accepted: socket.socket, client: str) -> None:
+        try:
+            self._make_room(client)
+        except OverloadedError as error:
+            self._complaints.log(str(error))
+            with accepted, suppress(OSError):
+                if self._tls is None:
+                    accepted.setblocking(False)
+                    accepted.send(encode_refusal(describe(error)))
+            return
+        connection = self._make_connection()
+        self._connections[connection] = client
+        self._counts[client] += 1
+        self._start(self._set_up(connection, accepted))
+
+    def _make_room(self, client: str) -> None:
+        """Close a connection that waits where one more would be too many; raise OverloadedError if none waits."""
+        limits = self._settings
+        if client and self._counts[client] >= limits.max_per_client:
+            own = [connection for connection, owner in self._connections.items() if owner == client]
+            if not self._close_longest_waiting(own):
+                raise OverloadedError(f"{client} has {limits.max_per_client} connections, the most for one client", 1)
+        elif len(self._connections) >= limits.max_connections and not self._close_longest_waiting(self._connections):
+            raise OverloadedError(f"{limits.max_connections} connections are open, the most for this server", 1)
+
+    def _close_longest_waiting(self, connections: Iterable[Connection]) -> bool:
+        """Close the one that has waited longest for a request; return whether there was one."""
+        waiting = [(one.waiting_since, id(one), one) for one in connections if one.waiting_since is not None]
+        if not waiting:
+            return False
+        _, _, longest = min(waiting)
+        self._forget(longest)
+        longest.drop()
+        return True
+
+    async def _set_up(self, connection: Connection, accepted: socket.socket) -> None:
+        """Make the transport of an accepted socket; with TLS this waits for the client."""
+        timeout = None if self._tls is None else self._settings.header_seconds
+        loop = asyncio.get_running_loop()
+        try:
+            if hasattr(socket, "TCP_NOTSENT_LOWAT") and accepted.family != getattr(socket, "AF_UNIX", None):
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            accepted.setblocking(False)
+            await loop.connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout
+            )
+        except BaseException as error:
+            self._forget(connection)
+            accepted.close()
+            if not isinstance(error, OSError):
+                raise
+            _log.debug("a connection was not set up: %s", error)
+
+    def _forget(self, connection: Connection) -> None:
+        """Stop counting a connection that is gone, or about to be. May be called again."""
+        client = self._connections.pop(connection, None)
+        if client is not None:
+            self._counts[client] -= 1
+            if self._counts[client] == 0:
+                del self._counts[client]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Complaints:
+    """Logs trouble that comes again and again once in a while, with the number of lines that were left out."""
+
+    def __init__(self) -> None:
+        self._quiet_until = 0.0
+        self._left_out = 0
+
+    def log(self, message: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._quiet_until:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} lines like this were left out)" if self._left_out else ""
+        _log.warning("%s%s", message, more)
+        self._quiet_until, self._left_out = now + _QUIET_SECONDS, 0

@@ -1,0 +1,195 @@
+"""One connection of a client: aiohttp's handler of requests, with bounds on how long the client may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+
+from aiohttp import hdrs, web
+
+from server.connections.settings import ANSWER_RATE, BODY_RATE, ConnectionSettings
+from server.http.bodies import to_json
+from server.http.errors import Failure, describe, describe_http
+
+_NEVER = 1e8  # seconds: `Connection` itself closes what is idle, but not in the middle of a request's head
+_log = logging.getLogger(__name__)
+
+
+def encode_refusal(failure: Failure) -> bytes:
+    """Return a whole answer, for clients whose request is not read."""
+    body = to_json(failure.body).encode()
+    head = {
+        "Content-Type": "application/json; charset=utf-8",
+        "Content-Length": str(len(body)),
+        **failure.headers,
+        "Connection": "close",
+    }
+    lines = [f"HTTP/1.1 {failure.status} {HTTPStatus(failure.status).phrase}", *map(": ".join, head.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection(web.RequestHandler):
+    """Serves the requests of one connection, one after the other.
+
+    It waits for a request, reads its head and its body, and writes the answer; each has a limit of time. Beyond it the
+    connection is closed, with an answer of status 408 where a request has begun. `begin` has to be called for every
+    request before its body is read. Errors that aiohttp finds itself are answered as JSON.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        settings: ConnectionSettings,
+        on_lost: Callable[[Connection], None],
+        access_log_format: str,
+    ) -> None:
+        """`on_lost` is called once, when the connection is gone."""
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, keepalive_timeout=_NEVER, access_log_format=access_log_format)
+        self._settings = settings
+        self._on_lost = on_lost
+        self._clock = loop
+        self._request: web.BaseRequest | None = None
+        self._head_begun = False
+        self._timer: asyncio.TimerHandle | None = None  # of what the client has to send
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._body_deadline = 0.0
+        self.waiting_since: float | None = None  # loop time; None while a request runs
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._set_timer(None)
+        self._stop_stall_timer()
+        super().connection_lost(exc)
+        self._on_lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._request is not None:
+            self._body_deadline += len(data) / BODY_RATE
+        elif data and not self._head_begun:
+            self._head_begun = True
+            self._set_timer(self._settings.header_seconds, self._end_head)
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """Note that a request's head has come: its body is next."""
+        self._request = request
+        self.waiting_since = None
+        if request.content.is_eof():
+            self._set_timer(None)
+        else:
+            self._body_deadline = self._clock.time() + self._settings.body_seconds
+            self._set_timer(self._settings.body_seconds, self._check_body)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send what is left of an answer, then wait for the next request."""
+        self._set_timer(None)
+        if isinstance(resp, web.HTTPException):
+            resp = describe_http(resp, resp.text or resp.reason).response()
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            if isinstance(request.content.exception(), web.HTTPRequestTimeout):
+                self.force_close()
+            self._wait()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP request, or an exception that no middleware has caught."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun; it can't become an error")
+        if status < 500:
+            text = " ".join(line.strip() for line in (message or "").splitlines() if line.strip(" ^"))
+            _log.info("%s: no HTTP request: %s", request.remote, text)
+            failure = Failure(status, f"no HTTP request: {text}", "invalid_request_error", "bad_request")
+        else:
+            failure = describe(exc if isinstance(exc, Exception) else RuntimeError(message))
+        response = failure.response()
+        response.force_close()
+        return response
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_answer()
+
+    def resume_writing(self) -> None:
+        self._stop_stall_timer()
+        super().resume_writing()
+
+    def drop(self) -> None:
+        """Close the connection at once; what has not been sent is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _wait(self) -> None:
+        self._request = None
+        self._head_begun = False
+        self.waiting_since = self._clock.time()
+        self._set_timer(self._settings.idle_seconds, self.drop)
+
+    def _end_head(self) -> None:
+        """Answer 408 to a client that has not sent the head of a request in time, and close."""
+        if self.transport is not None:
+            message = f"the head of the request took longer than {self._settings.header_seconds:g} s"
+            self.transport.write(encode_refusal(Failure(408, message, "invalid_request_error", "request_timeout")))
+            self.transport.close()
+
+    def _check_body(self) -> None:
+        """End the request if its body comes too slowly."""
+        request, transport = self._request, self.transport
+        if request is None or transport is None or request.content.is_eof():
+            return
+        left = self._body_deadline - self._clock.time()
+        if not transport.is_reading():
+            left = self._settings.body_seconds  # the server is behind and not the client
+        if left > 0:
+            self._set_timer(left, self._check_body)
+            return
+        text = (
+            f"the body came too slowly; expected it in {self._settings.body_seconds:g} s, and a second for each "
+            f"{BODY_RATE} bytes"
+        )
+        request.content.set_exception(web.HTTPRequestTimeout(text=text, headers={hdrs.CONNECTION: "close"}))
+
+    def _watch_answer(self) -> None:
+        """Drop the connection unless its client takes enough of the answer in the next `stall_seconds`."""
+        transport = self.transport
+        if transport is None:
+            return
+        seconds = self._settings.stall_seconds
+        before = transport.get_write_buffer_size()
+
+        def check() -> None:
+            if before - transport.get_write_buffer_size() >= ANSWER_RATE * seconds:
+                self._watch_answer()
+                return
+            _log.info("%s: the client takes no more of its answer; the connection is closed", self._address())
+            self.drop()
+
+        self._stall_timer = self._clock.call_later(seconds, check)
+
+    def _address(self) -> str:
+        peer = None if self.transport is None else self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else "a Unix socket"
+
+    def _set_timer(self, seconds: float | None, action: Callable[[], None] = lambda: None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self._clock.call_later(seconds, action)
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

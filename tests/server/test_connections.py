@@ -1,0 +1,191 @@
+"""Connections: how long a client may take, how many there may be, and what is answered to bytes that are no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import sys
+from typing import Any
+
+import pytest
+
+from server.connections.descriptors import fit_descriptors, raise_descriptor_limit
+from server.connections.settings import ConnectionSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.raw_server import raw_server
+
+SHORT = 0.05
+TEXT = {"prompt": "a"}
+STREAM = {"prompt": "a", "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (b"GARBAGE\r\n\r\n", "no HTTP request: Invalid method encountered: b'GARBAGE'"),
+        (b"GET / HTTP/1.1\r\nBad Header\r\n\r\n", "no HTTP request: Invalid header token: b'Bad Header'"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", "no HTTP request: Got more than 8190 bytes"),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", "no HTTP request: Invalid char in url path"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "no HTTP request: Received HTTPS traffic on an HTTP port"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            "no HTTP request: Invalid char",
+        ),
+    ],
+)
+async def test_what_is_no_request_is_answered_without_a_traceback(
+    sent: bytes, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with raw_server(FakeEngine()) as server:
+        client = await server.connect()
+        client.send(sent)
+        status, error = await client.error()
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert error["message"].startswith(message)
+        assert "\n" not in error["message"]
+        assert await client.ended() == b""
+    assert "no HTTP request" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_an_expectation_that_is_not_known() -> None:
+    async with raw_server(FakeEngine()) as server:
+        client = await server.connect()
+        client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nExpect: magic\r\n\r\n")
+        status, error = await client.error()
+        assert (status, error["code"], error["message"]) == (417, "expectation_failed", "Unknown Expect: magic")
+
+
+class TestTime:
+    async def test_a_silent_connection_is_closed(self) -> None:
+        async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
+            assert await (await server.connect()).ended() == b""
+
+    async def test_a_connection_that_waits_for_its_next_request_is_closed(self) -> None:
+        async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
+            client = await server.connect()
+            client.ask("/v1/models")
+            assert (await client.answer())[0] == 200
+            assert await client.ended() == b""
+
+    async def test_a_slow_head(self) -> None:
+        async with raw_server(FakeEngine(), ConnectionSettings(header_seconds=SHORT)) as server:
+            client = await server.connect()
+            client.ask("/v1/models")
+            assert (await client.answer())[0] == 200
+            client.send(b"GET /v1/models HTTP/1.1\r\nX-")
+            status, error = await client.error()
+            assert (status, error["message"]) == (408, "the head of the request took longer than 0.05 s")
+            assert await client.ended() == b""
+
+    async def test_a_slow_body(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with raw_server(FakeEngine(), ConnectionSettings(body_seconds=SHORT)) as server:
+            client = await server.connect()
+            client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+            status, error = await client.error()
+            assert status == 408
+            assert error["message"].startswith("the body came too slowly; expected it in 0.05 s, and a second for each")
+            assert await client.ended() == b""
+        assert caplog.text == ""
+
+    async def test_a_running_request_is_neither_idle_nor_slow(self) -> None:
+        """A second connection tells that the times of the first one's have passed."""
+        engine = FakeEngine(hold=1)
+        times = ConnectionSettings(header_seconds=SHORT, idle_seconds=SHORT)
+        async with raw_server(engine, times) as server:
+            client = await server.connect()
+            client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n{")
+            assert await (await server.connect()).ended() == b""
+            client.send(b'"prompt": "a"}')
+            await engine.held.wait()
+            assert await (await server.connect()).ended() == b""
+            engine.release.set()
+            assert (await client.answer())[0] == 200
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_reader_that_stalls_is_dropped(self, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        engine = FakeEngine(reply=lambda _: "x" * 3000)
+        async with raw_server(engine, ConnectionSettings(stall_seconds=SHORT)) as server:
+            client = await server.connect(limit=1000)
+            client.ask("/v1/completions", {"prompt": "a", "stream": stream, "logprobs": 20, "max_tokens": 3000})
+            while "takes no more of its answer" not in caplog.text:
+                await asyncio.sleep(0)
+            assert len(await client.ended()) > 1000
+            while engine.active:
+                await asyncio.sleep(0)
+            assert (engine.produced < 3000) == stream
+
+
+class TestNumber:
+    async def test_the_longest_waiting_makes_room(self) -> None:
+        async with raw_server(FakeEngine(), ConnectionSettings(max_connections=2)) as server:
+            first, second, third = [await server.connect() for _ in range(3)]
+            assert await first.ended() == b""
+            for client in (second, third):
+                client.ask("/v1/models")
+                assert (await client.answer())[0] == 200
+
+    @pytest.mark.parametrize(
+        ("limits", "message"),
+        [
+            (ConnectionSettings(max_connections=2), "2 connections are open, the most for this server"),
+            (ConnectionSettings(max_per_client=2), "127.0.0.1 has 2 connections, the most for one client"),
+        ],
+    )
+    async def test_refused_where_none_waits(self, limits: ConnectionSettings, message: str) -> None:
+        engine = FakeEngine(hold=1)
+        async with raw_server(engine, limits) as server:
+            busy = [await server.connect() for _ in range(2)]
+            for client in busy:
+                client.ask("/v1/completions", STREAM)
+            for client in busy:
+                await client.reader.readuntil(b"\r\n\r\n")
+            refused = await server.connect()
+            status, error = await refused.error()
+            assert (status, error["code"], error["message"]) == (429, "overloaded", message)
+            assert await refused.ended() == b""
+            engine.release.set()
+            assert b"[DONE]" in await busy[0].reader.readuntil(b"\r\n0\r\n\r\n")
+            again = await server.connect()
+            again.ask("/v1/models")
+            assert (await again.answer())[0] == 200
+
+    async def test_without_room_in_the_system_it_goes_on_quietly(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Accepting fails three times; each time a connection that waits is closed."""
+        loop = asyncio.get_running_loop()
+        accept, failures = loop.sock_accept, iter(range(3))
+
+        async def fail_at_first(listener: socket.socket) -> Any:  # noqa: ANN401
+            if next(failures, None) is not None:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return await accept(listener)
+
+        monkeypatch.setattr("server.connections.acceptor._RETRY_SECONDS", 0)
+        monkeypatch.setattr(loop, "sock_accept", fail_at_first)
+        async with raw_server(FakeEngine()) as server:
+            client = await server.connect()
+            client.ask("/v1/models")
+            assert (await client.answer())[0] == 200
+        assert caplog.text.count("can't accept connections: Too many open files") == 1
+
+
+def test_connections_are_fewer_than_half_of_the_files(caplog: pytest.LogCaptureFixture) -> None:
+    limit = raise_descriptor_limit()
+    assert limit is not None
+    assert fit_descriptors(ConnectionSettings(max_connections=limit // 2)).max_connections == limit // 2
+    assert caplog.text == ""
+    assert fit_descriptors(ConnectionSettings(max_connections=limit)).max_connections == limit // 2
+    assert f"{limit // 2} connections at most, not {limit}: the process may open {limit} files" in caplog.text
+
+
+def test_where_files_are_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, which has no module `resource`."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert raise_descriptor_limit() is None
+    assert fit_descriptors(ConnectionSettings()) == ConnectionSettings()
