@@ -190,11 +190,11 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
     client = await serve(FakeEngine())
     await create(client, "a")
     reader, writer = await asyncio.open_connection(client.host, client.port)
-    writer.write(f"HEAD {PATH}/a/export HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+    writer.write(f"HEAD {PATH}/a/export HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
     export = await (await client.get(f"{PATH}/a/export")).read()
     assert f"Content-Length: {len(export)}\r\n".encode() in head
-    writer.write(f"GET {PATH} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
     writer.close()
 
