@@ -77,7 +77,7 @@ class Engine:
             wake=self._wake_worker,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), lambda: parts.runner)
+        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), parts.reopen)
         self._worker.start()
 
     @classmethod

@@ -40,6 +40,7 @@ class Device:
             self.wgpu_device.limits["max-storage-buffer-binding-size"], self.wgpu_device.limits["max-buffer-size"]
         )
         self.kernels = Kernels(self.wgpu_device, info.name, checked=checked)
+        self._retired = False
         self._lock = threading.Lock()
         self._groups: set[Memory] = set()
 
@@ -47,6 +48,15 @@ class Device:
     def is_lost(self) -> bool:
         """Whether the device was reset or taken away; it can't be used again."""
         return is_lost(self.wgpu_device)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new models may be put on it."""
+        return not self._retired and not self.is_lost
+
+    def retire(self) -> None:
+        """Have the next `open_device` open it anew, since it does not do what it should. Other models stay on it."""
+        self._retired = True
 
     @property
     def allocated_bytes(self) -> int:
@@ -73,12 +83,12 @@ _opening = threading.Lock()
 def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
     """Return the device of this `choice` (see `choose_adapter`), which is opened at the first call.
 
-    It stays open until the process ends: without models it holds its compiled kernels alone. One that was lost is
-    opened anew. May be called from any thread.
+    It stays open until the process ends: without models it holds its compiled kernels alone. One that was lost or
+    retired is opened anew. May be called from any thread.
     """
     info, adapter = choose_adapter(choice)
     with _opening:
         device = _opened.get((info, checked))
-        if device is None or device.is_lost:
+        if device is None or not device.is_usable:
             device = _opened[info, checked] = Device(info, adapter, checked=checked)
         return device

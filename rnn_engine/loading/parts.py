@@ -8,16 +8,19 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress, WeightFormatName
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
+from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache.cache import StateCache
@@ -30,17 +33,44 @@ from states.named.registry import StateRegistry
 MAX_LOGPROBS = 20
 _log = logging.getLogger(__name__)
 
+LoadRunner: TypeAlias = Callable[[Progress], Runner]
+"""Puts the same model on the same device again, with the same settings. Raises ModelError, DeviceError."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class EngineParts:
     """What an engine runs on. Sequences run in the first `info.num_slots` of the runner's slots."""
 
     info: EngineInfo
-    runner: Runner
+    runner: Runner  # another one after `reopen`
     tokenizer: Tokenizer
     states: StateRegistry
     cache: StateCache | None
     folders: tuple[OwnedFolder, ...]  # of the cache and of states
+    load_runner: LoadRunner | None  # None = the runner can't be made anew
+
+    def reopen(self, check: Callable[[], None]) -> Runner:
+        """Close the runner, open its device again and put the model on it. For the thread that owns the runner.
+
+        What the cache keeps on the device is lost; what it keeps elsewhere stays, as do all other parts. `check` is
+        called now and then and may raise. Raises ModelError where the model's file is gone or was replaced, DeviceError
+        where the device can't be opened; to be called again then, for there is no runner that works.
+        """
+        if self.load_runner is None:
+            return self.runner
+        if self.cache is not None:
+            self.cache.lose_device()
+        if isinstance(self.runner, GpuRunner):
+            self.runner.device.retire()
+        try:
+            self.runner.close()
+        except Exception:
+            _log.exception("the memory of a device that failed could not be freed")
+        self.runner = self.load_runner(lambda *_: check())
+        if self.cache is not None:
+            first = self.info.num_slots
+            self.cache.use_device(self.runner, SlotPool(self.runner, first, self.runner.num_slots - first))
+        return self.runner
 
     def close(self) -> None:
         """Write what is to be kept, and free the device and the folders. For the thread that owns the runner."""
@@ -74,19 +104,32 @@ def open_parts(
             folders.append(folder)
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         registry = open_registry(model, states)
-        runner = load_runner(
-            model,
-            device,
-            weights=weights,
-            num_slots=num_slots,
-            spare_bytes=config.device_capacity,
-            warm_up=True,
-            progress=progress,
-        )
+
+        def load(opened: ModelFile, device: str, progress: Progress) -> Runner:
+            return load_runner(
+                opened,
+                device,
+                weights=weights,
+                num_slots=num_slots,
+                spare_bytes=config.device_capacity,
+                warm_up=True,
+                progress=progress,
+            )
+
+        runner = load(model, device, progress)
         undo.callback(runner.close)
-        kept = _open_cache(runner, num_slots, f"{model.fingerprint} {weights}", config)
+        fingerprint = model.fingerprint
+        kept = _open_cache(runner, num_slots, f"{fingerprint} {weights}", config)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
+    same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
+
+    def load_again(progress: Progress) -> Runner:
+        with open_model(path) as again:
+            if again.fingerprint != fingerprint:
+                raise ModelError(f"{path}: the weights are not those that were loaded at the start; restart the server")
+            return load(again, same_device, progress)
+
     return assemble(
         runner,
         chosen,
@@ -98,6 +141,7 @@ def open_parts(
         states=registry,
         cache=kept,
         folders=tuple(folders),
+        load_runner=load_again,
     )
 
 
@@ -113,6 +157,7 @@ def assemble(
     states: StateRegistry | None = None,
     cache: StateCache | None = None,
     folders: tuple[OwnedFolder, ...] = (),
+    load_runner: LoadRunner | None = None,
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
     info = EngineInfo(
@@ -126,7 +171,8 @@ def assemble(
         created=int(time.time()),
         device_bytes=device_bytes,
     )
-    return EngineParts(info, runner, tokenizer, states or make_registry(runner.shape, model), cache, folders)
+    registry = states or make_registry(runner.shape, model)
+    return EngineParts(info, runner, tokenizer, registry, cache, folders, load_runner)
 
 
 def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[OwnedFolder]:

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 Command: TypeAlias = Callable[[], None]
 
-Reopen: TypeAlias = Callable[[], Runner]
-"""Gives a runner of the same model on a device that was opened again; the one before is closed. Called on the worker's
-thread. Raises ModelError where that can never be, anything else where it may be tried again."""
+Reopen: TypeAlias = Callable[[Callable[[], None]], Runner]
+"""Gives a runner of the same model on a device that was opened again; the one before is closed. Calls its argument now
+and then, which may raise. Raises ModelError where there will never be one, anything else where it may be tried again.
+"""
 
 MAX_FAILED_STEPS = 3  # in a row, until the device is opened again although it answers
 RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
@@ -58,6 +59,7 @@ class Worker:
         self._reopen = reopen
         self._reopen_seconds = 5.0  # that it took the last time
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._stop_called = False
         self._stopping = False  # the worker's thread alone touches it
         self._health = Health()
         self._thread = threading.Thread(target=self._run, name="rnn-engine worker", daemon=True)
@@ -80,6 +82,7 @@ class Worker:
 
     def stop(self) -> None:
         """Have the worker finish its step, end every request with EngineClosedError, and end."""
+        self._stop_called = True
         self.call(self._stop)
 
     def join(self) -> None:
@@ -152,7 +155,7 @@ class Worker:
                 return
             begun = time.monotonic()
             try:
-                self._scheduler.replace_runner(self._reopen())
+                self._scheduler.replace_runner(self._reopen(self._check_stop))
             except ModelError:
                 raise
             except Exception:
@@ -191,3 +194,8 @@ class Worker:
 
     def _stop(self) -> None:
         self._stopping = True
+
+    def _check_stop(self) -> None:
+        """Raise EngineClosedError if `stop` was called, so that a model is not loaded to its end for nothing."""
+        if self._stop_called:
+            raise EngineClosedError("the engine is stopping")

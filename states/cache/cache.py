@@ -25,7 +25,7 @@ from rnn_engine.types import F32
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats, TierStats
-from states.cache.device import LiveStates
+from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
 from states.cache.tiers.tier import Tier
@@ -192,6 +192,14 @@ class StateCache:
         """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
         return sum(self.drop_root(root) for root in list(self._trees))
 
+    def lose_device(self) -> None:
+        """Forget the states on the device, and those on their way from it: it has failed."""
+        self._tiers.lose_device()
+
+    def use_device(self, live: LiveStates, pool: DevicePool) -> None:
+        """Go on with other slots after `lose_device`. `pool` serves where the cache has kept states on the device."""
+        self._tiers.use_device(live, pool)
+
     def checkpoints(self) -> list[Checkpoint]:
         """Every known position, ghost entries included. Read-only; see `states.cache.snapshot`."""
         return [checkpoint for tree in self._trees.values() for checkpoint in tree]
@@ -209,7 +217,7 @@ class StateCache:
             index_bytes=self._index_bytes,
             index_capacity=self._index_capacity,
             tiers=tuple(
-                replace(stats, used=tier.queue.used, copies=len(tier.queue))
+                replace(stats, capacity=tier.queue.capacity, used=tier.queue.used, copies=len(tier.queue))
                 for stats, tier in zip(self._stats.tiers, tiers, strict=True)
             ),
         )

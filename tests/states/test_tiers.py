@@ -24,6 +24,7 @@ from states.cache.tiers.host import HostTier
 from states.cache.tiers.tier import MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.cache.tiers.writer import InlineWriter
 from states.payload import Payload
+from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 SHAPE = toy_shape()
@@ -349,3 +350,55 @@ def test_a_state_between_two_slow_tiers_is_not_there_for_the_moment(tmp_path: Pa
     match = tiers.cache.look_up(ROOT, FIRST)
     assert match.tier == "shared"
     restore(tiers.cache, tiers.device, match, FIRST)
+
+
+def test_a_lost_device_takes_its_copies_along_and_leaves_the_others() -> None:
+    cache, device = make(slabs=2)
+    keep(cache, device, FIRST)
+    keep(cache, device, SECOND)
+    keep(cache, device, THIRD)
+    device.arrive()
+    restore(cache, device, look_up(cache, FIRST), FIRST)  # on host, and on the device again
+    keep(cache, device, FOURTH)  # FIRST or another is on its way to the host
+    on_host = [one for one in (FIRST, SECOND, THIRD, FOURTH) if "host" in copies(cache, one)]
+    moving = len(device.reads)
+    assert moving > 0
+    cache.lose_device()
+    other = ToyDevice(SHAPE, num_slots=2, num_slabs=1, slow_reads=True)
+    cache.use_device(other, other)
+    assert device.num_waits == 0
+    hits = [tokens for tokens in (FIRST, SECOND, THIRD, FOURTH) if look_up_and_release(cache, tokens)]
+    assert FIRST in hits
+    assert len(hits) == len(on_host) - moving
+    restore(cache, other, look_up(cache, FIRST), FIRST)
+    keep(cache, other, FOURTH)
+    restore(cache, other, look_up(cache, FOURTH), FOURTH)
+    [on_device, _] = cache.stats().tiers
+    assert (on_device.capacity, on_device.copies) == (STATE, 1)
+    check_books(cache.checkpoints(), cache.stats())
+
+
+def look_up_and_release(cache: StateCache, tokens: Sequence[int]) -> bool:
+    match = look_up(cache, tokens)
+    cache.release(match)
+    return match.saved > 0
+
+
+def test_states_that_can_not_be_read_at_the_end_do_not_take_others_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_handle: int) -> PendingState:
+        raise DeviceError("lost")
+
+    cache, device = make(folder=tmp_path)
+    keep(cache, device, FIRST)
+    keep(cache, device, SECOND)
+    device.arrive()
+    settle(cache)
+    assert (list(copies(cache, FIRST)), list(copies(cache, SECOND))) == (["host"], ["device"])
+    monkeypatch.setattr(device, "start_read", broken)
+    cache.close()
+    again, device = make(folder=tmp_path)
+    restore(again, device, look_up(again, FIRST), FIRST)
+    assert look_up(again, SECOND).saved == 0
+    again.close()

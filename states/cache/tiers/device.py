@@ -46,6 +46,10 @@ class DeviceTier(Tier):
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
         self._pool.load(self._slabs[checkpoint].handle, slot)
 
+    def use_pool(self, pool: DevicePool) -> None:
+        self._pool = pool
+        self.queue.capacity = pool.num_slabs * pool.slab_bytes
+
     def logits(self, checkpoint: Checkpoint) -> F32 | None:
         return self._slabs[checkpoint].logits
 

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from rnn_engine.types import F32, PendingState
 from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.device import DevicePool
 from states.cache.eviction import EvictionQueue
 from states.payload import Payload
 
@@ -72,8 +73,8 @@ class Tier(ABC):
     """A place where copies of states are kept, bounded in bytes by its queue. A new kind of place subclasses this.
 
     All methods are called on the cache's thread and return at once; what takes long happens on threads of the tier's
-    own. A tier `on_device` copies from and to live slots: it has `save` and `load` instead of `put` and `get`. The
-    copies of a `slow` tier outlive the process, and have to be read before a sequence can go on from them.
+    own. A tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and
+    `get`. The copies of a `slow` tier outlive the process, and have to be read before a sequence can go on from them.
     """
 
     name: str
@@ -98,6 +99,10 @@ class Tier(ABC):
 
     def load(self, checkpoint: Checkpoint, slot: int) -> None:
         """Copy into the live state of `slot`."""
+        raise NotImplementedError
+
+    def use_pool(self, pool: DevicePool) -> None:
+        """Keep copies in another pool from now on; there are none."""
         raise NotImplementedError
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:

@@ -20,7 +20,7 @@ from rnn_engine.errors import StateError
 from rnn_engine.types import F32
 from states.cache.checkpoint import Checkpoint, MissReason
 from states.cache.counters import CacheStats
-from states.cache.device import LiveStates
+from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch, Fetches
 from states.cache.tiers.tier import DevicePayload, PendingPayload, ReadyPayload, Tier
 from states.payload import Payload
@@ -193,6 +193,24 @@ class TieredStore:
         if self._moves:
             self._finish_moves(wait=False)
 
+    def lose_device(self) -> None:
+        """Drop the copies on the device, and those on their way from it, without asking the device for anything."""
+        for checkpoint, move in list(self._moves.items()):
+            if not move.source.slow:
+                self._drop_copy(move.tier, checkpoint)
+                self._tell_if_lost(checkpoint)
+        for tier in self.tiers:
+            for checkpoint in list(tier.queue) if tier.on_device else ():
+                tier.drop(checkpoint)
+                self._tell_if_lost(checkpoint)
+
+    def use_device(self, live: LiveStates, pool: DevicePool) -> None:
+        """Use other slots, and another pool for the tier on the device, which is empty."""
+        self._live = live
+        for tier in self.tiers:
+            if tier.on_device:
+                tier.use_pool(pool)
+
     def flush(self) -> None:
         """Write the most valuable checkpoints that no slow tier has yet to the quickest of these, as many as fit."""
         self._finish_moves(wait=True)
@@ -211,7 +229,11 @@ class TieredStore:
             if slow:
                 budget -= checkpoint.sizes.get(keeper.name, 0)
             elif checkpoint.resumable:  # else its only copy has given way to a better one just now
-                payload = self.quickest(checkpoint).start_read(checkpoint).result()
+                try:
+                    payload = self.quickest(checkpoint).start_read(checkpoint).result()
+                except Exception as error:
+                    _log.warning("a checkpoint is lost: it can't be read at the end: %s", error)
+                    continue
                 if not keeper.put(checkpoint, payload, make_room, wait=True):
                     break
         self._finish_moves(wait=True)

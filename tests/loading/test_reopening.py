@@ -1,0 +1,119 @@
+"""Opening a device again: the same model on it, what the cache keeps elsewhere, and files that are gone or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rnn_engine.errors import ModelError
+from rnn_engine.forward import GpuRunner
+from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.states import StateSettings
+from rnn_engine.types import F32, Runner, TokenRun, run_step
+from states.cache.checkpoint import CheckpointKind
+from states.cache.config import CacheConfig
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+SHAPE = tiny_shape(vocab=50)
+TOKENS = [1, 2, 3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return save_safetensors(random_model(SHAPE, seed=1), tmp_path / "tiny.safetensors")
+
+
+@contextmanager
+def parts_of(path: Path, device: str, cache: CacheConfig | None = None) -> Iterator[EngineParts]:
+    parts = open_parts(
+        path,
+        name=None,
+        tokenizer="none",
+        device=device,
+        weights="f32",
+        num_slots=2,
+        cache=cache,
+        states=StateSettings(),
+        progress=lambda *_: None,
+    )
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def run(runner: Runner) -> F32:
+    runner.write_state(0, None)
+    return run_step(runner, [TokenRun(0, TOKENS, rows=1)]).logits
+
+
+def nothing() -> None:
+    """Let the load go on."""
+
+
+def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(path: Path) -> None:
+    state_bytes = SHAPE.state_bytes
+    with parts_of(path, "auto", CacheConfig(device_capacity=3 * state_bytes)) as parts:
+        first = parts.runner
+        assert isinstance(first, GpuRunner)
+        assert first.num_slots == 4
+        expected = run(first)
+        cache = parts.cache
+        assert cache is not None
+        for last in range(4):  # the first two give way to the host
+            cache.insert("none", [*TOKENS, last], 0, kind=CheckpointKind.MARK)
+        first.read_state(0)  # after which those have arrived
+        cache.peek("none", TOKENS)
+        first.device.wgpu_device.destroy()
+        second = parts.reopen(nothing)
+        assert isinstance(second, GpuRunner)
+        assert second is parts.runner
+        assert second.device is not first.device
+        assert second.num_slots == 4
+        assert np.array_equal(run(second), expected)
+        assert [cache.peek("none", [*TOKENS, last, 9]) for last in range(4)] == [4, 4, 0, 0]
+        match = cache.look_up("none", [*TOKENS, 0, 9])
+        cache.restore(match, 1)
+        assert np.array_equal(second.read_state(1)["wkv"], second.read_state(0)["wkv"])
+        assert {tier.tier: tier.copies for tier in cache.stats().tiers} == {"device": 1, "host": 2}
+
+
+def test_a_device_that_answers_is_opened_again_too(path: Path) -> None:
+    with parts_of(path, "auto") as parts:
+        first = parts.runner
+        assert isinstance(first, GpuRunner)
+        second = parts.reopen(nothing)
+        assert isinstance(second, GpuRunner)
+        assert second.device is not first.device
+
+
+@pytest.mark.parametrize("change", ["gone", "another", "damaged"])
+def test_a_model_file_that_is_not_the_same_is_refused(path: Path, change: str) -> None:
+    with parts_of(path, "cpu") as parts:
+        expected = run(parts.runner)
+        original = path.read_bytes()
+        match change:
+            case "gone":
+                path.unlink()
+            case "another":
+                save_safetensors(random_model(SHAPE, seed=2), path)
+            case "damaged":
+                path.write_bytes(original[:-100])
+        with pytest.raises(ModelError, match=r"tiny\.safetensors"):
+            parts.reopen(nothing)
+        path.write_bytes(original)
+        assert np.array_equal(run(parts.reopen(nothing)), expected)
+
+
+def test_a_load_can_be_given_up(path: Path) -> None:
+    def give_up() -> None:
+        raise InterruptedError
+
+    with parts_of(path, "auto") as parts:
+        with pytest.raises(InterruptedError):
+            parts.reopen(give_up)
+        assert parts.reopen(nothing) is parts.runner
