@@ -1,0 +1,65 @@
+"""Some hundred damaged requests to the application over the real engine on the CPU: no answer is the server's fault."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from server.app import make_app
+from server.routes import ALL_ROUTES
+from server.settings import ServerSettings
+from tests.support.http import Client
+from tools.fuzz.answers import Answer, faults, send
+from tools.fuzz.cases import Case, CaseMaker
+from tools.fuzz.routes import exported_states
+
+CASES = 200
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
+    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+        yield client
+
+
+async def test_no_answer_is_the_servers_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    url = str(client.make_url("")).rstrip("/")
+    kinds = ("nothing", "value", "value", "value", "body")
+    maker = CaseMaker(ALL_ROUTES, await exported_states(url), 1, kinds)
+    classes = set()
+    with caplog.at_level(logging.ERROR):
+        for case in map(maker.make, range(CASES)):
+            answer = await send(url, case)
+            assert list(faults(case, answer)) == [], case
+            assert answer.status is not None, case
+            classes.add(answer.status // 100)
+    assert classes == {2, 4}
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        (Answer(200, b"anything"), 0),
+        (Answer(400, b'{"error": {"message": "", "type": "", "param": null, "code": null}}'), 0),
+        (Answer(400, b"text"), 1),
+        (Answer(500, b'{"error": {"message": "", "type": "", "param": null, "code": null}}'), 1),
+        (Answer(None, b""), 1),
+        (Answer(None, b"", hung=True), 1),
+    ],
+)
+def test_what_counts_as_a_fault(answer: Answer, number: int) -> None:
+    assert len(list(faults(Case(0, "GET /", "value", b"", whole=True), answer))) == number
+
+
+def test_a_case_depends_on_its_number_alone() -> None:
+    makers = [CaseMaker(ALL_ROUTES, {"full": b"state"}, seed) for seed in (0, 0, 1)]
+    first, second, other = ([maker.make(number).data for number in range(50)] for maker in makers)
+    assert first == second
+    assert first != other

@@ -1,0 +1,137 @@
+"""Requests for every route: as the schemas have them, and damaged as values, as bytes, in path, headers and method."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from server.http.routing import Route
+from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
+from tools.fuzz.schemas import NAMES, Schema, make_value
+from tools.live_server.raw import encode_request
+
+_MOST = {"max_tokens": 8, "max_completion_tokens": 8, "n": 4, "best_of": 4}
+"""What generation fields are lowered to where a server would take them: a fuzzer is no load test."""
+
+_TAKEN = 2**33  # integers below are lowered; a server refuses greater ones
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PRI", "get", "X" * 50)
+_PATHS = ("/", "//", "/v1", "/v1/", "/v1/../health", "/v1/states/%2e%2e%2fx", "/%00", "*", "/v1/states/a%2Fb", "/?")
+_HEADERS: tuple[tuple[str, str], ...] = (
+    *(("Content-Encoding", coding) for coding in ("gzip", "deflate", "br", "zstd", "identity", "x")),
+    *(("Content-Length", length) for length in ("-1", "0", "5", "99999999999999999999", "1, 2", "+3", "0x5")),
+    *(("Transfer-Encoding", coding) for coding in ("chunked", "gzip, chunked", "x", "chunked, chunked")),
+    *(("Expect", what) for what in ("100-continue", "x")),
+    *(("Host", host) for host in ("", "evil.example", "127.0.0.1:1", "[::1", "a" * 300, "127.0.0.1, x")),
+    *(("Origin", origin) for origin in ("null", "http://evil.example", "", "http://127.0.0.1")),
+    *(("Authorization", key) for key in ("Bearer ", "bearer x", "Basic eA==", "Bearer \xff", "Bearer " + "x" * 5000)),
+    *(
+        ("Content-Type", kind)
+        for kind in ("text/plain", "application/cbor", "application/json; charset=x", "multipart/form-data", "")
+    ),
+    *(
+        ("Range", "bytes=0-1"),
+        ("Upgrade", "websocket"),
+        ("Connection", "Upgrade, HTTP2-Settings"),
+        ("X-Request-Id", "\x01"),
+    ),
+    *(
+        ("Cookie", "a" * 7000),
+        ("Accept-Encoding", "gzip"),
+        ("If-None-Match", "*"),
+        ("Access-Control-Request-Method", "X"),
+    ),
+)
+
+
+KINDS = (
+    *("nothing", "nothing", "nothing", "value", "value", "value", "value", "body", "body"),
+    *("bytes", "bytes", "method", "path", "header", "header"),
+)
+"""What is damaged, as often as it stands here."""
+
+_WHOLE = frozenset({"nothing", "value"})  # requests that a server must answer
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request. Where it is `whole`, the server must answer it; other bytes it may also leave, or close."""
+
+    number: int
+    route: str
+    kind: str  # what is wrong with the request
+    data: bytes
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CaseMaker:
+    """Makes the cases of one seed: case `number` is the same in every run."""
+
+    routes: Sequence[Route]
+    files: Mapping[str, bytes]  # states, by form, which uploads are made from
+    seed: int
+    kinds: Sequence[str] = KINDS
+
+    def make(self, number: int) -> Case:
+        random = Random(f"{self.seed} {number}")
+        route = random.choice(self.routes)
+        kind = random.choice(self.kinds)
+        return Case(number, f"{route.method} {route.path}", kind, self._data(route, kind, random), kind in _WHOLE)
+
+    def _data(self, route: Route, kind: str, random: Random) -> bytes:
+        """Return a request to `route` in which `kind` is damaged."""
+        method, path, headers = route.method, self._path(route, random), {"Connection": "close"}
+        body = self._body(route, random)
+        match kind:
+            case "value" if route.request is not None:
+                body = _lower(mutate_value(body, random))
+            case "method":
+                method = random.choice(_METHODS)
+            case "path":
+                path = random.choice((*_PATHS, path + "/", mutate_bytes(path.encode(), random).decode("latin-1")))
+            case "header":
+                headers.update([random.choice(_HEADERS)])
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        match kind:
+            case "body":
+                content = mutate_bytes(content, random)
+            case "header" if random.random() < 0.3:
+                content = gzip.compress(content)
+        request = encode_request(method, path, content, headers)
+        return mutate_bytes(request, random) if kind == "bytes" else request
+
+    def _path(self, route: Route, random: Random) -> str:
+        """Return one of the route's paths with names put in, and often a query."""
+        path = random.choice(route.paths).replace("{model:.+}", random.choice(("demo", "a/b")))
+        name = random.choice(NAMES) if random.random() < 0.8 else str(random.choice(HOSTILE))
+        path = path.replace("{name}", quote(name.encode(errors="replace"), safe=""))
+        known = {**dict.fromkeys(route.query, ""), "limit": "", "unknown": ""}
+        if random.random() < 0.3:
+            query = {random.choice(list(known)): random.choice(("full", "prefab", "5", "true", *map(str, HOSTILE)))}
+            path += "?" + urlencode(query, errors="replace")
+        return path
+
+    def _body(self, route: Route, random: Random) -> Any:  # noqa: ANN401
+        """Return a body that the route takes: JSON-like, or a file."""
+        if route.method == "PUT":
+            return random.choice(list(self.files.values()))
+        if route.request is None:
+            return b""
+        schema: Schema = route.request.model_json_schema()
+        return _lower(make_value(schema, random, schema.get("$defs", {})))
+
+
+def _lower(body: Any) -> Any:  # noqa: ANN401
+    """Return `body` with less to generate."""
+    if not isinstance(body, dict):
+        return body
+    lowered = {}
+    for name, value in body.items():
+        most = _MOST.get(name)
+        lowered[name] = most if most is not None and isinstance(value, int) and most < value < _TAKEN else value
+    return lowered

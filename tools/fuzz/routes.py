@@ -1,0 +1,156 @@
+"""`python -m tools.fuzz.routes`: damaged requests to every route of a server that runs.
+
+No answer may be a server's fault, or lack the documented form; the server must go on, answer its health at all times,
+and log no traceback. What follows `--` goes to `rnn-engine serve`: python -m tools.fuzz.routes -- --device cpu
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import psutil
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from server.routes import ALL_ROUTES
+from tools.fuzz.answers import faults, send
+from tools.fuzz.cases import Case, CaseMaker
+from tools.live_server.process import ServerProcess
+
+_AT_ONCE = 4
+_SLOWEST_HEALTH = 5.0  # seconds
+_MOST_MEMORY = 2**30  # bytes that the process may take more than at the start
+_SHOWN = 300  # bytes of a request
+_OPTIONS = ("--slots", "4", "--cache-device-bytes", "1M", "--cache-host-bytes", "8M", "--state-bytes", "64M")
+
+
+@dataclass
+class Findings:
+    """What came of the cases."""
+
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by route and class of status
+    faults: list[str] = field(default_factory=list)
+    slowest_health: float = 0.0
+    most_memory: int = 0
+    health_checks: int = 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield tables of answers, and every fault."""
+        classes = sorted({status for _, status in self.answers})
+        yield f"| request | {' | '.join(classes)} |"
+        yield f"| --- |{' ---: |' * len(classes)}"
+        for title in sorted({title for title, _ in self.answers}):
+            yield f"| {title} | {' | '.join(str(self.answers[title, status]) for status in classes)} |"
+        yield ""
+        yield f"{self.answers.total()} requests, {len(self.faults)} faults"
+        yield f"{self.health_checks} health checks, the slowest took {1e3 * self.slowest_health:.0f} ms"
+        yield f"memory grew by at most {self.most_memory / 1e6:.0f} MB"
+        yield from (f"FAULT: {fault}" for fault in self.faults)
+
+
+@dataclass
+class Fuzzer:
+    """Sends cases to one server, a few at a time, and looks after its health meanwhile."""
+
+    url: str
+    pid: int
+    findings: Findings = field(default_factory=Findings)
+
+    async def run(self, cases: Iterator[Case]) -> None:
+        """Send all cases. Raises RuntimeError where the server does not answer its health any more."""
+        async with self._watching(), asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(self._send_all(cases))
+
+    async def _send_all(self, cases: Iterator[Case]) -> None:
+        for case in cases:
+            answer = await send(self.url, case)
+            status = "none" if answer.status is None else f"{answer.status // 100}xx"
+            self.findings.answers[case.route, status] += 1
+            for fault in faults(case, answer):
+                self.findings.faults.append(
+                    f"case {case.number}: {case.route}, damaged {case.kind}: {fault}\n  {case.data[:_SHOWN]!r}"
+                )
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncIterator[None]:
+        async with ClientSession(timeout=ClientTimeout(total=60)) as session:
+            at_start = psutil.Process(self.pid).memory_info().rss
+            watch = asyncio.create_task(self._watch(session, at_start))
+            yield
+            watch.cancel()
+
+    async def _watch(self, session: ClientSession, at_start: int) -> None:
+        while True:
+            begun = time.monotonic()
+            try:
+                async with session.get(f"{self.url}/health") as response:
+                    if response.status != 200:
+                        self.findings.faults.append(f"/health answers {response.status}: {await response.text()}")
+            except (ClientError, TimeoutError, ConnectionError) as error:
+                raise RuntimeError(f"/health does not answer: {error!r}") from error
+            findings, took = self.findings, time.monotonic() - begun
+            if took > _SLOWEST_HEALTH:
+                findings.faults.append(f"/health took {took:.1f} s")
+            grown = psutil.Process(self.pid).memory_info().rss - at_start
+            if grown > _MOST_MEMORY >= findings.most_memory:
+                findings.faults.append(f"memory grew by {grown / 1e6:.0f} MB")
+            findings.health_checks += 1
+            findings.slowest_health = max(findings.slowest_health, took)
+            findings.most_memory = max(findings.most_memory, grown)
+            await asyncio.sleep(0.05)
+
+
+async def exported_states(url: str) -> dict[str, bytes]:
+    """Make a state on the server and return it as a file of each form."""
+    async with ClientSession(url) as session:
+        async with session.post("/v1/states", json={"name": "fuzz seed", "prompt": "Hello"}) as response:
+            response.raise_for_status()
+        files = {}
+        for form in ("full", "tuned", "prefab"):
+            async with session.get(f"/v1/states/fuzz%20seed/export?form={form}") as response:
+                response.raise_for_status()
+                files[form] = await response.read()
+        return files
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--cases", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--case", "only", type=int, help="Send the case of this number alone, and print request and answer.")
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(cases: int, seed: int, only: int | None, serve_options: tuple[str, ...]) -> None:
+    """Send damaged requests to every route of a server that is started for that."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:
+            fuzzer = Fuzzer(server.url, server.pid)
+            maker = CaseMaker(ALL_ROUTES, asyncio.run(exported_states(server.url)), seed)
+            if only is not None:
+                case = maker.make(only)
+                click.echo(f"{case.route}, damaged {case.kind}\n{case.data!r}\n{asyncio.run(send(server.url, case))}")
+            else:
+                asyncio.run(fuzzer.run(map(maker.make, range(cases))))
+            if server.stop() != 0:
+                fuzzer.findings.faults.append("the server did not end with 0 at SIGTERM")
+        printed = log.read_text(errors="replace")
+    if "Traceback" in printed:
+        place = printed.index("Traceback")
+        fuzzer.findings.faults.append(
+            f"{printed.count('Traceback')} tracebacks in the log: {printed[place - 200 : place + 2000]}"
+        )
+    if only is None:
+        click.echo("\n".join(fuzzer.findings.lines()))
+    sys.exit(1 if fuzzer.findings.faults else 0)
+
+
+if __name__ == "__main__":
+    main()
