@@ -172,6 +172,6 @@ def _outcome_of(error: BaseException | None) -> Outcome:
             return Outcome.UNAVAILABLE
         case EngineClosedError():
             return Outcome.CLOSED
-        case Exception():
+        case Exception() | None:
             return Outcome.ERROR
     return Outcome.ABANDONED

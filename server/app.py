@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from types import FrameType
 from typing import TypeAlias
 
@@ -17,14 +18,17 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
-from server.http.context import ENGINE, LIFECYCLE, SETTINGS, Lifecycle
+from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTINGS, Lifecycle
 from server.http.routing import add_routes
 from server.middleware.admission import admission_middleware
 from server.middleware.connections import connections_middleware
 from server.middleware.errors import errors_middleware
 from server.middleware.origins import header_setter, origins_middleware
+from server.middleware.telemetry import telemetry_middleware
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
+from server.telemetry.http_counters import HttpCounters
+from server.telemetry.metrics import Metrics, Readings
 
 __all__ = ["ServerSettings", "make_app", "run"]
 
@@ -41,6 +45,7 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     app = web.Application(
         client_max_size=settings.limits.max_body_bytes,
         middlewares=[
+            telemetry_middleware,
             connections_middleware,
             errors_middleware,
             origins_middleware(settings),
@@ -50,6 +55,8 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     app[ENGINE] = engine
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
+    app[HTTP_COUNTERS] = HttpCounters()
+    app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS]))
     app.on_response_prepare.append(header_setter(settings))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_close_engine)

@@ -12,6 +12,8 @@ from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
 from server.doors.scopes import Principal
 from server.settings import ServerSettings
+from server.telemetry.http_counters import HttpCounters
+from server.telemetry.metrics import Metrics
 
 
 class Lifecycle:
@@ -58,5 +60,7 @@ class Lifecycle:
 ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
 SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
+METRICS = web.AppKey("metrics", Metrics)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""

@@ -1,1 +1,1 @@
-"""What every request passes before its handler: errors, origins, the API key, and the count of running requests."""
+"""What every request passes before its handler: telemetry, errors, origins, API key, count of running requests."""

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from server.http.routing import Route
-from server.routes import cache, chat, choices, completions, embeddings, health, models, state_files, states, tokens
+from server.routes import (
+    cache,
+    chat,
+    choices,
+    completions,
+    embeddings,
+    health,
+    metrics,
+    models,
+    state_files,
+    states,
+    tokens,
+)
 
 ALL_ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
@@ -16,4 +28,5 @@ ALL_ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *cache.ROUTES,
     *health.ROUTES,
+    *metrics.ROUTES,
 )

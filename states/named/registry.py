@@ -34,8 +34,11 @@ _log = logging.getLogger(__name__)
 class RegistryUsage:
     """How full the registry is."""
 
-    num_bytes: int
+    num_bytes: int  # of all states; copies share theirs
     capacity: int
+    names: int
+    persistent: int  # of the names
+    leases: int
 
 
 class StateRegistry:
@@ -144,7 +147,9 @@ class StateRegistry:
 
     def usage(self) -> RegistryUsage:
         with self._changing() as table:
-            return RegistryUsage(table.num_bytes, table.capacity)
+            entries = table.entries()
+            persistent = sum(entry.persistent for entry in entries)
+            return RegistryUsage(table.num_bytes, table.capacity, len(entries), persistent, len(table.leases))
 
     def seconds_left(self, entry: NamedState) -> float | None:
         """Return how long a state stays if its owner uses nothing; None for a persistent one."""

@@ -13,7 +13,7 @@ from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
 from states.named.keyed_locks import KeyedLocks
-from states.named.registry import StateRegistry
+from states.named.registry import RegistryUsage, StateRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class StateStore(Protocol):
 
     async def list(self) -> StateListing:
         """Return all states. To look at them is not to use them."""
+        ...
+
+    def usage(self) -> RegistryUsage:
+        """Return how many states there are, and how much room they take."""
         ...
 
     async def default(self) -> NamedState | None:
@@ -118,6 +122,9 @@ class LocalStateStore:
         usage, default = registry.usage(), registry.default
         entries = tuple(map(self._shown, registry.entries()))
         return StateListing(entries, None if default is None else default.name, usage.num_bytes, usage.capacity)
+
+    def usage(self) -> RegistryUsage:
+        return self._registry.usage()
 
     async def default(self) -> NamedState | None:
         default = self._registry.default

@@ -1,0 +1,31 @@
+"""Counts of the HTTP requests of one application."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rnn_engine.telemetry import REQUEST_SECONDS, Histogram
+from server.telemetry.record import RequestRecord
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+_OTHER = "other"
+
+
+class HttpCounters:
+    """Counts since the start, by values of which there are few, whatever clients send. For the event loop."""
+
+    def __init__(self) -> None:
+        self.in_progress = 0
+        self.requests: Counter[tuple[str, str, int]] = Counter()  # method, route, status
+        self.seconds: dict[str, Histogram] = {}  # route -> the whole time of its requests
+        self.aborted: Counter[str] = Counter()  # cause
+
+    def ended(self, record: RequestRecord) -> None:
+        """Count a request that has ended."""
+        method = record.method if record.method in _METHODS else _OTHER
+        self.requests[method, record.route, record.status] += 1
+        if record.route not in self.seconds:
+            self.seconds[record.route] = Histogram(REQUEST_SECONDS)
+        self.seconds[record.route].add(record.seconds)
+        if (cause := record.abort_cause) is not None:
+            self.aborted[cause] += 1

@@ -1,0 +1,219 @@
+"""The metrics of a server, in the text format of Prometheus. docs/metrics.md is made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+from typing import Self
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
+from rnn_engine.telemetry import EngineCounters, Histogram
+from server.telemetry.http_counters import HttpCounters
+from states.cache.counters import CacheStats
+from states.named.registry import RegistryUsage
+
+_PREFIX = "rnn_engine_"
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the metrics are made from."""
+
+    info: EngineInfo
+    stats: EngineStats
+    counters: EngineCounters
+    cache: CacheStats
+    states: RegistryUsage
+    http: HttpCounters
+
+    @classmethod
+    def of(cls, engine: EngineLike, http: HttpCounters) -> Self:
+        """Read an engine."""
+        cache = engine.cache_stats() or CacheStats(())
+        return cls(engine.info, engine.stats(), engine.counters(), cache, engine.states.usage(), http)
+
+
+class Metrics:
+    """All metrics of one application. For its event loop."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        """`read` gives the present numbers."""
+        self.registry = CollectorRegistry()
+        self.registry.register(ServerCollector(read))
+        ProcessCollector(registry=self.registry)
+
+    def render(self) -> bytes:
+        """Return all metrics as Prometheus reads them."""
+        return generate_latest(self.registry)
+
+
+class ServerCollector(Collector):
+    """Reads what engine and server have counted, when the metrics are asked for."""
+
+    def __init__(self, read: Callable[[], Readings]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        readings = self._read()
+        yield from _facts(readings.info, readings.stats)
+        yield from _requests(readings.counters)
+        yield from _tokens(readings.counters)
+        yield from _steps(readings.counters)
+        yield from _http(readings.http)
+        yield from _cache(readings.cache)
+        yield from _states(readings.states)
+
+
+def _facts(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
+    facts = {"model": info.model, "device": info.device, "weights": info.weights, "version": _version()}
+    yield InfoMetricFamily(_PREFIX.rstrip("_"), "The model, its device, and the version of rnn-engine.", value=facts)
+    yield _gauge("failed", "1 where the engine has stopped though nobody closed it, else 0.", float(stats.failed))
+    yield _gauge("slots", "How many requests can run at a time.", info.num_slots)
+    yield _gauge("slots_in_use", "Requests that hold a slot.", stats.active)
+    yield _gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
+    text = "Memory that weights, states and buffers take on the device; absent where the model runs on the CPU."
+    yield _gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
+
+
+def _requests(counters: EngineCounters) -> Iterator[Metric]:
+    outcomes = {outcome.value: count for outcome, count in counters.outcomes.items()}
+    text = "Requests to the engine, by how they ended. One HTTP request may make several, such as one a choice."
+    yield _counter("requests", text, outcomes, "outcome")
+    yield _histogram("queue_seconds", "From a request's arrival until it gets a slot.", counters.queue_seconds)
+    text = "From a request's arrival until its first token is drawn."
+    yield _histogram("time_to_first_token_seconds", text, counters.first_token_seconds)
+    text = "Between two tokens of a sequence, as the time from one step's end to the next one's."
+    yield _histogram("inter_token_seconds", text, counters.inter_token_seconds)
+    text = "From a request's arrival to its end, of those that were not cut short."
+    yield _histogram("request_seconds", text, counters.request_seconds)
+    yield _histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
+    yield _histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
+
+
+def _tokens(counters: EngineCounters) -> Iterator[Metric]:
+    yield _counter("prompt_tokens", "Tokens of prompts, kept ones too.", counters.prompt_tokens.sum)
+    text = "Tokens of prompts that were not run, since a state after them was kept."
+    yield _counter("cached_prompt_tokens", text, counters.cached_tokens)
+    yield _counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
+    by_phase = {"prefill": counters.prefill_tokens, "decode": counters.decode_tokens}
+    yield _counter("run_tokens", "Tokens that went through the model.", by_phase, "phase")
+
+
+def _steps(counters: EngineCounters) -> Iterator[Metric]:
+    yield _counter("steps", "Steps of the model that were run.", counters.steps)
+    yield _counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
+    yield _counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
+    parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
+    text = "Time of a step: on the host while the device has nothing to do, then on the device."
+    yield _histograms("step_seconds", text, parts, "part")
+    yield _histogram("tokens_per_step", "Tokens that a step runs, of all requests together.", counters.step_tokens)
+
+
+def _http(http: HttpCounters) -> Iterator[Metric]:
+    yield _gauge("http_requests_in_progress", "HTTP requests that have not ended.", http.in_progress)
+    text = "HTTP requests; 499 is the status of those whose client left."
+    requests = CounterMetricFamily(f"{_PREFIX}http_requests", text, labels=("method", "route", "status"))
+    for (method, route, status), count in http.requests.items():
+        requests.add_metric((method, route, str(status)), count)
+    yield requests
+    text = "From the head of an HTTP request to the end of its answer."
+    yield _histograms("http_request_duration_seconds", text, http.seconds, "route")
+    text = "HTTP requests whose answer was cut short or refused, by cause."
+    yield _counter("http_requests_aborted", text, http.aborted, "cause")
+
+
+def _cache(stats: CacheStats) -> Iterator[Metric]:
+    tiers = stats.tiers
+    yield _gauge("cache_entries", "States that are kept.", {tier.tier: tier.copies for tier in tiers}, "tier")
+    yield _gauge("cache_bytes", "Bytes of kept states.", {tier.tier: tier.used for tier in tiers}, "tier")
+    yield _gauge("cache_capacity_bytes", "The most bytes.", {tier.tier: tier.capacity for tier in tiers}, "tier")
+    text = "Look-ups that found a state, by the quickest tier that had it."
+    yield _counter("cache_hits", text, {tier.tier: tier.hits for tier in tiers}, "tier")
+    text = "Look-ups that found none, by reason."
+    yield _counter("cache_misses", text, {reason.value: count for reason, count in stats.misses.items()}, "reason")
+    yield _counter("cache_exact_hits", "Look-ups that found a state of the whole prompt.", stats.exact_hits)
+    yield _counter("cache_looked_up_tokens", "Tokens of the prompts that were looked up.", stats.tokens_looked_up)
+    yield _counter("cache_saved_tokens", "Tokens of them that need not be run.", stats.tokens_saved)
+    yield _counter("cache_stored", "New states that a tier took.", {one.tier: one.stored for one in tiers}, "tier")
+    text = "Copies that a tier got because of a hit."
+    yield _counter("cache_promotions", text, {tier.tier: tier.promotions for tier in tiers}, "tier")
+    text = "Copies that a tier got because a quicker one was full."
+    yield _counter("cache_demotions", text, {tier.tier: tier.demotions for tier in tiers}, "tier")
+    text = "Copies that gave way in a tier."
+    yield _counter("cache_evictions", text, {tier.tier: tier.evictions for tier in tiers}, "tier")
+    yield _counter("cache_not_stored", "States for which no tier had room.", stats.not_stored)
+    text = "Copies that were not written to disk, for too many waited to be."
+    yield _counter("cache_refused_writes", text, stats.writes_refused)
+    yield _counter("cache_lost_files", "Files that were damaged, gone, or could not be written.", stats.lost_files)
+    yield _gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
+    yield _gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
+    yield _gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
+
+
+def _states(usage: RegistryUsage) -> Iterator[Metric]:
+    by_retention = {"persistent": usage.persistent, "lease": usage.names - usage.persistent}
+    yield _gauge("named_states", "States under names, by how they are kept.", by_retention, "retention")
+    yield _gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)
+    yield _gauge("named_state_bytes", "Bytes of named states; copies share theirs.", usage.num_bytes)
+    yield _gauge("named_state_capacity_bytes", "The most bytes of them.", usage.capacity)
+
+
+def _gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a gauge with one value, or with one for each value of `label`."""
+    family = GaugeMetricFamily(_PREFIX + name, text, labels=(label,) if label else ())
+    for labels, value in _labelled(values):
+        family.add_metric(labels, value)
+    return family
+
+
+def _counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a counter, likewise; its name ends with `_total`."""
+    family = CounterMetricFamily(_PREFIX + name, text, labels=(label,) if label else ())
+    for labels, value in _labelled(values):
+        family.add_metric(labels, value)
+    return family
+
+
+def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(values, Mapping):
+        yield from (((name,), value) for name, value in values.items())
+    else:
+        yield (), values
+
+
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, text)
+    family.add_metric((), _buckets(histogram), histogram.sum)
+    return family
+
+
+def _histograms(name: str, text: str, histograms: Mapping[str, Histogram], label: str) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, text, labels=(label,))
+    for value, histogram in histograms.items():
+        family.add_metric((value,), _buckets(histogram), histogram.sum)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return how many values are at most each bound."""
+    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+
+
+def _version() -> str:
+    try:
+        return version("rnn-engine")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""The reference of the server's metrics, made from the code."""

@@ -1,0 +1,64 @@
+"""The reference of docs/metrics.md: every metric, its type, its labels and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
+
+from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.telemetry import EngineCounters
+from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from server.telemetry.http_counters import HttpCounters
+from server.telemetry.metrics import Readings, ServerCollector
+from server.telemetry.record import CLIENT_LEFT, RequestRecord
+from states.cache.counters import CacheStats, TierStats
+from states.named.registry import RegistryUsage
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test holds the two together. -->\n"
+
+_BOUND = "le"  # the label of a histogram's buckets
+
+
+def renew(text: str) -> str:
+    """Return the document with a new reference; what is before the reference is kept."""
+    return text.partition(BEGIN)[0] + BEGIN + "\n" + reference()
+
+
+def reference() -> str:
+    """Return a table of all metrics."""
+    lines = ["| metric | type | labels | |", "|---|---|---|---|", *map(_row, families())]
+    return "\n".join(lines) + "\n"
+
+
+def families() -> list[Metric]:
+    """Return every metric of the server, with at least one value of each label."""
+    return list(ServerCollector(_readings).collect())
+
+
+def full_name(family: Metric) -> str:
+    """Return the name by which a metric is asked for; a histogram's is followed by `_bucket`, `_sum` or `_count`."""
+    return family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+
+
+def _row(family: Metric) -> str:
+    labels = ", ".join(f"`{name}`" for name in _labels(family))
+    return f"| `{full_name(family)}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def _labels(family: Metric) -> Iterator[str]:
+    names = {name: None for sample in family.samples for name in sample.labels}
+    yield from (name for name in names if name != _BOUND)
+
+
+def _readings() -> Readings:
+    """Return the readings of an engine that has done nothing, but for one request that was given up."""
+    http = HttpCounters()
+    http.ended(RequestRecord("GET", "/", status=CLIENT_LEFT))
+    ranks = AdapterRanks(w=1, a=1, v=1, g=1)
+    shape = ShapeV7(num_layers=1, width=1, ffn_width=1, vocab_size=1, num_heads=1, head_size=1, ranks=ranks)
+    info = EngineInfo("model", shape, "device", "f16", 1, 1, "world", created=0, device_bytes=1)
+    cache = CacheStats((TierStats("host", 0),))
+    return Readings(info, EngineStats(0, 0), EngineCounters(), cache, RegistryUsage(0, 0, 0, 0, 0), http)
