@@ -10,7 +10,7 @@ from server.connections.connection import Connection
 
 @web.middleware
 async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let the connection watch how quickly the body comes. The outermost middleware."""
+    """Let the connection watch how quickly the body comes. Only telemetry stands before it."""
     if isinstance(request.protocol, Connection):  # the tests' server has connections of aiohttp's own
         request.protocol.begin(request)
     return await handler(request)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
-from typing import Self
+from typing import Self, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from rnn_engine.health import Health, HealthStatus
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.telemetry import EngineCounters, Histogram
 from server.telemetry.http_counters import HttpCounters
@@ -32,6 +33,7 @@ class Readings:
     """What the metrics are made from."""
 
     info: EngineInfo
+    health: Health
     stats: EngineStats
     counters: EngineCounters
     cache: CacheStats
@@ -42,7 +44,8 @@ class Readings:
     def of(cls, engine: EngineLike, http: HttpCounters) -> Self:
         """Read an engine."""
         cache = engine.cache_stats() or CacheStats(())
-        return cls(engine.info, engine.stats(), engine.counters(), cache, engine.states.usage(), http)
+        states = engine.states.usage()
+        return cls(engine.info, engine.health(), engine.stats(), engine.counters(), cache, states, http)
 
 
 class Metrics:
@@ -67,7 +70,7 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
-        yield from _facts(readings.info, readings.stats)
+        yield from _facts(readings.info, readings.health, readings.stats)
         yield from _requests(readings.counters)
         yield from _tokens(readings.counters)
         yield from _steps(readings.counters)
@@ -76,10 +79,11 @@ class ServerCollector(Collector):
         yield from _states(readings.states)
 
 
-def _facts(info: EngineInfo, stats: EngineStats) -> Iterator[Metric]:
+def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Metric]:
     facts = {"model": info.model, "device": info.device, "weights": info.weights, "version": _version()}
     yield InfoMetricFamily(_PREFIX.rstrip("_"), "The model, its device, and the version of rnn-engine.", value=facts)
-    yield _gauge("failed", "1 where the engine has stopped though nobody closed it, else 0.", float(stats.failed))
+    statuses = {status: float(status == health.status) for status in get_args(HealthStatus)}
+    yield _gauge("health", "1 for the present status of the engine, 0 for the others.", statuses, "status")
     yield _gauge("slots", "How many requests can run at a time.", info.num_slots)
     yield _gauge("slots_in_use", "Requests that hold a slot.", stats.active)
     yield _gauge("queued_requests", "Requests that wait for a slot.", stats.queued)

@@ -17,7 +17,7 @@ CLIENT_LEFT = 499
 UNMATCHED = "unmatched"
 """The route of requests for which there is none."""
 
-_FAILURES = (Outcome.FAILED_STEP, Outcome.OVERLOADED, Outcome.CLOSED, Outcome.ERROR)
+_FAILURES = (Outcome.FAILED_STEP, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CLOSED, Outcome.ERROR)
 _CAUSES = {
     CLIENT_LEFT: "client_left",
     408: "timeout",
@@ -46,11 +46,9 @@ class RequestRecord:
     @property
     def abort_cause(self) -> str | None:
         """Why the answer was refused or cut short; None where it is whole, or refused for what the client sent."""
-        if self.status in _CAUSES:
-            return _CAUSES[self.status]
         outcomes = {report.outcome for report in self.reports}
         failure = next((outcome.value for outcome in _FAILURES if outcome in outcomes), None)
-        return failure or ("error" if self.status >= 500 else None)
+        return failure or _CAUSES.get(self.status) or ("error" if self.status >= 500 else None)
 
 
 def route_name(request: web.Request) -> str:

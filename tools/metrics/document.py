@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
+from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
@@ -61,4 +62,4 @@ def _readings() -> Readings:
     shape = ShapeV7(num_layers=1, width=1, ffn_width=1, vocab_size=1, num_heads=1, head_size=1, ranks=ranks)
     info = EngineInfo("model", shape, "device", "f16", 1, 1, "world", created=0, device_bytes=1)
     cache = CacheStats((TierStats("host", 0),))
-    return Readings(info, EngineStats(0, 0), EngineCounters(), cache, RegistryUsage(0, 0, 0, 0, 0), http)
+    return Readings(info, Health(), EngineStats(0, 0), EngineCounters(), cache, RegistryUsage(0, 0, 0, 0, 0), http)
