@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
@@ -21,15 +20,16 @@ from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, OverloadedError
+from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, UnavailableError
 from rnn_engine.forward import Progress, WeightFormatName
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inbox, Scheduler, Worker, parse_policy
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
+from rnn_engine.watchdog import Watchdog, stack_of
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GATHER_SECONDS = 0.001  # a delivery that comes less than this after another one waits for it to pass
+CLOSE_SECONDS = 60.0  # for the worker's last step and for what it writes at the end
 
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
@@ -58,10 +58,8 @@ class Engine:
         self._info = parts.info
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
-        self._inboxes: dict[int, Inbox] = {}  # of the requests that have not ended
-        self._outbox: list[Delivery] = []  # from the worker's thread to the loop's
-        self._is_awake = False  # the loop is going to look into the outbox by itself
-        self._outbox_lock = threading.Lock()  # for the two above
+        self._inboxes = Inboxes(self._loop)
+        self._interrupt: asyncio.Future[RnnEngineError] = self._loop.create_future()  # ends what waits for the worker
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
@@ -77,8 +75,10 @@ class Engine:
             wake=self._wake_worker,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
-        self._worker = Worker(self._scheduler, self._post, partial(self._end, parts), parts.reopen)
+        self._worker = Worker(self._scheduler, self._inboxes.post, partial(self._end, parts), parts.reopen)
         self._worker.start()
+        self._watchdog = Watchdog(self._worker, self._loop, self._note_stall)
+        self._watchdog.start()
 
     @classmethod
     async def load(
@@ -177,13 +177,24 @@ class Engine:
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
-        """Stop taking requests, end the running ones with EngineClosedError, free the device. Idempotent."""
+        """Stop taking requests, end the running ones with EngineClosedError, free the device. Idempotent.
+
+        Returns after a minute at the latest: a worker that waits for its device all that time is left behind.
+        """
         if not self._closing:
             self._closing = True
             self._admission.close()
             self._worker.stop()
-        await self._ended.wait()
-        self._worker.join()
+        try:
+            await asyncio.wait_for(self._ended.wait(), CLOSE_SECONDS)
+            self._worker.join()
+        except TimeoutError:
+            stack = stack_of(self._worker.thread_id)
+            logger.critical(
+                "the worker has not ended after %g s and is left behind; it is here:\n%s", CLOSE_SECONDS, stack
+            )
+            self._note_end()
+        self._watchdog.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,7 +210,7 @@ class Engine:
             async with self._admission.place(wait=wait_for_room):
                 self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
-                inbox = self._inboxes[key] = Inbox(partial(self._pause, key))
+                inbox = self._inboxes.open(key, partial(self._pause, key))
                 begun = time.monotonic()
                 self._worker.submit(key, request, account.arrived)
                 try:
@@ -212,7 +223,7 @@ class Engine:
                     yield event
                 finally:
                     account.generated(inbox.num_tokens)
-                    del self._inboxes[key]
+                    self._inboxes.remove(key)
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
@@ -220,14 +231,11 @@ class Engine:
         self._refuse_if_unable()
         future: Future[T] = Future()
         self._worker.call(partial(_answer, future, question))
-        answer, ended = asyncio.wrap_future(future), asyncio.ensure_future(self._ended.wait())
-        try:
-            await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
+        answer, interrupt = asyncio.wrap_future(future), self._interrupt
+        await asyncio.wait((answer, interrupt), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             answer.cancel()
-            raise _stopped()
+            raise interrupt.result()
         return answer.result()
 
     def _refuse_if_unable(self) -> None:
@@ -255,36 +263,6 @@ class Engine:
     def _pause(self, key: int, paused: bool) -> None:
         self._worker.call(partial(self._scheduler.pause, key, paused))
 
-    def _post(self, deliveries: list[Delivery]) -> None:
-        """Called on the worker's thread. Wakes the loop, unless it is about to look anyway."""
-        with self._outbox_lock:
-            self._outbox += deliveries
-            asleep, self._is_awake = not self._is_awake, True
-        if self._loop.is_closed():
-            self._worker.stop()  # nobody is left to read anything
-        elif asleep:
-            with suppress(RuntimeError):  # it was closed just now
-                self._loop.call_soon_threadsafe(self._dispatch)
-
-    def _dispatch(self) -> None:
-        """Empty the outbox into the inboxes, again and again until nothing comes for a while.
-
-        So short steps, which follow each other more quickly than that, share a wake-up, and their text an event.
-        """
-        if self._empty_outbox():
-            self._loop.call_later(_GATHER_SECONDS, self._dispatch)
-
-    def _empty_outbox(self) -> bool:
-        """Hand everything in the outbox to its inbox; return whether there was anything."""
-        with self._outbox_lock:
-            deliveries, self._outbox = self._outbox, []
-            self._is_awake = len(deliveries) > 0
-        for key, outcome in deliveries:
-            inbox = self._inboxes.get(key)
-            if inbox is not None:  # else its client has left
-                inbox.put(outcome)
-        return len(deliveries) > 0
-
     def _end(self, parts: EngineParts) -> None:
         """Called on the worker's thread, as the last thing it does."""
         try:
@@ -295,11 +273,20 @@ class Engine:
 
     def _note_end(self) -> None:
         """End whatever waits for the worker, which runs no more."""
-        self._empty_outbox()
         self._ended.set()
         self._admission.close()
-        for inbox in self._inboxes.values():
-            inbox.put(_stopped())  # behind the outcome that the worker gave, where it gave one
+        self._end_waiting(_stopped)  # behind the outcome that the worker gave, where it gave one
+
+    def _note_stall(self) -> None:
+        """End whatever waits for the worker, which waits for the device."""
+        health = self._worker.health
+        if health.status == "stalled":  # else it has just gone on
+            self._end_waiting(partial(UnavailableError, str(health.reason), health.retry_after))
+
+    def _end_waiting(self, make_error: Callable[[], RnnEngineError]) -> None:
+        self._inboxes.end(make_error)
+        self._interrupt.set_result(make_error())
+        self._interrupt = self._loop.create_future()
 
 
 def _stopped() -> EngineClosedError:

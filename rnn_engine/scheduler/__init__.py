@@ -2,7 +2,8 @@
 
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.inbox import Delivery, Inbox
+from rnn_engine.scheduler.inboxes import Inboxes
 from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Worker
 
-__all__ = ["EAGER", "BatchingPolicy", "Delivery", "Inbox", "Scheduler", "Worker", "parse_policy"]
+__all__ = ["EAGER", "BatchingPolicy", "Delivery", "Inbox", "Inboxes", "Scheduler", "Worker", "parse_policy"]

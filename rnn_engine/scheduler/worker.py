@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rnn_engine.errors import DeviceError, EngineClosedError, ModelError, RnnEngineError, StepError, UnavailableError
 from rnn_engine.health import Health
@@ -32,6 +34,18 @@ and then, which may raise. Raises ModelError where there will never be one, anyt
 MAX_FAILED_STEPS = 3  # in a row, until the device is opened again although it answers
 RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
+
+
+STEP_SECONDS = 60.0  # for which a step may run until the engine counts as stalled
+LOAD_SECONDS = 600.0  # the same for each part of loading a model
+
+
+class Deadline(NamedTuple):
+    """What the worker waits for, since when, and for how many seconds it may."""
+
+    what: str
+    begun: float
+    seconds: float
 
 
 class Worker:
@@ -62,12 +76,23 @@ class Worker:
         self._stop_called = False
         self._stopping = False  # the worker's thread alone touches it
         self._health = Health()
+        self._health_since = time.monotonic()
+        self._deadline: Deadline | None = None  # of what the device does now
         self._thread = threading.Thread(target=self._run, name="rnn-engine worker", daemon=True)
 
     @property
     def health(self) -> Health:
         """Whether the device answers. May be asked on any thread."""
-        return self._health
+        deadline, health, now = self._deadline, self._health, time.monotonic()
+        if deadline is not None and now - deadline.begun > deadline.seconds:
+            seconds = now - deadline.begun
+            return Health("stalled", f"{deadline.what} has been running for {seconds:.0f} s", seconds, retry_after=10.0)
+        return health if health.status == "ok" else replace(health, seconds=now - self._health_since)
+
+    @property
+    def thread_id(self) -> int | None:
+        """The worker's thread, as in `threading.get_ident`."""
+        return self._thread.ident
 
     def start(self) -> None:
         self._thread.start()
@@ -97,7 +122,7 @@ class Worker:
                     self._check_device(self._scheduler.failure)
             self._end_requests(partial(EngineClosedError, "the engine has stopped"))
         except BaseException as error:
-            self._health = Health("failed", str(error))
+            self._set_health(Health("failed", str(error)))
             logger.critical("the worker failed and ends", exc_info=True)
         finally:
             try:
@@ -109,10 +134,13 @@ class Worker:
         try:
             self._obey()
             if self._scheduler.has_work and not self._stopping:
+                self._deadline = Deadline("a step", time.monotonic(), STEP_SECONDS)
                 self._post(self._scheduler.step())
         except Exception:
             logger.exception("the scheduler failed; its requests end")
             self._end_requests(partial(StepError, "the scheduler failed"))
+        finally:
+            self._deadline = None
 
     def _obey(self) -> None:
         """Run the commands that have come; wait for more while no step is due.
@@ -133,10 +161,10 @@ class Worker:
 
     def _check_device(self, failure: str) -> None:
         """Run one token before anything else does; open the device again where that or many steps have failed."""
-        self._health = Health("checking", f"a step failed: {failure}")
-        if not self._scheduler.device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
+        self._set_health(Health("checking", f"a step failed: {failure}"))
+        if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
-        self._health = Health()
+        self._set_health(Health())
 
     def _recover(self, failure: str) -> None:
         """End the requests that hold a slot, and open the device again; those in the queue wait for it.
@@ -148,20 +176,22 @@ class Worker:
             reason = (
                 f"the device failed and is being opened again, attempt {attempt} of {len(RETRY_SECONDS)}: {failure}"
             )
-            self._health = Health("recovering", reason, retry_after=seconds + self._reopen_seconds)
-            self._post(self._scheduler.abort(partial(UnavailableError, reason, self._health.retry_after), queued=False))
+            retry_after = seconds + self._reopen_seconds
+            self._set_health(Health("recovering", reason, retry_after=retry_after))
+            self._post(self._scheduler.abort(partial(UnavailableError, reason, retry_after), queued=False))
             self._obey_for(seconds)
             if self._stopping:
                 return
             begun = time.monotonic()
             try:
-                self._scheduler.replace_runner(self._reopen(self._check_stop))
+                with self._deadline_of("loading the model again", LOAD_SECONDS):
+                    self._scheduler.replace_runner(self._reopen(self._note_progress))
             except ModelError:
                 raise
             except Exception:
                 logger.exception("the device could not be opened again")
                 continue
-            if self._scheduler.device_answers():
+            if self._device_answers():
                 self._reopen_seconds = time.monotonic() - begun
                 logger.warning("the device answers again after %.1f s", self._reopen_seconds)
                 return
@@ -195,7 +225,25 @@ class Worker:
     def _stop(self) -> None:
         self._stopping = True
 
-    def _check_stop(self) -> None:
-        """Raise EngineClosedError if `stop` was called, so that a model is not loaded to its end for nothing."""
+    def _set_health(self, health: Health) -> None:
+        self._health, self._health_since = health, time.monotonic()
+
+    def _device_answers(self) -> bool:
+        with self._deadline_of("a step", STEP_SECONDS):
+            return self._scheduler.device_answers()
+
+    @contextmanager
+    def _deadline_of(self, what: str, seconds: float) -> Iterator[None]:
+        """Count the engine as stalled where the block runs for longer."""
+        self._deadline = Deadline(what, time.monotonic(), seconds)
+        try:
+            yield
+        finally:
+            self._deadline = None
+
+    def _note_progress(self) -> None:
+        """Let the next part of a load begin. Raises EngineClosedError if `stop` was called: it would be for nothing."""
+        if self._deadline is not None:
+            self._deadline = self._deadline._replace(begun=time.monotonic())
         if self._stop_called:
             raise EngineClosedError("the engine is stopping")

@@ -382,7 +382,11 @@ async def test_a_device_that_can_not_be_freed_does_not_hang_the_end(monkeypatch:
         assert (await listen(engine, ask())).text == "Hello"
 
 
-def test_the_worker_ends_where_its_loop_was_closed_without_a_word() -> None:
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_the_worker_ends_where_its_loop_was_closed_without_a_word(
+    is_busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rnn_engine.watchdog.LOOK_SECONDS", 0.001)
     gate = Gate()
     closed = threading.Event()
 
@@ -394,8 +398,9 @@ def test_the_worker_ends_where_its_loop_was_closed_without_a_word() -> None:
     async def begin() -> AsyncGenerator[Event, None]:
         engine = engine_of(TellingRunner(ENDLESS, on_step=gate))
         events = engine.generate(ask(max_tokens=10**6))
-        gate.let(1)
-        await anext(events)
+        if is_busy:
+            gate.let(1)
+            await anext(events)
         return events
 
     loop = asyncio.new_event_loop()

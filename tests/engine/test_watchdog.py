@@ -1,0 +1,136 @@
+"""A worker whose device hangs and an event loop that stands still: both are told, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.errors import EngineClosedError, UnavailableError
+from rnn_engine.loading.parts import assemble
+from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.scheduler import Scheduler, Worker
+from rnn_engine.types import Batch
+from rnn_engine.watchdog import Watchdog
+from states.cache.make import make_cache
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.clients import Heard
+from tests.support.fake_runner import FakeRunner, scripted_logits
+
+TOKENIZER = ByteTokenizer()
+HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
+WAIT_SECONDS = 30.0  # until a test that waits in vain fails
+
+
+class Hang:
+    """Holds the worker in its step with this number until `release`."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._steps = 0
+        self._released = threading.Event()
+        self.reached = threading.Event()
+
+    def __call__(self, batch: Batch) -> None:
+        assert batch
+        self._steps += 1
+        if self._steps == self._number:
+            self.reached.set()
+            assert self._released.wait(WAIT_SECONDS)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+@asynccontextmanager
+async def hanging(number: int, num_slots: int = 1) -> AsyncGenerator[tuple[Engine, Hang]]:
+    hang = Hang(number)
+    runner = FakeRunner(HELLO, num_slots=num_slots, on_step=hang)
+    cache = make_cache(runner.shape, "a model", runner)
+    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
+    async with asyncio.timeout(WAIT_SECONDS):
+        engine = Engine(parts)
+        try:
+            yield engine, hang
+        finally:
+            hang.release()
+            await engine.close()
+
+
+def ask() -> GenerateRequest:
+    return GenerateRequest(TOKENIZER.encode("Hi"), sampling=SamplingParams(temperature=0, seed=0))
+
+
+async def listen(engine: Engine) -> Heard:
+    return Heard([event async for event in engine.generate(ask())])
+
+
+async def reach(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+async def test_a_device_that_hangs_ends_all_that_wait_and_may_come_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rnn_engine.watchdog.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine.scheduler.worker.STEP_SECONDS", 0.05)
+    async with hanging(number=1) as (engine, hang):
+        requests = [asyncio.create_task(listen(engine)) for _ in range(3)]
+        await reach(hang.reached.is_set)
+        question = asyncio.create_task(engine.drop_cache())
+        results = await asyncio.gather(*requests, question, return_exceptions=True)
+        assert [type(result) for result in results] == [UnavailableError] * 4
+        health = engine.health()
+        assert health.status == "stalled"
+        assert health.reason is not None
+        assert health.reason.startswith("a step has been running for ")
+        assert health.seconds > 0.05
+        with pytest.raises(UnavailableError, match="a step has been running"):
+            await listen(engine)
+        with pytest.raises(UnavailableError, match="a step has been running"):
+            engine.check_queue()
+        monkeypatch.setattr("rnn_engine.scheduler.worker.STEP_SECONDS", 60.0)
+        hang.release()
+        await reach(lambda: engine.health().status == "ok")
+        assert (await listen(engine)).text == "Hello"
+        assert engine.stats().active + engine.stats().queued == 0
+    [told] = [record for record in caplog.records if record.levelno == logging.CRITICAL]
+    assert "in __call__" in told.getMessage()  # where the worker hangs
+
+
+async def test_closing_leaves_a_worker_that_hangs_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rnn_engine.engine.CLOSE_SECONDS", 0.01)
+    async with hanging(number=1) as (engine, hang):
+        request = asyncio.create_task(listen(engine))
+        await reach(hang.reached.is_set)
+        await engine.close()
+        with pytest.raises(EngineClosedError):
+            await request
+        assert "the worker has not ended after 0.01 s and is left behind" in caplog.text
+        assert "in __call__" in caplog.text
+
+
+async def test_an_event_loop_that_stands_still_is_told_with_its_stack(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The test's own thread is the loop's, and runs no callback until it awaits."""
+    monkeypatch.setattr("rnn_engine.watchdog.LOOP_SECONDS", 0.0)
+    runner = FakeRunner(HELLO)
+    worker = Worker(Scheduler(runner, TOKENIZER.decode_bytes), lambda _: None, lambda: None, lambda _: runner)
+    watchdog = Watchdog(worker, asyncio.get_running_loop(), lambda: None)
+    for _ in range(3):
+        watchdog.look()
+    [record] = caplog.records
+    assert record.getMessage().startswith("the event loop has stood still for 0 s; it is here:")
+    assert "test_an_event_loop_that_stands_still" in record.getMessage()
+    await asyncio.sleep(0)
+    watchdog.look()
+    assert [record.getMessage() for record in caplog.records[1:]] == ["the event loop goes on"]
