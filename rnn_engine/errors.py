@@ -2,6 +2,7 @@
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
+    ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
     ├── NotFoundError          a named thing (model, state) does not exist            (HTTP 404)
     ├── ModelError             a model file can't be read or does not fit             (at load)
     ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
@@ -32,6 +33,10 @@ class InvalidRequestError(RnnEngineError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{field}: {_shorten(value)} is not allowed; expected {allowed}")
+
+
+class ForbiddenError(RnnEngineError):
+    """Whoever asks may not do that."""
 
 
 class NotFoundError(RnnEngineError):

@@ -13,7 +13,7 @@ from server.formatting.choices import Choice, ChoiceFormatter, Outcome
 from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
 from server.formatting.usage import Tally
 from server.http.bodies import json_response
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.errors import describe
 from server.http.sse import DONE, EventStream, encode_event
 from server.schemas.generation import GenerationBody
@@ -32,7 +32,7 @@ async def answer(
 
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
+from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
@@ -58,9 +59,16 @@ class Lifecycle:
 
 
 ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
+"""The whole engine; handlers of requests take `engine_of`."""
+
 SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
+
+
+def engine_of(request: web.Request) -> EngineLike:
+    """Return the engine with what belongs to whoever sent a request."""
+    return OwnEngine(request.app[ENGINE], request[PRINCIPAL])

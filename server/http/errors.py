@@ -11,6 +11,7 @@ from aiohttp import web
 
 from rnn_engine.errors import (
     EngineClosedError,
+    ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -51,6 +52,8 @@ def describe(error: Exception) -> Failure:
             return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
         case StateError() | TokenizerError():
             return Failure(400, str(error), "invalid_request_error")
+        case ForbiddenError():
+            return Failure(403, str(error), "permission_error", "forbidden")
         case NotFoundError():
             return Failure(404, str(error), "invalid_request_error", "not_found")
         case StorageError():

@@ -8,7 +8,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from server.doors.scopes import Scope
 from server.http.bodies import json_response
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
 from states.cache.counters import CacheStats, TierStats
@@ -19,7 +19,7 @@ MOST_NODES = 1000
 
 
 async def get_cache(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     limit = _limit(request.query.get("limit"))
     stats = engine.cache_stats()
     nodes = await engine.cache_nodes(limit)
@@ -34,7 +34,7 @@ async def get_cache(request: web.Request) -> web.Response:
 
 
 async def drop_cache(request: web.Request) -> web.Response:
-    body: CacheDropped = {"object": "cache.dropped", "dropped": await request.app[ENGINE].drop_cache()}
+    body: CacheDropped = {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
     return json_response(body)
 
 

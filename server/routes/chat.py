@@ -17,7 +17,7 @@ from rnn_engine.types import InitialState
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
 from server.state.resolve import resolve_state
@@ -26,7 +26,7 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, ChatRequest)
     resolved = await resolve_state(engine, body.state)
     text_before = text_before_chat(engine, resolved.frozen, body.chat_template)

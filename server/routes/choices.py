@@ -14,7 +14,7 @@ from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabiliti
 from server.formatting.logprobs import token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.choices import (
     ChoiceEntry,
@@ -31,7 +31,7 @@ from server.state.resolve import resolve_initial_state
 
 
 async def choices(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, ChoicesRequest)
     scores = await _score(engine, body)
     likely = probabilities(_figures(body, scores))
@@ -46,7 +46,7 @@ async def choices(request: web.Request) -> web.Response:
 
 
 async def chooses(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, ChoosesRequest)
     scores = await _score(engine, body)
     data: list[ChoosesEntry] = [

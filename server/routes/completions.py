@@ -13,7 +13,7 @@ from rnn_engine.types import InitialState
 from server.answer import answer
 from server.formatting.completion import CompletionFormatter
 from server.http.bodies import read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.prompt import Prompt, text_of
@@ -21,7 +21,7 @@ from server.state.resolve import resolve_state
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, CompletionRequest)
     resolved = await resolve_state(engine, body.state)
     initial_state = resolved.initial_state

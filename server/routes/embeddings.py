@@ -17,7 +17,7 @@ from rnn_engine.operations.embedding import embed, find_centre, run_states
 from server.formatting.usage import usage_of
 from server.formatting.vectors import VectorEntry, send_vectors
 from server.http.bodies import read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
 from server.schemas.prompt import Prompt, tokens_of
@@ -29,7 +29,7 @@ MAX_NUMBERS = 1 << 23  # of one answer, about 100 MB as text
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     shape = engine.info.shape
     body = await read_body(request, EmbeddingsRequest)
     settings = body.settings
@@ -52,7 +52,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 
 async def states(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     shape = engine.info.shape
     body = await read_body(request, StatesRequest)
     dims = prefab_dims(shape)

@@ -9,18 +9,18 @@ from aiohttp import web
 from rnn_engine.errors import NotFoundError
 from rnn_engine.interface import EngineInfo
 from server.http.bodies import json_response
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.models import ModelEntry, ModelList, ModelMeta
 
 
 async def list_models(request: web.Request) -> web.Response:
-    body: ModelList = {"object": "list", "data": [_entry(request.app[ENGINE].info)]}
+    body: ModelList = {"object": "list", "data": [_entry(engine_of(request).info)]}
     return json_response(body)
 
 
 async def get_model(request: web.Request) -> web.Response:
-    info, wanted = request.app[ENGINE].info, request.match_info["model"]
+    info, wanted = engine_of(request).info, request.match_info["model"]
     if wanted != info.model:
         raise NotFoundError(f"there is no model {wanted!r}; this server has {info.model!r}")
     return json_response(_entry(info))

@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from rnn_engine.errors import InvalidRequestError
 from server.doors.scopes import Scope
 from server.http.bodies import json_response
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.state_entry import StateEntry, state_entry
 from states.files.exchange import ExportForm, StateFiles
@@ -32,7 +32,7 @@ _RETENTION_QUERY = {
 
 
 async def export(request: web.Request) -> web.StreamResponse:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     form = _form(request)
     named = await engine.states.get(request.match_info["name"])
     parts = await asyncio.to_thread(_export, engine.state_files, form, named)
@@ -47,7 +47,7 @@ async def export(request: web.Request) -> web.StreamResponse:
 
 
 async def upload(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     name, retention = request.match_info["name"], _retention(request)
     await engine.states.check_place(name, retention, 0)
     loaded, frozen = await asyncio.to_thread(_read, engine.state_files, await request.read())

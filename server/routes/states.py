@@ -13,7 +13,7 @@ from server.doors.scopes import Scope
 from server.formatting.logprobs import LEAST_LOGPROB, token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.prompt import tokens_of
 from server.schemas.retention import NewStateBody
@@ -36,12 +36,12 @@ from states.named.store import StateListing
 
 
 async def list_states(request: web.Request) -> web.Response:
-    listing = await request.app[ENGINE].states.list()
+    listing = await engine_of(request).states.list()
     return json_response(_entries(listing.entries, listing))
 
 
 async def create(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, CreateStateRequest)
     resolved = await resolve_state(engine, body.state)
     tokens = tokens_of(engine, body.prompt)
@@ -51,11 +51,11 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    return json_response(state_entry(await request.app[ENGINE].states.get(_name(request))))
+    return json_response(state_entry(await engine_of(request).states.get(_name(request))))
 
 
 async def remove(request: web.Request) -> web.Response:
-    removed = await request.app[ENGINE].states.delete(_name(request))
+    removed = await engine_of(request).states.delete(_name(request))
     answer: StateRemoved = {
         "object": "state.deleted",
         "id": str(removed.id),
@@ -67,26 +67,26 @@ async def remove(request: web.Request) -> web.Response:
 
 async def open_copy(request: web.Request) -> web.Response:
     body = await read_body(request, NewStateBody)
-    [copy] = await request.app[ENGINE].states.fork(_name(request), [body.name], body.retention)
+    [copy] = await engine_of(request).states.fork(_name(request), [body.name], body.retention)
     return json_response(state_entry(copy))
 
 
 async def fork(request: web.Request) -> web.Response:
     body = await read_body(request, ForkStateRequest)
-    states = request.app[ENGINE].states
+    states = engine_of(request).states
     forks = await states.fork(_name(request), body.names, body.retention)
     return json_response(_entries(forks, await states.list()))
 
 
 async def take(request: web.Request) -> web.Response:
     body = await read_body(request, TakeStateRequest)
-    states = request.app[ENGINE].states
+    states = engine_of(request).states
     named = await states.get(_name(request))
     return json_response(state_entry(await states.move(str(named.id), body.name or named.name, body.retention)))
 
 
 async def advance(request: web.Request) -> web.Response:
-    engine = request.app[ENGINE]
+    engine = engine_of(request)
     body = await read_body(request, AdvanceStateRequest)
     tokens = tokens_of(engine, body.input)
     advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)

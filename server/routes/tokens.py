@@ -5,21 +5,21 @@ from __future__ import annotations
 from aiohttp import web
 
 from server.http.bodies import json_response, read_body
-from server.http.context import ENGINE
+from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
 
 
 async def tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeRequest)
-    tokens = request.app[ENGINE].tokenize(body.content)
+    tokens = engine_of(request).tokenize(body.content)
     answer: Tokens = {"tokens": tokens, "count": len(tokens)}
     return json_response(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
-    data = request.app[ENGINE].detokenize(body.tokens)
+    data = engine_of(request).detokenize(body.tokens)
     answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
     return json_response(answer)
 

@@ -1,4 +1,8 @@
-"""States under names: what is known of one, for how long it is to be kept, and what may be a name."""
+"""States under names: what is known of one, for how long it is to be kept, and what may be a name.
+
+A name is plain, as `talk`, and shared by all, or in a namespace, as `ann/talk`: then it is the client's whose namespace
+that is. The owner of a lease is in the namespace of its states.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,16 @@ class NamedState:
         """Whether it stays until it is removed."""
         return self.owner is None
 
+    @property
+    def namespace(self) -> str:
+        """Whose it is; empty for a shared one."""
+        return split_name(self.name)[0]
+
+    @property
+    def plain_name(self) -> str:
+        """Its name as whoever it belongs to says it."""
+        return split_name(self.name)[1]
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
@@ -48,7 +62,7 @@ class Retention:
     def check(self) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         if self.owner is not None:
-            check_name(self.owner, "owner")
+            check_full_name(self.owner, "owner")
         if self.persistent and self.owner is not None:
             raise InvalidRequestError("owner", self.owner, "null for a persistent state, which belongs to no lease")
         if self.persistent and self.ttl is not None:
@@ -62,16 +76,27 @@ class Retention:
 
 
 def check_changeable(entry: NamedState, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, for a state that the operator brings.
+    """Raise InvalidRequestError, which names `field`, for a state that is read-only.
 
-    A change would be undone by the next start, which brings the operator's file again.
+    Those that the operator brings at every start are so for everybody: the next start would undo a change.
     """
     if entry.read_only:
         raise InvalidRequestError(
             field,
             entry.name,
-            "a state that may be changed; the operator brings this one at every start: copy it under another name",
+            "a state that may be changed; this one is the operator's: copy it under another name",
         )
+
+
+def full_name(namespace: str, name: str) -> str:
+    """Return the name in a namespace; the empty one leaves it plain."""
+    return f"{namespace}/{name}" if namespace else name
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the namespace of a name and the plain name in it."""
+    namespace, _, plain = name.rpartition("/")
+    return namespace, plain
 
 
 def parse_id(text: str) -> uuid.UUID | None:
@@ -83,7 +108,7 @@ def parse_id(text: str) -> uuid.UUID | None:
 
 
 def check_new_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where a state can't be given this name.
+    """Raise InvalidRequestError, which names `field`, where a state can't be given this plain name.
 
     Ids are looked up before names, so a state whose name spells an id could be out of reach. States of earlier
     versions may have such names and keep them.
@@ -94,7 +119,7 @@ def check_new_name(name: str, field: str) -> None:
 
 
 def check_name(name: str, field: str) -> None:
-    """Raise InvalidRequestError, which names `field`, where this can't be the name of a state or an owner."""
+    """Raise InvalidRequestError, which names `field`, where this can't be the plain name of a state or an owner."""
     sayable = name.isprintable() and not set(name) & set("/\\") and name.strip() == name and name.strip(".") != ""
     if not sayable or len(name) > MAX_NAME or name == NO_INITIAL_STATE:
         raise InvalidRequestError(
@@ -103,3 +128,10 @@ def check_name(name: str, field: str) -> None:
             f"1 to {MAX_NAME} printable characters without slashes and without spaces at the ends, not only dots, "
             f"and not {NO_INITIAL_STATE!r}",
         )
+
+
+def check_full_name(name: str, field: str) -> None:
+    """The same for a name in a namespace, or a plain one."""
+    namespace, plain = split_name(name)
+    for part in (namespace, plain) if namespace else (name,):
+        check_name(part, field)

@@ -1,4 +1,4 @@
-"""Named states by name, by id and by owner."""
+"""Named states by name, by id, by owner and by namespace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class NameIndex:
         self._by_name: dict[str, NamedState] = {}
         self._by_id: dict[uuid.UUID, NamedState] = {}
         self._of_owner: dict[str, dict[str, NamedState]] = {}  # owner -> name -> state
+        self._in_namespace: dict[str, dict[str, NamedState]] = {}  # namespace -> name -> state
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -31,12 +32,16 @@ class NameIndex:
     def owned_by(self, owner: str) -> list[NamedState]:
         return list(self._of_owner.get(owner, {}).values())
 
+    def in_namespace(self, namespace: str) -> list[NamedState]:
+        return list(self._in_namespace.get(namespace, {}).values())
+
     def put(self, entry: NamedState) -> None:
         """Add a state under its name, in place of the one that had the name, if any."""
         if (before := self._by_name.get(entry.name)) is not None:
             self._unlink(before)
         self._by_name[entry.name] = entry
         self._by_id[entry.id] = entry
+        self._in_namespace.setdefault(entry.namespace, {})[entry.name] = entry
         if entry.owner is not None:
             self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
 
@@ -47,8 +52,12 @@ class NameIndex:
 
     def _unlink(self, entry: NamedState) -> None:
         del self._by_id[entry.id]
+        _discard(self._in_namespace, entry.namespace, entry.name)
         if entry.owner is not None:
-            owned = self._of_owner[entry.owner]
-            del owned[entry.name]
-            if not owned:
-                del self._of_owner[entry.owner]
+            _discard(self._of_owner, entry.owner, entry.name)
+
+
+def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) -> None:
+    del groups[group][name]
+    if not groups[group]:
+        del groups[group]

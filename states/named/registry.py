@@ -20,7 +20,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_changeable, check_new_name
+from states.named.entry import NamedState, Retention, check_changeable, check_new_name, split_name
 from states.named.saved import SavedStates
 from states.named.table import NamedStateTable
 
@@ -140,10 +140,20 @@ class StateRegistry:
         with self._changing() as table:
             return _use(table, name_or_id)
 
-    def entries(self) -> tuple[NamedState, ...]:
-        """Return all states. To look at them is not to use them."""
+    def find(self, name_or_id: str) -> NamedState | None:
+        """See `StateStore.find`."""
         with self._changing() as table:
-            return table.entries()
+            return table.find(name_or_id)
+
+    def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        """See `StateStore.missing`."""
+        with self._changing() as table:
+            return table.missing(name_or_id, namespace)
+
+    def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
+        """Return all states, or those of a namespace. To look at them is not to use them."""
+        with self._changing() as table:
+            return table.entries(namespace)
 
     def usage(self) -> RegistryUsage:
         with self._changing() as table:
@@ -166,7 +176,7 @@ class StateRegistry:
     def set_default(self, name: str | None) -> None:
         """Make a persistent state the default. Raises NotFoundError, or InvalidRequestError for a leased one."""
         with self._changing() as table:
-            entry = None if name is None else table.find(name)
+            entry = None if name is None else table.get(name)
             if entry is not None and not entry.persistent:
                 raise InvalidRequestError("default state", name, "a persistent state")
             table.default = None if entry is None else entry.name
@@ -182,7 +192,7 @@ class StateRegistry:
                 self._check_place(table, name, retention, 0)
             owners = [table.renew(retention, name) for name in names]
             entries = [
-                _named(table, name, owner, origin.frozen, origin.form, f"copy of {origin.name}")
+                _named(table, name, owner, origin.frozen, origin.form, f"copy of {origin.plain_name}")
                 for name, owner in zip(names, owners, strict=True)
             ]
             for entry in entries:
@@ -212,7 +222,7 @@ class StateRegistry:
         with self._changing() as table:
             held = table.of_id(old.id)
             if held is None or held != old:
-                raise NotFoundError(f"state {old.name!r} was removed or replaced meanwhile")
+                raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
             check_changeable(held, "state")
             if held.owner is not None:
                 table.leases.renew(held.owner)
@@ -227,7 +237,7 @@ class StateRegistry:
         """See `StateStore.delete`."""
         while True:
             with self._changing() as table:
-                entry = table.find(name_or_id)
+                entry = table.get(name_or_id)
                 check_changeable(entry, "state")
                 if not entry.persistent:
                     table.drop(entry, _REMOVED)
@@ -254,8 +264,8 @@ class StateRegistry:
 
     def _check_place(self, table: NamedStateTable, name: str, retention: Retention, num_bytes: int) -> None:
         self._check_retention(retention)
-        check_new_name(name, "name")
         table.check_free(name, "name")
+        check_new_name(split_name(name)[1], "name")
         table.check_room(num_bytes, retention.owner_of(name))
 
     def _check_retention(self, retention: Retention) -> None:
@@ -291,7 +301,7 @@ class StateRegistry:
 
 
 def _use(table: NamedStateTable, name_or_id: str) -> NamedState:
-    entry = table.find(name_or_id)
+    entry = table.get(name_or_id)
     if entry.owner is not None:
         table.leases.renew(entry.owner)
     return entry

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from rnn_engine.errors import NotFoundError
 from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
@@ -39,8 +40,16 @@ class StateStore(Protocol):
         """
         ...
 
-    async def list(self) -> StateListing:
-        """Return all states. To look at them is not to use them."""
+    async def find(self, name_or_id: str) -> NamedState | None:
+        """Return the state of this id or, else, of this name, if there is one. To look at it is not to use it."""
+        ...
+
+    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        """Return the error for a name that is not in a namespace nor shared; it lists no other names."""
+        ...
+
+    async def list(self, namespace: str | None = None) -> StateListing:
+        """Return all states, or those of a namespace. To look at them is not to use them."""
         ...
 
     def usage(self) -> RegistryUsage:
@@ -117,10 +126,17 @@ class LocalStateStore:
     async def get(self, name_or_id: str) -> NamedState:
         return self._shown(self._registry.get(name_or_id))
 
-    async def list(self) -> StateListing:
+    async def find(self, name_or_id: str) -> NamedState | None:
+        found = self._registry.find(name_or_id)
+        return None if found is None else self._shown(found)
+
+    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        return self._registry.missing(name_or_id, namespace)
+
+    async def list(self, namespace: str | None = None) -> StateListing:
         registry = self._registry
         usage, default = registry.usage(), registry.default
-        entries = tuple(map(self._shown, registry.entries()))
+        entries = tuple(map(self._shown, registry.entries(namespace)))
         return StateListing(entries, None if default is None else default.name, usage.num_bytes, usage.capacity)
 
     def usage(self) -> RegistryUsage:

@@ -1,8 +1,8 @@
 """The table of named states: who owns them, how many bytes they take, and who gives way where room is short.
 
 A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
-fit, the newest leases end, each with all its states, but only leases that are newer than the one in whose name room is
-asked for. If even that would not do, nothing ends and the newcomer is refused.
+fit, the newest leases end, each with all its states, but only leases of its own namespace that are newer than the one
+in whose name room is asked for. If even that would not do, nothing ends and the newcomer is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_name, parse_id
+from states.named.entry import NamedState, Retention, check_full_name, full_name, parse_id, split_name
 from states.named.index import NameIndex
 from states.named.leases import DEFAULT_TTL, Lease, Leases
 from states.named.reference_counts import ReferenceCounts
@@ -43,9 +43,9 @@ class NamedStateTable:
     def num_bytes(self) -> int:
         return self._counts.num_bytes
 
-    def entries(self) -> tuple[NamedState, ...]:
-        """Return all states, in the order in which their names were entered."""
-        return tuple(self._index)
+    def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
+        """Return all states in the order in which their names were entered, or those of a namespace."""
+        return tuple(self._index if namespace is None else self._index.in_namespace(namespace))
 
     def next_version(self) -> int:
         """Return a version that no state has had."""
@@ -56,18 +56,24 @@ class NamedStateTable:
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
 
-    def find(self, name_or_id: str) -> NamedState:
-        """The state of this id or, else, of this name.
-
-        Raises NotFoundError, which lists the names and says what became of this one.
-        """
+    def find(self, name_or_id: str) -> NamedState | None:
+        """Return the state of this id or, else, of this name, if there is one."""
         key = parse_id(name_or_id)
-        entry = (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
+        return (None if key is None else self._index.of_id(key)) or self._index.named(name_or_id)
+
+    def get(self, name_or_id: str) -> NamedState:
+        """Return the state of this id or, else, of this name. Raises the error that `missing` makes."""
+        entry = self.find(name_or_id)
         if entry is None:
-            reason = self._tombstones.reason(name_or_id)
-            fate = "does not exist" if reason is None else f"is gone: {reason}"
-            raise NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names()}")
+            raise self.missing(name_or_id)
         return entry
+
+    def missing(self, name_or_id: str, namespace: str = "") -> NotFoundError:
+        """Return the error for a name that is not in a namespace nor shared: lists the names that are, and says what
+        became of this one."""
+        reason = self._tombstones.reason(full_name(namespace, name_or_id))
+        fate = "does not exist" if reason is None else f"is gone: {reason}"
+        return NotFoundError(f"state {name_or_id!r} {fate}; there are: {self._known_names(namespace)}")
 
     def holds(self, entry: NamedState) -> bool:
         """Whether a state is in the table in this version."""
@@ -83,9 +89,9 @@ class NamedStateTable:
 
     def check_free(self, name: str, field: str) -> None:
         """Raise InvalidRequestError for what can't be a name or is one already."""
-        check_name(name, field)
+        check_full_name(name, field)
         if (taken := self._index.named(name)) is not None:
-            raise InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+            raise name_taken(taken, field)
 
     def check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
         """Raise OverloadedError where so many more names and bytes have no room."""
@@ -114,7 +120,7 @@ class NamedStateTable:
         self._make_room(new.owner, new.frozen, old.frozen)
         if new.name != old.name:
             self._index.remove(old)
-            self._tombstones.note(old.name, f"it is called {new.name!r} now")
+            self._tombstones.note(old.name, f"it is called {new.plain_name!r} now")
         self._index.put(new)
         self._counts.add(new.frozen)
         self._tombstones.revive(new.name)
@@ -130,8 +136,9 @@ class NamedStateTable:
             self.default = None
         self._release(entry)
 
-    def _known_names(self) -> str:
-        names = sorted(entry.name for entry in self._index)
+    def _known_names(self, namespace: str) -> str:
+        known = {*self._index.in_namespace(namespace), *self._index.in_namespace("")}
+        names = sorted(entry.plain_name for entry in known)
         more = len(names) - _NAMES_TOLD
         return (", ".join(names[:_NAMES_TOLD]) or "none") + (f" and {more} more" if more > 0 else "")
 
@@ -171,9 +178,14 @@ class NamedStateTable:
         return victims
 
     def _newer_than(self, owner: str | None) -> list[Lease]:
-        """Return the leases that are newer than the owner's, the newest first; none where it has no lease."""
+        """Return the leases of the owner's namespace that are newer than its own, the newest first; none where it has
+        no lease."""
         own = None if owner is None else self.leases.find(owner)
-        return [] if own is None else [lease for lease in self.leases.newest_first() if lease.number > own.number]
+        if own is None:
+            return []
+        namespace = split_name(own.owner)[0]
+        newer = (lease for lease in self.leases.newest_first() if lease.number > own.number)
+        return [lease for lease in newer if split_name(lease.owner)[0] == namespace]
 
     def _too_many(self, num_names: int) -> OverloadedError:
         return OverloadedError(
@@ -192,3 +204,9 @@ class NamedStateTable:
     def _seconds_to_wait(self) -> float:
         seconds = [self.leases.seconds_left(lease) for lease in self.leases.newest_first()]
         return min(seconds, default=DEFAULT_TTL)
+
+
+def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
+    """Return the error for a new name that is that of a state."""
+    name = taken.plain_name
+    return InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")

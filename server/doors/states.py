@@ -1,0 +1,164 @@
+"""The named states that one principal sees.
+
+What a key makes is in the namespace of the key's name, so that nobody else meets it, not even as a name that is taken
+or in a list of an error. What has a plain name is shared: the operator's files, the states of a time without keys, and
+what a key with the scope `admin` made for all. Others than such a key may only read it. Without keys there is one
+principal, without a namespace, to whom everything belongs.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from rnn_engine.errors import ForbiddenError, NotFoundError
+from server.doors.scopes import Principal, Scope
+from states.files.reading import StateForm
+from states.frozen import FrozenState
+from states.named.entry import (
+    NamedState,
+    Retention,
+    check_changeable,
+    check_name,
+    check_new_name,
+    full_name,
+    split_name,
+)
+from states.named.registry import RegistryUsage
+from states.named.store import StateListing, StateStore
+from states.named.table import name_taken
+
+
+class OwnStates:
+    """A `StateStore` of what a principal may see and change, under the names by which it knows them."""
+
+    def __init__(self, store: StateStore, principal: Principal) -> None:
+        self._store = store
+        self._namespace = principal.name
+        self._scope = principal.scope
+
+    async def find(self, name_or_id: str) -> NamedState | None:
+        found = await self._find(name_or_id)
+        return None if found is None else self._shown(found)
+
+    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        seen = namespace if self._scope is Scope.ADMIN else self._namespace
+        return await self._store.missing(name_or_id, seen)
+
+    async def get(self, name_or_id: str) -> NamedState:
+        held = await self._require(name_or_id)
+        return self._shown(await self._store.get(str(held.id)))
+
+    async def list(self, namespace: str | None = None) -> StateListing:
+        """Return all that this principal sees, shared ones first, or what of it is in a namespace."""
+        if namespace is not None or self._scope is Scope.ADMIN:
+            listing = await self._store.list(namespace)
+        else:
+            shared, listing = await self._store.list(""), await self._store.list(self._namespace)
+            listing = replace(listing, entries=(*shared.entries, *listing.entries))
+        return replace(listing, entries=tuple(self._shown(held) for held in listing.entries if self._sees(held)))
+
+    def usage(self) -> RegistryUsage:
+        return self._store.usage()
+
+    async def default(self) -> NamedState | None:
+        default = await self._store.default()
+        return None if default is None else self._shown(default)
+
+    async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
+        place = await self._place(name)
+        await self._store.check_place(place, self._owned(retention), num_bytes)
+
+    async def put(
+        self,
+        name: str,
+        frozen: FrozenState,
+        retention: Retention,
+        *,
+        source: str,
+        form: StateForm = "full",
+        key: uuid.UUID | None = None,
+    ) -> NamedState:
+        """Keep a state under a free name. Only an admin's keeps the id `key`: one that is taken tells of its state."""
+        place = await self._place(name)
+        key = key if self._scope is Scope.ADMIN else None
+        kept = self._owned(retention)
+        return self._shown(await self._store.put(place, frozen, kept, source=source, form=form, key=key))
+
+    async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
+        held = await self._find(str(old.id))
+        if held is not None:
+            check_changeable(self._shown(held), "state")
+        return self._shown(await self._store.compare_and_set(old, frozen, source=source))
+
+    async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        held = await self._require(name_or_id)
+        places = [await self._place(name) for name in names]
+        return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
+
+    async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
+        """Move a state in its namespace."""
+        held = await self._require_changeable(name_or_id)
+        if name == self._shown(held).name:
+            place = held.name
+        else:
+            place = full_name(held.namespace, split_name(await self._place(name))[1])
+        kept = self._owned(retention, held.namespace)
+        return self._shown(await self._store.move(str(held.id), place, kept))
+
+    async def delete(self, name_or_id: str) -> NamedState:
+        held = await self._require_changeable(name_or_id)
+        return self._shown(await self._store.delete(str(held.id)))
+
+    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
+        return self._store.lock(key)
+
+    async def _find(self, name_or_id: str) -> NamedState | None:
+        """Return a state that this principal sees, under its full name; its own name hides a shared one."""
+        for name in (full_name(self._namespace, name_or_id), name_or_id):
+            found = await self._store.find(name)
+            if found is not None and self._sees(found):
+                return found
+        return None
+
+    async def _require(self, name_or_id: str) -> NamedState:
+        found = await self._find(name_or_id)
+        if found is None:
+            raise await self._store.missing(name_or_id, self._namespace)
+        return found
+
+    async def _require_changeable(self, name_or_id: str) -> NamedState:
+        held = await self._require(name_or_id)
+        check_changeable(self._shown(held), "state")
+        return held
+
+    async def _place(self, name: str) -> str:
+        """Return the full name of a new state. Raises ForbiddenError, or InvalidRequestError for a name that is none or
+        that a shared state has."""
+        if not self._scope.includes(Scope.MANAGE):
+            raise ForbiddenError(f"states can't be kept with the scope {self._scope.value!r}; that needs 'manage'")
+        check_new_name(name, "name")
+        if self._namespace and (shared := await self._store.find(name)) is not None:
+            raise name_taken(shared, "name")
+        return full_name(self._namespace, name)
+
+    def _owned(self, retention: Retention, namespace: str | None = None) -> Retention:
+        """Return the retention of a state whose owner is in the namespace of the state."""
+        if retention.owner is None:
+            return retention
+        check_name(retention.owner, "owner")
+        return replace(retention, owner=full_name(self._namespace if namespace is None else namespace, retention.owner))
+
+    def _sees(self, held: NamedState) -> bool:
+        return self._scope is Scope.ADMIN or held.namespace in ("", self._namespace)
+
+    def _shown(self, held: NamedState) -> NamedState:
+        """Return a state as this principal knows it: read-only where it may not change it."""
+        mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
+        read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
+        if held.namespace not in ("", self._namespace):
+            return held  # an admin's view of another's
+        owner = None if held.owner is None else split_name(held.owner)[1]
+        return replace(held, name=held.plain_name, owner=owner, read_only=read_only)
