@@ -24,7 +24,7 @@ from server.middleware.admission import admission_middleware
 from server.middleware.connections import connections_middleware
 from server.middleware.errors import errors_middleware
 from server.middleware.origins import header_setter, origins_middleware
-from server.middleware.telemetry import telemetry_middleware
+from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
@@ -36,7 +36,6 @@ LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 OnReady: TypeAlias = Callable[[EngineInfo, str], None]
 
 _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
-_ACCESS_LOG = '%a "%r" %s, %b bytes in %Tf s'
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +56,7 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     app[LIFECYCLE] = Lifecycle()
     app[HTTP_COUNTERS] = HttpCounters()
     app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS]))
-    app.on_response_prepare.append(header_setter(settings))
+    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_close_engine)
     add_routes(app, ALL_ROUTES)
@@ -94,7 +93,7 @@ async def serving(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     assert runner.server is not None
-    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), _ACCESS_LOG)
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections))
     try:
         for listener in listeners:
             acceptor.listen(listener)

@@ -1,4 +1,4 @@
-"""What an operator may set of a server: address, doors, limits."""
+"""What an operator may set of a server: address, doors, limits, log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
+from server.telemetry.logs import LogSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Address, doors, and limits of the server."""
+    """Address, doors, limits and log of the server."""
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one
@@ -25,3 +26,4 @@ class ServerSettings:
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
     limits: Limits = Limits()
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    logs: LogSettings = field(default_factory=LogSettings)

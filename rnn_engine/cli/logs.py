@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter
+
 _STANDARD_ERROR = 2
 _CAPACITY = 4096  # lines that wait to be written; those beyond are dropped
 _CLOSING_SECONDS = 1.0  # for the lines that are left at the end
@@ -75,14 +77,15 @@ def _dropped(count: int) -> logging.LogRecord:
 
 
 @contextmanager
-def log_on_stderr() -> Iterator[None]:
+def log_on_stderr(settings: LogSettings) -> Iterator[None]:
     """Log to standard error while the block runs."""
     handler = BackgroundHandler(_STANDARD_ERROR)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(make_formatter(settings.format))
+    handler.addFilter(RequestIdFilter())
     root = logging.getLogger()
     before = root.level
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(settings.level.upper())
     try:
         yield
     finally:

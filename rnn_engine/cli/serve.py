@@ -12,6 +12,7 @@ from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.connection_options import connection_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.door_options import door_options
+from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.cli.session import EngineChoice, load_engine
@@ -22,6 +23,7 @@ from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import ServerSettings, run
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
+from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
 
@@ -44,6 +46,7 @@ from states.cache.config import CacheConfig
 )
 @door_options
 @connection_options
+@log_options
 def command(
     model: Path,
     tokenizer: str,
@@ -56,6 +59,7 @@ def command(
     port: int,
     doors: DoorSettings,
     connections: ConnectionSettings,
+    logs: LogSettings,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
 
@@ -63,8 +67,8 @@ def command(
     SIGTERM ends the server: running requests may go on for 10 seconds.
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
-    settings = ServerSettings(host=host, port=port, doors=doors, connections=connections)
-    with log_on_stderr():
+    settings = ServerSettings(host=host, port=port, doors=doors, connections=connections, logs=logs)
+    with log_on_stderr(logs):
         run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))
 
 

@@ -37,12 +37,11 @@ class Acceptor:
         self,
         server: web.Server,
         settings: ConnectionSettings,
-        access_log_format: str,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
         self._tls = tls
-        self._make_connection = partial(Connection, server, settings, self._forget, access_log_format)
+        self._make_connection = partial(Connection, server, settings, self._forget)
         self._connections: dict[Connection, str] = {}  # -> the client's address
         self._counts: Counter[str] = Counter()  # connections of each client
         self._tasks: set[asyncio.Task[None]] = set()

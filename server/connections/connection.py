@@ -43,11 +43,10 @@ class Connection(web.RequestHandler):
         server: web.Server,
         settings: ConnectionSettings,
         on_lost: Callable[[Connection], None],
-        access_log_format: str,
     ) -> None:
         """`on_lost` is called once, when the connection is gone."""
         loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, keepalive_timeout=_NEVER, access_log_format=access_log_format)
+        super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
         self._settings = settings
         self._on_lost = on_lost
         self._clock = loop
@@ -99,6 +98,9 @@ class Connection(web.RequestHandler):
             if isinstance(request.content.exception(), web.HTTPRequestTimeout):
                 self.force_close()
             self._wait()
+
+    def log_access(self, request: web.BaseRequest, response: web.StreamResponse, time: float | None) -> None:
+        """Do nothing: the middleware that records requests logs them."""
 
     def handle_error(
         self,

@@ -15,6 +15,7 @@ from server.doors.scopes import Principal
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
+from server.telemetry.record import RequestRecord
 
 
 class Lifecycle:
@@ -65,6 +66,7 @@ SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)
+RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
 

@@ -29,6 +29,7 @@ class Route:
     chunk: type[object] | None = None  # what one event of a stream holds
     query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
     scope: Scope = Scope.USE  # what an API key has to have
+    routine: bool = False  # asked for again and again by those who watch the server
     always: bool = False  # answers without an API key and while the server stops
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
 

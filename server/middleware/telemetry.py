@@ -1,4 +1,4 @@
-"""Record every request, whatever becomes of it."""
+"""Record every request, whatever becomes of it: for the metrics, the log and the headers of its answer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rnn_engine.telemetry import reports_to
-from server.http.context import HTTP_COUNTERS
-from server.telemetry.record import RequestRecord, route_name
+from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECORD, SETTINGS
+from server.telemetry.logs import log_request, request_logged_as
+from server.telemetry.record import REQUEST_ID, RequestRecord, timing_headers
 
 
 @web.middleware
 async def telemetry_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count a request and time it. Stands before all other middleware."""
-    counters = request.app[HTTP_COUNTERS]
-    record = RequestRecord(request.method, route_name(request))
-    counters.in_progress += 1
-    try:
-        with reports_to(record.reports.append):
-            response = await handler(request)
-        record.status = response.status
-        return response
-    finally:
-        record.ended = time.monotonic()
-        counters.in_progress -= 1
-        counters.ended(record)
+    """Count a request, time it, and log it when it has ended. Stands before all other middleware."""
+    record = request[RECORD] = RequestRecord.of(request)
+    with request_logged_as(record.id), request.app[HTTP_COUNTERS].running(record):
+        try:
+            with reports_to(record.reports.append):
+                response = await handler(request)
+            record.status = response.status
+            return response
+        finally:
+            record.ended = time.monotonic()
+            principal = request.get(PRINCIPAL)
+            record.key = principal.name or None if principal is not None else None
+            log_request(record, request.app[SETTINGS].logs.slow_seconds)
+
+
+async def set_telemetry_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Tell the request's id and, where the answer comes whole, how long it took. A signal handler of aiohttp's."""
+    record = request.get(RECORD)
+    if record is None:
+        return
+    response.headers[REQUEST_ID] = record.id
+    if isinstance(response, web.Response):
+        response.headers.update(timing_headers(record))

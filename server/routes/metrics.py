@@ -13,4 +13,13 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=request.app[METRICS].render(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4})
 
 
-ROUTES = (Route("GET", "/metrics", metrics, "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).", None),)
+ROUTES = (
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
+        None,
+        routine=True,
+    ),
+)

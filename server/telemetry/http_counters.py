@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rnn_engine.telemetry import REQUEST_SECONDS, Histogram
 from server.telemetry.record import RequestRecord
@@ -19,6 +21,16 @@ class HttpCounters:
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, route, status
         self.seconds: dict[str, Histogram] = {}  # route -> the whole time of its requests
         self.aborted: Counter[str] = Counter()  # cause
+
+    @contextmanager
+    def running(self, record: RequestRecord) -> Iterator[None]:
+        """Count a request as in progress while the block runs, and then by what `record` says of it."""
+        self.in_progress += 1
+        try:
+            yield
+        finally:
+            self.in_progress -= 1
+            self.ended(record)
 
     def ended(self, record: RequestRecord) -> None:
         """Count a request that has ended."""

@@ -1,14 +1,15 @@
-"""What is known of one HTTP request while it runs, for metrics, log and traces alike."""
+"""What is known of one HTTP request while it runs, for metrics, log, headers and traces alike."""
 
 from __future__ import annotations
 
 import re
 import time
+import uuid
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from rnn_engine.telemetry import Outcome, RequestReport
+from rnn_engine.telemetry import Outcome, RequestReport, Timing
 from server.http.routing import route_of
 
 CLIENT_LEFT = 499
@@ -16,6 +17,8 @@ CLIENT_LEFT = 499
 
 UNMATCHED = "unmatched"
 """The route of requests for which there is none."""
+
+REQUEST_ID = "X-Request-Id"
 
 _FAILURES = (Outcome.FAILED_STEP, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CLOSED, Outcome.ERROR)
 _CAUSES = {
@@ -25,6 +28,7 @@ _CAUSES = {
     503: Outcome.CLOSED.value,
     504: "timeout",
 }
+_CLIENTS_ID = re.compile(r"[!-~]{1,128}")
 
 
 @dataclass(slots=True)
@@ -33,15 +37,66 @@ class RequestRecord:
 
     method: str
     route: str  # a template, such as `/v1/states/{name}`
+    id: str = ""
+    client: str | None = None  # its address
+    is_routine: bool = False  # asked for again and again by those who watch the server
     begun: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     status: int = CLIENT_LEFT
+    key: str | None = None  # the name of its API key
     reports: list[RequestReport] = field(default_factory=list)  # of the requests to the engine that have ended
+
+    @classmethod
+    def of(cls, request: web.Request) -> RequestRecord:
+        """Begin the record of a request. It has the id that its client gave, where that may stand in a log."""
+        route = route_of(request)
+        name = UNMATCHED if route is None else re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+        given = request.headers.get(REQUEST_ID, "")
+        return cls(
+            request.method,
+            name,
+            given if _CLIENTS_ID.fullmatch(given) else uuid.uuid4().hex,
+            request.remote,
+            route is not None and (route.always or route.routine),
+        )
 
     @property
     def seconds(self) -> float:
         """How long the request took."""
         return self.ended - self.begun
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(report.prompt_tokens for report in self.reports)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(report.cached_tokens for report in self.reports)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(report.completion_tokens for report in self.reports)
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """How long the first request to the engine waited for its slot; None where none got one."""
+        return min((timing.started - timing.arrived for timing in self._timings), default=None)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From the beginning until the first token of all; None where there was none."""
+        return min((timing.first_token - self.begun for timing in self._timings), default=None)
+
+    @property
+    def inference_seconds(self) -> float:
+        """From the first slot that the request got to the end of its last request to the engine."""
+        return max((report.ended for report in self.reports), default=0.0) - min(
+            (timing.started for timing in self._timings), default=0.0
+        )
+
+    @property
+    def _timings(self) -> list[Timing]:
+        return [report.timing for report in self.reports if report.timing is not None]
 
     @property
     def abort_cause(self) -> str | None:
@@ -51,7 +106,15 @@ class RequestRecord:
         return failure or _CAUSES.get(self.status) or ("error" if self.status >= 500 else None)
 
 
-def route_name(request: web.Request) -> str:
-    """Return the first path of the route that a request is for, without the patterns that its parts must match."""
-    route = route_of(request)
-    return UNMATCHED if route is None else re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+def timing_headers(record: RequestRecord) -> dict[str, str]:
+    """Return the headers that tell the times of a whole answer, in milliseconds; none where no model was run."""
+    queue_seconds = record.queue_seconds
+    if queue_seconds is None:
+        return {}
+    tokens = max(record.completion_tokens, 1)
+    seconds = {
+        "X-Queue-Time": queue_seconds,
+        "X-Inference-Time": record.inference_seconds,
+        "X-Time-Per-Token": record.inference_seconds / tokens,
+    }
+    return {name: f"{round(value * 1000)}" for name, value in seconds.items()}

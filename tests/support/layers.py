@@ -52,11 +52,12 @@ SIDEWAYS = frozenset(
         ("rnn_engine.cli", "server.app"),
         ("rnn_engine.cli", "server.connections.settings"),
         ("rnn_engine.cli", "server.doors"),
+        ("rnn_engine.cli", "server.telemetry.logs"),
         ("rnn_engine", "rnn_engine.engine"),
     }
 )
-"""The imports inside a layer that are allowed all the same: the command line starts the server, reads who may come in
-and bounds connections, and the package `rnn_engine` itself offers the engine."""
+"""The imports inside a layer that are allowed all the same: the command line starts the server, reads who may come in,
+bounds connections and writes the log, and the package `rnn_engine` itself offers the engine."""
 
 
 @dataclass(frozen=True, slots=True)
