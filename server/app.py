@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from types import FrameType
 from typing import TypeAlias
 
 from aiohttp import web
@@ -20,6 +18,7 @@ from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
 from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTINGS, Lifecycle
 from server.http.routing import add_routes
+from server.listeners import open_listeners, url_of
 from server.middleware.admission import admission_middleware
 from server.middleware.connections import connections_middleware
 from server.middleware.errors import errors_middleware
@@ -27,6 +26,8 @@ from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
+from server.stopping import end_process, stop_signals
+from server.systemd import notify
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics, Readings
 
@@ -64,32 +65,51 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
 
 
 def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
-    """Serve until Ctrl-C or SIGTERM, then drain and return; blocks. A second signal ends it without draining.
+    """Serve until a signal to stop, then drain and return; blocks. See `stop_signals` for the signals.
 
+    A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
     The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
     InvalidRequestError for an address that other machines reach where no API key is asked for. `on_ready` gets the
     engine's facts and the server's URL once it takes requests.
     """
-    with _bind(settings.host, settings.port) as listener:
+    with open_listeners(settings) as listeners:
         if not settings.doors.keys and not settings.doors.open:
-            check_listener(listener)
-        asyncio.run(_serve(load, settings, on_ready, listener))
+            for listener in listeners:
+                check_listener(listener)
+        asyncio.run(_serve(load, settings, on_ready, listeners))
 
 
-async def _serve(load: LoadEngine, settings: ServerSettings, on_ready: OnReady, listener: socket.socket) -> None:
-    engine = await load()
-    stop = asyncio.Event()
-    with _signals_set(stop):
-        async with serving(make_app(engine, settings), [listener], settings):
-            on_ready(engine.info, _url(listener))
+async def _serve(
+    load: LoadEngine, settings: ServerSettings, on_ready: OnReady, listeners: Sequence[socket.socket]
+) -> None:
+    with stop_signals() as stop:
+        engine = await _load_unless_stopped(load, stop)
+        async with serving(make_app(engine, settings), listeners, settings):
+            on_ready(engine.info, url_of(listeners[0]))
+            notify("READY=1")
             await stop.wait()
+            notify("STOPPING=1")
+
+
+async def _load_unless_stopped(load: LoadEngine, stop: asyncio.Event) -> EngineLike:
+    loading, stopping = asyncio.ensure_future(load()), asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        loading.cancel()
+        await asyncio.wait((loading,))
+        end_process()
+    return loading.result()
 
 
 @asynccontextmanager
 async def serving(
     app: web.Application, listeners: Iterable[socket.socket], settings: ServerSettings
 ) -> AsyncIterator[None]:
-    """Serve the connections of bound sockets while the block runs; then drain, and clean the application up."""
+    """Serve the connections of bound sockets while the block runs; then drain, and clean the application up.
+
+    Connections are taken until all requests have ended, so that a probe hears that the server is closing.
+    """
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     assert runner.server is not None
@@ -99,12 +119,16 @@ async def serving(
             acceptor.listen(listener)
         yield
     finally:
+        await _drain(app)
         await acceptor.close()
         await runner.cleanup()
 
 
 async def _drain(app: web.Application) -> None:
+    """Refuse new requests, and wait for those that run; end those that take too long. Does nothing a second time."""
     lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
+    if lifecycle.closing:
+        return
     if lifecycle.active:
         _log.info("waiting up to %g s for %d running request(s)", seconds, lifecycle.active)
     if not await lifecycle.drain(seconds):
@@ -115,51 +139,3 @@ async def _drain(app: web.Application) -> None:
 async def _close_engine(app: web.Application) -> AsyncIterator[None]:
     yield
     await app[ENGINE].close()
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address but takes no connections yet."""
-    try:
-        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from error
-    try:
-        if hasattr(signal, "SIGHUP"):  # elsewhere than on Windows, where the option would share the port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(host, port, error) from error
-    return listener
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    return OSError(f"can't listen on {host} port {port}: {error.strerror}")
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextmanager
-def _signals_set(stop: asyncio.Event) -> Iterator[None]:
-    """Have the first Ctrl-C or SIGTERM set `stop`; restore the earlier handlers for the next one."""
-    loop = asyncio.get_running_loop()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        restore()
-        loop.call_soon_threadsafe(stop.set)
-
-    for number in previous:
-        signal.signal(number, on_signal)
-    try:
-        yield
-    finally:
-        restore()

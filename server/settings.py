@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
@@ -22,6 +23,8 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 65530  # 0 = any free one
+    unix_socket: Path | None = None  # instead of host and port
+    unix_socket_mode: int = 0o660  # of its file: who may connect
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
     limits: Limits = Limits()

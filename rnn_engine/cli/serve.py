@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,15 @@ from server.doors.settings import DoorSettings
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
+_DEFAULT = ServerSettings()
+
+
+def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str) -> int:
+    """Parse permissions as 660. A click callback."""
+    if not re.fullmatch("[0-7]{3,4}", text):
+        raise click.BadParameter(f"{text!r} is not allowed; expected three or four octal digits as 660")
+    return int(text, 8)
+
 
 @click.command()
 @model_argument
@@ -44,6 +54,27 @@ from states.cache.config import CacheConfig
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
 )
+@click.option(
+    "--unix-socket",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Listen on a Unix socket at this path and not on a port.",
+)
+@click.option(
+    "--unix-socket-mode",
+    callback=_parse_mode,
+    metavar="MODE",
+    default=f"{_DEFAULT.unix_socket_mode:o}",
+    show_default=True,
+    help="Who may connect to it: the file's permissions, in octal digits.",
+)
+@click.option(
+    "--drain-seconds",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    default=_DEFAULT.drain_seconds,
+    show_default=True,
+    help="How long running requests may go on after a signal to stop.",
+)
 @door_options
 @connection_options
 @log_options
@@ -57,6 +88,9 @@ def command(
     states: StateSettings,
     host: str,
     port: int,
+    unix_socket: Path | None,
+    unix_socket_mode: int,
+    drain_seconds: float,
     doors: DoorSettings,
     connections: ConnectionSettings,
     logs: LogSettings,
@@ -64,10 +98,13 @@ def command(
     """Serve a model over HTTP, as OpenAI's API has it.
 
     MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
-    SIGTERM ends the server: running requests may go on for 10 seconds.
+    SIGTERM ends the server when its running requests have ended; a second one does not wait. Sockets that systemd
+    passes (LISTEN_FDS) are used in place of --unix-socket, and that in place of --port.
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
-    settings = ServerSettings(host=host, port=port, doors=doors, connections=connections, logs=logs)
+    settings = ServerSettings(
+        host, port, unix_socket, unix_socket_mode, drain_seconds, doors=doors, connections=connections, logs=logs
+    )
     with log_on_stderr(logs):
         run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))
 
@@ -83,12 +120,13 @@ def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
 def _announce(info: EngineInfo, url: str, has_keys: bool) -> None:
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     memory = "" if info.device_bytes is None else f", {info.device_bytes / 1e6:.1f} MB of its memory"
+    server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     lines = {
         "model": f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}",
         "device": f"{info.device}, {info.num_slots} slots{memory}",
         "address": url,
-        "try": f"curl {url}/v1/chat/completions{key} -d '{body}'",
+        "try": f"curl {server}/v1/chat/completions{key} -d '{body}'",
     }
     for name, text in lines.items():
         click.echo(f"{name:8} {text}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,33 +13,63 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, UnixConnector
 
 from server.app import run
 from server.settings import ServerSettings
+from server.systemd import notify, take_sockets
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import parse_event
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
+import asyncio, time
+from pathlib import Path
 from server.app import ServerSettings, run
 from tests.support.fake_engine import FakeEngine
 
 async def load():
+    if {loading}:
+        print("loading", flush=True)
+        await asyncio.to_thread(time.sleep, 60)
     return FakeEngine(hold={hold})
 
-settings = ServerSettings(port=0, drain_seconds={drain_seconds})
+settings = ServerSettings(port=0, drain_seconds={drain_seconds}, unix_socket={unix_socket})
 run(load, settings, lambda info, url: print(url, flush=True))
 print("ended", flush=True)
 """
+STREAM = {"prompt": "a", "stream": True}
 
 
 @contextmanager
-def server_process(hold: int | None = None, drain_seconds: float = 10) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process and its address."""
-    program = PROGRAM.format(hold=hold, drain_seconds=drain_seconds)
+def server_process(
+    hold: int | None = None,
+    drain_seconds: float = 10,
+    loading: bool = False,
+    unix_socket: Path | None = None,
+    ignored: int | None = None,
+    listener: socket.socket | None = None,
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address, or the line that it prints while it loads.
+
+    It ignores the signal `ignored` from its start; `listener` is passed to it as systemd does.
+    """
+    path = None if unix_socket is None else str(unix_socket)
+    program = PROGRAM.format(
+        hold=hold, drain_seconds=drain_seconds, loading=loading, unix_socket=path and f"Path({path!r})"
+    )
+
+    def prepare() -> None:
+        if ignored is not None:
+            signal.signal(ignored, signal.SIG_IGN)
+        if listener is not None:
+            os.dup2(listener.fileno(), 3)
+            os.environ.update(LISTEN_FDS="1", LISTEN_PID=str(os.getpid()))
+
     command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=prepare, close_fds=listener is None
+    ) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()
@@ -51,7 +83,7 @@ def read_ending(process: subprocess.Popen[str]) -> str:
     return output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_signal_ends_an_idle_server(number: int) -> None:
     with server_process() as (process, url):
         async with ClientSession() as session, session.get(f"{url}/health") as response:
@@ -60,16 +92,112 @@ async def test_signal_ends_an_idle_server(number: int) -> None:
             assert read_ending(process) == "ended\n"
 
 
+async def test_a_hangup_that_was_ignored_before_stays_ignored() -> None:
+    with server_process(ignored=signal.SIGHUP) as (process, url):
+        process.send_signal(signal.SIGHUP)
+        async with ClientSession() as session, session.get(f"{url}/health") as response:
+            assert response.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert read_ending(process) == "ended\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_the_model_is_loaded(number: int) -> None:
+    with server_process(loading=True) as (process, said):
+        assert said == "loading"
+        process.send_signal(number)
+        assert read_ending(process) == ""
+
+
+async def test_while_it_drains_new_work_and_probes_are_answered() -> None:
+    with server_process(hold=2) as (process, url):
+        async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
+            await response.content.readuntil(b"\n\n")
+            process.send_signal(signal.SIGTERM)
+            status = 200
+            while status == 200:
+                async with ClientSession() as other, other.get(f"{url}/health") as health:
+                    status, body = health.status, await health.json()
+            assert (status, body["status"]) == (503, "closing")
+            async with session.post(f"{url}/v1/completions", json=STREAM) as refused:
+                assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+                assert (await refused.json())["error"]["code"] == "closing"
+        assert read_ending(process) == "ended\n"  # its one request was abandoned
+
+
+async def test_second_signal_ends_at_once() -> None:
+    with server_process(hold=2, drain_seconds=60) as (process, url):
+        async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
+            await response.content.readuntil(b"\n\n")
+            process.send_signal(signal.SIGTERM)
+            status = 200
+            while status == 200:
+                async with session.get(f"{url}/health") as health:
+                    status = health.status
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 128 + signal.SIGTERM
+
+
 async def test_running_request_beyond_the_drain_gets_an_error_event() -> None:
     with server_process(hold=2, drain_seconds=0.1) as (process, url):
-        body = {"prompt": "a", "stream": True}
-        async with ClientSession() as session, session.post(f"{url}/v1/completions", json=body) as response:
+        async with ClientSession() as session, session.post(f"{url}/v1/completions", json=STREAM) as response:
             await response.content.readuntil(b"\n\n")
             process.send_signal(signal.SIGTERM)
             *_, last, nothing = (await response.text()).split("\n\n")
         assert nothing == ""
         assert parse_event(last)["error"]["code"] == "closing"
         assert read_ending(process) == "ended\n"
+
+
+async def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with server_process(unix_socket=path) as (process, url):
+        assert url == f"unix:{path}"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        connector = UnixConnector(str(path))
+        async with ClientSession(connector=connector) as session, session.get("http://localhost/v1/models") as response:
+            assert response.status == 200
+        with pytest.raises(OSError, match=f"can't listen on {path}: another server uses it"):
+            run(load_nothing, ServerSettings(unix_socket=path), lambda info, url: None)
+        process.send_signal(signal.SIGTERM)
+        assert read_ending(process) == "ended\n"
+    assert not path.exists()
+
+
+def test_a_file_at_the_place_of_a_unix_socket_stays(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(OSError, match=f"can't listen on {path}: there is a file that is no socket"):
+        run(load_nothing, ServerSettings(unix_socket=path), lambda info, url: None)
+    assert path.read_text() == "mine"
+
+
+async def test_a_socket_that_systemd_passes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with server_process(listener=listener) as (process, url):
+            assert url == f"http://127.0.0.1:{port}"
+            async with ClientSession() as session, session.get(f"{url}/health") as response:
+                assert response.status == 200
+            process.send_signal(signal.SIGTERM)
+            assert read_ending(process) == "ended\n"
+
+
+def test_sockets_for_another_process_are_left_alone() -> None:
+    environment = {"LISTEN_FDS": "1", "LISTEN_PID": "1"}
+    assert take_sockets(environment) == []
+    assert environment["LISTEN_FDS"] == "1"
+
+
+def test_the_service_manager_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        notify("READY=1", {"NOTIFY_SOCKET": str(path)})
+        assert manager.recv(100) == b"READY=1"
+    notify("READY=1", {})
 
 
 async def load_nothing() -> FakeEngine:

@@ -1,0 +1,108 @@
+"""The sockets on which a server takes connections: a TCP port, a Unix socket, or those that systemd passes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from server.settings import ServerSettings
+from server.systemd import take_sockets
+
+
+@contextmanager
+def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
+    """Give the bound sockets, at least one; close them at the end, and remove the file of a Unix socket.
+
+    Sockets of systemd come first, then the Unix socket of the settings, then their port. Raises OSError where an
+    address can't be had.
+    """
+    if listeners := take_sockets():
+        try:
+            yield listeners
+        finally:
+            for listener in listeners:
+                listener.close()
+    elif settings.unix_socket is not None:
+        with _unix_socket(settings.unix_socket, settings.unix_socket_mode) as listener:
+            yield [listener]
+    else:
+        with _bind(settings.host, settings.port) as listener:
+            yield [listener]
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a socket as clients write it: http://HOST:PORT, or unix:PATH."""
+    address = listener.getsockname()
+    if isinstance(address, str | bytes):
+        return f"unix:{os.fsdecode(address)}"
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address but takes no connections yet."""
+    place = f"{host} port {port}"
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(place, error) from error
+    try:
+        if hasattr(signal, "SIGHUP"):  # elsewhere than on Windows, where the option would share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(place, error) from error
+    return listener
+
+
+@contextmanager
+def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
+    """Give a socket that listens at `path`, for whom the file's `mode` admits.
+
+    It listens at once, so that another server sees that it is in use; connections wait until they are accepted.
+    """
+    if not hasattr(socket, "AF_UNIX"):
+        raise OSError(f"can't listen on {path}: this system has no Unix sockets")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _remove_stale(path)
+            listener.bind(str(path))
+            path.chmod(mode)
+            listener.listen()
+            made = path.lstat()
+        except OSError as error:
+            raise _cannot_listen(str(path), error) from error
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if os.path.samestat(path.lstat(), made):
+                    path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that has ended. Raises OSError for another kind of file, and one that is in use."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(0, "there is a file that is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                return
+            except BlockingIOError:
+                pass  # so many wait that it does not take this one
+        raise FileExistsError(0, "another server uses it")
+
+
+def _cannot_listen(place: str, error: OSError) -> OSError:
+    return OSError(f"can't listen on {place}: {error.strerror}")
