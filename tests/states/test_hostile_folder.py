@@ -22,8 +22,7 @@ from tests.support.toy_states import ToyDevice, keep, look_up, toy_shape
 
 
 def many_dimensions(path: Path) -> None:
-    metadata = {"format": "rnn-engine-state", "format_version": "1"}
-    content = b"".join(file_parts({"state.wkv": np.zeros((1,) * 64, np.float32)}, metadata))
+    content = b"".join(file_parts({"blocks.0.att.time_state": np.zeros((1,) * 64, np.float32)}, {}))
     path.write_bytes(content.replace(b"[1,1,", b"[1,1,1,").replace(b"        ", b"      ", 1))
 
 
