@@ -45,11 +45,12 @@ def full_name(family: Metric) -> str:
 
 
 def _row(family: Metric) -> str:
-    labels = ", ".join(f"`{name}`" for name in _labels(family))
+    labels = ", ".join(f"`{name}`" for name in labels_of(family))
     return f"| `{full_name(family)}` | {family.type} | {labels} | {family.documentation} |"
 
 
-def _labels(family: Metric) -> Iterator[str]:
+def labels_of(family: Metric) -> Iterator[str]:
+    """Yield the labels of a metric, but for the one of a histogram's buckets."""
     names = {name: None for sample in family.samples for name in sample.labels}
     yield from (name for name in names if name != _BOUND)
 
