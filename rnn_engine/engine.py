@@ -149,9 +149,9 @@ class Engine:
     def cache_stats(self) -> CacheStats | None:
         return None if self._cache is None else self._cache.stats()
 
-    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         cache = self._cache
-        return () if cache is None else await self._ask_worker(lambda: snapshot(cache.checkpoints(), limit))
+        return () if cache is None else await self._ask_worker(lambda: snapshot(cache.checkpoints(scope), limit))
 
     async def drop_cache(self) -> int:
         return 0 if self._cache is None else await self._ask_worker(self._cache.drop_all)
@@ -250,7 +250,7 @@ class Engine:
 
             def drop() -> None:
                 try:
-                    cache.drop_root(root)
+                    cache.drop_state(root)
                 except Exception:
                     logger.exception("the cache of states failed; states that nobody can reach stay in it")
 

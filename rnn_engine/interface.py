@@ -69,8 +69,9 @@ class EngineLike(Protocol):
         """What is kept of prompts and answers; None where nothing ever is."""
         ...
 
-    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
-        """The `limit` kept positions that were asked for most, as a tree; see `states.cache.snapshot`."""
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        """The `limit` kept positions that were asked for most, of all or of a scope, as a tree; see
+        `states.cache.snapshot`."""
         ...
 
     async def drop_cache(self) -> int:

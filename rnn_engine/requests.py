@@ -39,6 +39,7 @@ class GenerateRequest:
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
+    cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
     keep_end: bool = False  # return the state at the end (`Finished.end`)
     priority: int = 0  # of those that wait for a slot, the greatest comes first
 

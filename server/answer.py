@@ -32,7 +32,7 @@ async def answer(
 
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
-    engine = engine_of(request)
+    engine = engine_of(request, body.cache_salt)
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)

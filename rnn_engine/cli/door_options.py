@@ -63,6 +63,11 @@ _OPTIONS = (
         help="Let web pages of this origin call the server, as https://chat.example, or with an API key of any, as *. "
         "May be given several times.",
     ),
+    click.option(
+        "--share-cache",
+        is_flag=True,
+        help="Let all API keys go on from what any of them has asked before; they can then guess what others asked.",
+    ),
 )
 
 
@@ -77,6 +82,7 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
         open_to_all: bool,
         allowed_hosts: tuple[str, ...],
         cors_origins: tuple[str, ...],
+        share_cache: bool,
         **others: object,
     ) -> None:
         keys = () if key_file is None else read_keys(key_file)
@@ -84,6 +90,6 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
             keys = (ApiKey.of(api_key), *keys)
         if key_file is not None and not keys:
             raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
-        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins), **others)
+        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, share_cache), **others)
 
     return with_options(with_doors, _OPTIONS)

@@ -23,6 +23,7 @@ from rnn_engine.scheduler.queue import Waiting
 from rnn_engine.types import F32, Runner
 from states.cache.cache import StateCache
 from states.cache.fetch import Fetch
+from states.cache.roots import make_root
 from states.frozen import NO_INITIAL_STATE
 from states.tokens import pack
 
@@ -157,7 +158,8 @@ class Prefixes:
 
 
 def _root(request: GenerateRequest) -> str:
-    return NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
+    initial_state = NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
+    return make_root(initial_state, request.cache_scope)
 
 
 def _limit(request: GenerateRequest) -> int | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters
-from server.doors.scopes import Principal
+from server.doors.scopes import Principal, Scope
 from server.doors.states import OwnStates
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
@@ -17,14 +19,23 @@ from states.named.store import StateStore
 
 
 class OwnEngine:
-    """An `EngineLike` with the states of a principal alone.
+    """An `EngineLike` with the states of a principal, and with its part of the cache.
+
+    A prompt that another client had before is quicker, and `cached_tokens` tells of it. So what is kept is kept for
+    each key by itself, unless the operator lets all share it: else one could guess what others have asked.
 
     Routes have no other way to the engine, so that none has to ask what belongs to whom.
     """
 
-    def __init__(self, engine: EngineLike, principal: Principal) -> None:
+    def __init__(
+        self, engine: EngineLike, principal: Principal, *, cache_salt: str | None = None, share_cache: bool = False
+    ) -> None:
+        """`cache_salt` divides the principal's part of the cache, `share_cache` lets all principals have one."""
         self._engine = engine
         self._states = OwnStates(engine.states, principal)
+        self._sees_all = principal.scope is Scope.ADMIN
+        self._own_scope = None if share_cache else principal.name
+        self._cache_scope = _scope(self._own_scope or "", cache_salt)
 
     @property
     def info(self) -> EngineInfo:
@@ -50,8 +61,14 @@ class OwnEngine:
     def cache_stats(self) -> CacheStats | None:
         return self._engine.cache_stats()
 
-    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
-        return await self._engine.cache_nodes(limit)
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        """Return the kept positions that this principal may see: its own, or all.
+
+        Whose a position is, is not known where all share the cache, so only an admin sees any then.
+        """
+        if self._sees_all:
+            return await self._engine.cache_nodes(limit, scope)
+        return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
 
     async def drop_cache(self) -> int:
         return await self._engine.drop_cache()
@@ -66,7 +83,16 @@ class OwnEngine:
         self._engine.check_queue()
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
+        if self._cache_scope:
+            request = replace(request, cache_scope=self._cache_scope)
         return self._engine.generate(request, wait_for_room=wait_for_room)
 
     async def close(self) -> None:
         await self._engine.close()
+
+
+def _scope(namespace: str, salt: str | None) -> str:
+    """Return a scope of the cache. A salt goes into files by its hash alone."""
+    if salt is None:
+        return namespace
+    return f"{namespace}/{hashlib.blake2b(salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"

@@ -18,6 +18,8 @@ class DoorSettings:
     allowed_hosts: tuple[str, ...] = ()  # names by which clients may call the server
     cors_origins: tuple[str, ...] = ()  # of other web pages, as `https://chat.example`; `*` for all, with keys only
 
+    share_cache: bool = False  # let all keys go on from what any of them has asked before
+
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for settings that do not go together."""
         check_keys(self.keys)

@@ -71,6 +71,7 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
 
 
-def engine_of(request: web.Request) -> EngineLike:
-    """Return the engine with what belongs to whoever sent a request."""
-    return OwnEngine(request.app[ENGINE], request[PRINCIPAL])
+def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
+    """Return the engine with what belongs to whoever sent a request, whose body may divide the cache further."""
+    share_cache = request.app[SETTINGS].doors.share_cache
+    return OwnEngine(request.app[ENGINE], request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)

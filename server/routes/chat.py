@@ -26,8 +26,8 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    engine = engine_of(request)
     body = await read_body(request, ChatRequest)
+    engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
     text_before = text_before_chat(engine, resolved.frozen, body.chat_template)
     prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))

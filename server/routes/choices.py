@@ -31,8 +31,8 @@ from server.state.resolve import resolve_initial_state
 
 
 async def choices(request: web.Request) -> web.Response:
-    engine = engine_of(request)
     body = await read_body(request, ChoicesRequest)
+    engine = engine_of(request, body.cache_salt)
     scores = await _score(engine, body)
     likely = probabilities(_figures(body, scores))
     ranked = _rank(engine, body, scores)
@@ -46,8 +46,8 @@ async def choices(request: web.Request) -> web.Response:
 
 
 async def chooses(request: web.Request) -> web.Response:
-    engine = engine_of(request)
     body = await read_body(request, ChoosesRequest)
+    engine = engine_of(request, body.cache_salt)
     scores = await _score(engine, body)
     data: list[ChoosesEntry] = [
         {**choice, "perplexity": -scores[choice["index"]].mean} for choice in _rank(engine, body, scores)

@@ -21,8 +21,8 @@ from server.state.resolve import resolve_state
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    engine = engine_of(request)
     body = await read_body(request, CompletionRequest)
+    engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
     initial_state = resolved.initial_state
     calls = [

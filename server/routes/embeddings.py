@@ -29,9 +29,9 @@ MAX_NUMBERS = 1 << 23  # of one answer, about 100 MB as text
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    engine = engine_of(request)
-    shape = engine.info.shape
     body = await read_body(request, EmbeddingsRequest)
+    engine = engine_of(request, body.cache_salt)
+    shape = engine.info.shape
     settings = body.settings
     settings.check(shape)
     inputs = _inputs(engine, "input", body.input, settings.dimensions or settings.size(shape))
@@ -52,9 +52,9 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 
 async def states(request: web.Request) -> web.StreamResponse:
-    engine = engine_of(request)
-    shape = engine.info.shape
     body = await read_body(request, StatesRequest)
+    engine = engine_of(request, body.cache_salt)
+    shape = engine.info.shape
     dims = prefab_dims(shape)
     inputs = _inputs(engine, "input", body.input, math.prod(dims))
     initial_state = await resolve_initial_state(engine, body.state)

@@ -41,8 +41,8 @@ async def list_states(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    engine = engine_of(request)
     body = await read_body(request, CreateStateRequest)
+    engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
     tokens = tokens_of(engine, body.prompt)
     named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)

@@ -59,7 +59,8 @@ class CacheNode(TypedDict):
     `length` is how many tokens lie before it, `start` how many before its parent, which is an index in the same list.
     `tokens` are the first ones after `start`, and `text` is theirs. `bytes` has the size of the copy in each tier that
     has one; where it is empty, the state is gone and the position only marks a known path. `saves` is how many tokens a
-    hit here need not run beyond those that a shorter state saves.
+    hit here need not run beyond those that a shorter state saves. `root` is the digest of what the prompt started from,
+    or `none`, and after a slash the name of the key, and a hash of its `cache_salt`, that share the position.
     """
 
     id: int

@@ -82,6 +82,12 @@ class StateRefBody(RequestBody):
         description="What to start from: the name or id of a state; `none` for an empty one; a state in ai00's order, "
         'as {"data": ..., "shape": ...}; or {"path": ...}, a file in the folder of states. Null is the default state.',
     )
+    cache_salt: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Only requests of the same API key with the same salt go on from what this one leaves in the "
+        "cache, as with vLLM; keep it secret where it divides people who share a key.",
+    )
 
 
 class ModelBody(StateRefBody):

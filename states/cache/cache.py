@@ -28,6 +28,7 @@ from states.cache.counters import CacheStats, TierStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
+from states.cache.roots import is_of_state, is_within
 from states.cache.tiers.tier import Tier
 from states.cache.tiers.tiered import Access, TieredStore
 from states.cache.tree import TokenTree
@@ -180,17 +181,13 @@ class StateCache:
             self._trim()
         return stored and checkpoint.resumable
 
-    def drop_root(self, root: str) -> int:
-        """Forget all checkpoints of an initial state but the locked ones; returns how many went."""
-        tree = self._trees.get(root)
-        going = [] if tree is None else [checkpoint for checkpoint in tree if checkpoint.locks == 0]
-        for checkpoint in going:
-            self._drop(checkpoint)
-        return len(going)
+    def drop_state(self, initial_state: str) -> int:
+        """Forget all checkpoints of an initial state, in every scope, but the locked ones; returns how many went."""
+        return self._drop_trees([root for root in self._trees if is_of_state(root, initial_state)])
 
     def drop_all(self) -> int:
         """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
-        return sum(self.drop_root(root) for root in list(self._trees))
+        return self._drop_trees(list(self._trees))
 
     def lose_device(self) -> None:
         """Forget the states on the device, and those on their way from it: it has failed."""
@@ -200,9 +197,10 @@ class StateCache:
         """Go on with other slots after `lose_device`. `pool` serves where the cache has kept states on the device."""
         self._tiers.use_device(live, pool)
 
-    def checkpoints(self) -> list[Checkpoint]:
-        """Every known position, ghost entries included. Read-only; see `states.cache.snapshot`."""
-        return [checkpoint for tree in self._trees.values() for checkpoint in tree]
+    def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
+        """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.snapshot`."""
+        trees = (tree for root, tree in self._trees.items() if scope is None or is_within(root, scope))
+        return [checkpoint for tree in trees for checkpoint in tree]
 
     def stats(self) -> CacheStats:
         """The counts and sizes of this moment. Thread-safe; single numbers may be from neighbouring moments."""
@@ -226,6 +224,12 @@ class StateCache:
         """Bring the most valuable checkpoints to the quickest slow tier, where there is one, and close all tiers."""
         self._tiers.flush()
         self._tiers.close()
+
+    def _drop_trees(self, roots: Sequence[str]) -> int:
+        going = [checkpoint for root in roots for checkpoint in self._trees[root] if checkpoint.locks == 0]
+        for checkpoint in going:
+            self._drop(checkpoint)
+        return len(going)
 
     def _best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
         """The longest checkpoint from which a prompt can go on, whatever tier it lies in."""

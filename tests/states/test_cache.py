@@ -14,6 +14,7 @@ from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.make import make_cache
+from states.cache.roots import make_root
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_logits, toy_shape, toy_state
 
 SHAPE = toy_shape()
@@ -128,7 +129,20 @@ def test_a_peek_counts_and_locks_nothing() -> None:
     before = cache.stats()
     assert [cache.peek(ROOT, PROMPT), cache.peek(ROOT, [*PROMPT, 9]), cache.peek("tuned", PROMPT)] == [5, 20, 0]
     assert cache.stats() == before
-    assert cache.drop_root(ROOT) == 2
+    assert cache.drop_state(ROOT) == 2
+
+
+def test_a_state_is_dropped_in_every_scope() -> None:
+    cache, device = make()
+    roots = [make_root(state, scope) for state in ("tuned", "tuned2") for scope in ("", "ann", "ann/1f", "anna")]
+    assert len(set(roots)) == len(roots)
+    for root in roots:
+        keep(cache, device, PROMPT, root=root)
+    shown = {scope: {one.root for one in cache.checkpoints(scope)} for scope in ("", "ann", "anna", "bob")}
+    assert shown["ann"] == {"tuned/ann", "tuned/ann/1f", "tuned2/ann", "tuned2/ann/1f"}
+    assert (shown[""], shown["anna"], shown["bob"]) == ({"tuned", "tuned2"}, {"tuned/anna", "tuned2/anna"}, set())
+    assert cache.drop_state("tuned") == 4
+    assert {one.root for one in cache.checkpoints()} == set(roots[4:])
 
 
 def test_roots_share_nothing() -> None:
@@ -340,13 +354,13 @@ def test_drop_forgets_a_path_but_not_a_locked_one() -> None:
     keep(cache, device, [3, 4])
     keep(cache, device, [3, 4, 5], root="tuned")
     match = look_up(cache, [3, 4])
-    assert cache.drop_root(ROOT) == 1
+    assert cache.drop_state(ROOT) == 1
     assert look_up(cache, [1, 2]).known == 0
-    assert cache.drop_root("tuned") == 1
-    assert cache.drop_root("tuned") == 0
-    assert cache.drop_root(ROOT) == 0
+    assert cache.drop_state("tuned") == 1
+    assert cache.drop_state("tuned") == 0
+    assert cache.drop_state(ROOT) == 0
     cache.release(match)
-    assert cache.drop_root(ROOT) == 1
+    assert cache.drop_state(ROOT) == 1
     assert used(cache) == {"device": 0, "host": 0}
     assert device.slabs == {}
     assert cache.stats().device_logits_bytes == 0

@@ -269,7 +269,7 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
     keep(cache, device, OTHER, root="tuned")
     assert list(tmp_path.iterdir()) == []
     assert found(cache, device, PROMPT)
-    assert cache.drop_root("tuned") == 1
+    assert cache.drop_state("tuned") == 1
     gate.opened.set()
     cache.close()
     assert disk_used(cache) == only_file(tmp_path).stat().st_size
@@ -281,7 +281,7 @@ def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monke
     cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
     keep(cache, device, PROMPT)
     gate.entered.wait()
-    assert cache.drop_root(ROOT) == 1
+    assert cache.drop_state(ROOT) == 1
     gate.opened.set()
     cache.close()
     assert list(tmp_path.iterdir()) == []

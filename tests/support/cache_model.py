@@ -149,7 +149,7 @@ class CacheModel:
         self.operations["drop_root"] += 1
         self._record_of = self._records()
         going = [key for key in self.words if key[0] == root and not self._record_of[key].locks]
-        assert self.cache.drop_root(root) == len(going)
+        assert self.cache.drop_state(root) == len(going)
         for key in going:
             self.words.remove(key)
             self._record_of.pop(key, None)

@@ -117,8 +117,8 @@ class FakeEngine:
     def cache_stats(self) -> CacheStats | None:
         return None if self.cache is None else self.cache.stats()
 
-    async def cache_nodes(self, limit: int) -> tuple[SnapshotNode, ...]:
-        return () if self.cache is None else snapshot(self.cache.checkpoints(), limit)
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        return () if self.cache is None else snapshot(self.cache.checkpoints(scope), limit)
 
     async def drop_cache(self) -> int:
         return 0 if self.cache is None else self.cache.drop_all()
