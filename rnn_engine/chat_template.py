@@ -67,10 +67,19 @@ class ChatTemplate:
         if "{content}" not in self.record:
             raise InvalidRequestError("template.record", self.record, "a text with {content} in it")
 
+    def most_characters(self, messages: Sequence[ChatMessage]) -> int:
+        """Return a bound on the length of the prompt, and on the work of rendering it; builds nothing."""
+        of_messages = len(messages) * len(self.record + self.sep) + sum(
+            self.record.count("{content}") * len(message.content)
+            + self.record.count("{role}") * len(self._name(message.role))
+            for message in messages
+        )
+        of_names = sum(self.prefix.count(f"{{{role.value.lower()}}}") * len(self._name(role)) for role in Role)
+        return of_messages + len(self.prefix) + of_names
+
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """Return the prompt, after which the assistant speaks."""
-        names = {role.value.lower(): self._name(role) for role in Role}
-        return "".join(self.turns(messages)) + _fill(self.prefix, names)
+        return "".join(self.turns(messages)) + self.ending
 
     def turns(self, messages: Sequence[ChatMessage]) -> list[str]:
         """Return the messages' records, each with the separator after it.
@@ -80,9 +89,14 @@ class ChatTemplate:
         """
         return [self._record(message) + self.sep for message in messages]
 
+    @property
+    def ending(self) -> str:
+        """What stands between the last turn and the answer."""
+        return _fill(self.prefix, {role.value.lower(): self._name(role) for role in Role})
+
     def follow(self, text: str) -> str:
         """Return what is missing of the separator after a text, of which the end is enough."""
-        overlap = next(n for n in range(len(self.sep), -1, -1) if text.endswith(self.sep[:n]))
+        overlap = next(n for n in range(min(len(self.sep), len(text)), -1, -1) if text.endswith(self.sep[:n]))
         return self.sep[overlap:]
 
     def _record(self, message: ChatMessage) -> str:

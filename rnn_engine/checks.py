@@ -20,6 +20,8 @@ def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
 
     The error names it by `name` and its position: "prompt token 3".
     """
+    if len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size):
+        return  # a fifth of the time that looking for the first takes
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")

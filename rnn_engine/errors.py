@@ -20,6 +20,8 @@ A message names what is wrong, shows the bad value and says what is allowed.
 
 from __future__ import annotations
 
+from reprlib import Repr
+
 
 class RnnEngineError(Exception):
     """Base of all exceptions raised on purpose."""
@@ -92,5 +94,9 @@ class StepError(RnnEngineError):
 
 
 def _shorten(value: object, limit: int = 80) -> str:
-    text = repr(value)
+    beginning = Repr()  # a value may be as large as a request
+    beginning.maxlevel = 4
+    beginning.maxlist = beginning.maxtuple = beginning.maxdict = limit // 2
+    beginning.maxstring = beginning.maxlong = beginning.maxother = 2 * limit
+    text = beginning.repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -7,14 +7,8 @@ from pathlib import Path
 
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
+from server.limits import Limits
 from server.telemetry.logs import LogSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much one request may ask for. What is beyond is refused, by name."""
-
-    max_body_bytes: int = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +21,6 @@ class ServerSettings:
     unix_socket_mode: int = 0o660  # of its file: who may connect
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     logs: LogSettings = field(default_factory=LogSettings)

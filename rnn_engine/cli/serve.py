@@ -13,6 +13,7 @@ from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.connection_options import connection_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.door_options import door_options
+from rnn_engine.cli.limit_options import limit_options
 from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
@@ -24,6 +25,7 @@ from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import ServerSettings, run
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
+from server.limits import Limits
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
@@ -76,6 +78,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     help="How long running requests may go on after a signal to stop.",
 )
 @door_options
+@limit_options
 @connection_options
 @log_options
 def command(
@@ -92,6 +95,7 @@ def command(
     unix_socket_mode: int,
     drain_seconds: float,
     doors: DoorSettings,
+    limits: Limits,
     connections: ConnectionSettings,
     logs: LogSettings,
 ) -> None:
@@ -103,7 +107,15 @@ def command(
     """
     choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
     settings = ServerSettings(
-        host, port, unix_socket, unix_socket_mode, drain_seconds, doors=doors, connections=connections, logs=logs
+        host,
+        port,
+        unix_socket,
+        unix_socket_mode,
+        drain_seconds,
+        doors=doors,
+        limits=limits,
+        connections=connections,
+        logs=logs,
     )
     with log_on_stderr(logs):
         run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))

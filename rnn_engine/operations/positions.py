@@ -11,5 +11,6 @@ from rnn_engine.interface import EngineLike
 
 def token_positions(engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int]) -> tuple[int, ...]:
     """Return for each offset in bytes how many of `tokens` lie wholly before it."""
-    ends = list(accumulate(len(engine.detokenize((token,))) for token in tokens))
+    sizes = {token: len(engine.detokenize((token,))) for token in set(tokens)}
+    ends = list(accumulate(sizes[token] for token in tokens))
     return tuple(bisect_right(ends, offset) for offset in offsets)

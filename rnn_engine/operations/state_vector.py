@@ -24,6 +24,8 @@ ALL_PARTS = "all"
 """The `part` that joins all fields of a state."""
 
 MAX_DIMENSIONS = 8192
+MAX_LAYERS = 1024  # in a list, where one may be named again
+MAX_NUMBERS = 1 << 23  # before projection
 _VALUE_AXIS, _KEY_AXIS = -2, -1  # of a matrix field [H, value, key]
 _SIGNS_EACH = 4  # how many of the projected numbers take in one number
 _BLOCK = 1 << 16  # numbers projected at a time
@@ -53,6 +55,10 @@ class EmbeddingSettings:
         _check_choice("pooling", self.pooling, get_args(Pooling))
         self.layers(shape)
         size = self.size(shape)
+        if size > MAX_NUMBERS:
+            raise InvalidRequestError(
+                "layer", self.layer, f"layers that give at most {MAX_NUMBERS} numbers, not {size}"
+            )
         longest = min(size, MAX_DIMENSIONS)
         if self.dimensions is not None and not 1 <= self.dimensions <= longest:
             raise InvalidRequestError(
@@ -69,6 +75,8 @@ class EmbeddingSettings:
         if self.layer in ("all", "mean"):
             return tuple(every)
         chosen = [self.layer] if isinstance(self.layer, int) else self.layer
+        if not isinstance(chosen, str) and len(chosen) > MAX_LAYERS:
+            raise InvalidRequestError("layer", self.layer, f"at most {MAX_LAYERS} layers, not {len(chosen)}")
         if isinstance(chosen, str) or not chosen or not all(-len(every) <= layer < len(every) for layer in chosen):
             raise InvalidRequestError(
                 "layer", self.layer, f"'all', 'mean', or one or more layers from {-len(every)} to {len(every) - 1}"

@@ -12,7 +12,7 @@ from server.schemas.completions import CompletionChoice, CompletionLogprobs, Com
 
 
 class CompletionFormatter:
-    """Formats completion choices; choice number i answers `calls[i]` and begins with `echoes[i]`."""
+    """Formats completion choices; choice number i answers `calls[i]`; those to prompt p begin with `echoes[p]`."""
 
     id_prefix = "cmpl"
     object = "text_completion"
@@ -33,7 +33,7 @@ class CompletionFormatter:
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> CompletionChoice | None:
         if not (self._body.echo or self._body.return_token_ids):
             return None
-        choice = self._choice(index, self._echoes[index], prompt)
+        choice = self._choice(index, self._echo(index), prompt)
         return self._with_prompt_ids(choice, index)
 
     def delta(self, index: int, delta: TextDelta) -> CompletionChoice | str | None:
@@ -51,9 +51,12 @@ class CompletionFormatter:
 
     def whole(self, index: int, outcome: Outcome, finished: Finished) -> CompletionChoice:
         tokens = [*outcome.prompt, *outcome.tokens, *_stop_token(finished)]
-        choice = self._choice(index, self._echoes[index] + outcome.text, tokens)
+        choice = self._choice(index, self._echo(index) + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._body.copies]
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenInfo]) -> CompletionChoice:
         return {"index": index, "text": text, "logprobs": self._logprobs(index, tokens), "finish_reason": None}

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from aiohttp import hdrs, web
 
+from server.http.context import SETTINGS
 from server.schemas.base import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -22,7 +23,7 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
         message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
         # Where the next request begins is unknown.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
-    return kind.parse(data)
+    return kind.parse(data, request.app[SETTINGS].limits)
 
 
 def to_json(body: Mapping[str, object]) -> str:

@@ -12,6 +12,7 @@ from server.routes import (
     health,
     metrics,
     models,
+    props,
     state_files,
     states,
     tokens,
@@ -27,6 +28,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *state_files.ROUTES,
     *tokens.ROUTES,
     *cache.ROUTES,
+    *props.ROUTES,
     *health.ROUTES,
     *metrics.ROUTES,
 )

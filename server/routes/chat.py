@@ -13,14 +13,14 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.operations.positions import token_positions
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.types import InitialState
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.limits import Limits
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
-from server.state.resolve import resolve_state
+from server.state.resolve import ResolvedState, resolve_state
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
@@ -29,19 +29,31 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    text_before = text_before_chat(engine, resolved.frozen, body.chat_template)
-    prompt = engine.tokenize(text_before + body.chat_template.render(body.conversation))
-    turns = _turns(engine, body, text_before, prompt)
-    call = _call(body, prompt, turns, _earlier_replies(engine, body), resolved.initial_state)
-    calls = [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
+    calls = _calls(engine, request.app[SETTINGS].limits, body, resolved)
     return await answer(request, body, ChatFormatter(engine, body, calls), calls, resolved)
 
 
-def _turns(engine: EngineLike, body: ChatRequest, text_before: str, prompt: Sequence[int]) -> tuple[int, ...]:
-    """Return the positions in the prompt, in tokens, at which its messages end."""
-    texts = body.chat_template.turns(body.conversation)
-    ends = list(accumulate((len(text.encode()) for text in texts), initial=len(text_before.encode())))[1:]
-    return token_positions(engine, prompt, ends)
+def _calls(engine: EngineLike, limits: Limits, body: ChatRequest, resolved: ResolvedState) -> list[GenerateRequest]:
+    """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
+    template = body.chat_template
+    texts = [text_before_chat(engine, resolved.frozen, template), *template.turns(body.conversation), template.ending]
+    ends = list(accumulate(len(text.encode()) for text in texts))
+    limits.check("max_text_bytes", "messages", ends[-1])
+    prompt = engine.tokenize("".join(texts))
+    limits.check("max_prompt_tokens", "messages", len(prompt) * body.n)
+    turns = token_positions(engine, prompt, ends[1:-1])
+    call = GenerateRequest(
+        prompt=prompt,
+        initial_state=resolved.initial_state,
+        turn_positions=turns,
+        checkpoint_positions=_checkpoint_positions(body, turns),
+        max_tokens=body.max_tokens,
+        stop=body.stop_bytes,
+        logprobs=body.alternatives,
+        penalised_prompt=_earlier_replies(engine, body),
+        priority=body.priority,
+    )
+    return [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Sequence[int]) -> list[int]:
@@ -59,23 +71,6 @@ def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
     """Return the tokens of earlier replies, which the penalties count."""
     replies = [message.content for message in body.messages if message.role is Role.ASSISTANT]
     return [token for reply in replies for token in engine.tokenize(reply)]
-
-
-def _call(
-    body: ChatRequest, prompt: list[int], turns: Sequence[int], earlier: list[int], initial_state: InitialState | None
-) -> GenerateRequest:
-    """Return the request of one answer, but for its own sampling."""
-    return GenerateRequest(
-        prompt=prompt,
-        initial_state=initial_state,
-        turn_positions=turns,
-        checkpoint_positions=_checkpoint_positions(body, turns),
-        max_tokens=body.max_tokens,
-        stop=body.stop_bytes,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        penalised_prompt=earlier,
-        priority=body.priority,
-    )
 
 
 ROUTES = (

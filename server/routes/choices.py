@@ -14,8 +14,9 @@ from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabiliti
 from server.formatting.logprobs import token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.limits import Limits
 from server.schemas.choices import (
     ChoiceEntry,
     Choices,
@@ -33,7 +34,7 @@ from server.state.resolve import resolve_initial_state
 async def choices(request: web.Request) -> web.Response:
     body = await read_body(request, ChoicesRequest)
     engine = engine_of(request, body.cache_salt)
-    scores = await _score(engine, body)
+    scores = await _score(engine, request.app[SETTINGS].limits, body)
     likely = probabilities(_figures(body, scores))
     ranked = _rank(engine, body, scores)
     answer: Choices = {
@@ -48,7 +49,7 @@ async def choices(request: web.Request) -> web.Response:
 async def chooses(request: web.Request) -> web.Response:
     body = await read_body(request, ChoosesRequest)
     engine = engine_of(request, body.cache_salt)
-    scores = await _score(engine, body)
+    scores = await _score(engine, request.app[SETTINGS].limits, body)
     data: list[ChoosesEntry] = [
         {**choice, "perplexity": -scores[choice["index"]].mean} for choice in _rank(engine, body, scores)
     ]
@@ -56,9 +57,11 @@ async def chooses(request: web.Request) -> web.Response:
     return json_response(answer)
 
 
-async def _score(engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
+async def _score(engine: EngineLike, limits: Limits, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
     context = _tokens(engine, "input", body.input)
     options = [_tokens(engine, f"choices.{number}", choice) for number, choice in enumerate(body.choices)]
+    num_scored = sum(map(len, options)) * (2 if body.calibrate else 1)
+    limits.check("max_prompt_tokens", "choices", len(context) * len(options) + num_scored)
     initial_state = await resolve_initial_state(engine, body.state)
     return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
 

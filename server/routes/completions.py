@@ -13,8 +13,9 @@ from rnn_engine.types import InitialState
 from server.answer import answer
 from server.formatting.completion import CompletionFormatter
 from server.http.bodies import read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.limits import Limits
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.prompt import Prompt, text_of
 from server.state.resolve import resolve_state
@@ -24,12 +25,21 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    initial_state = resolved.initial_state
-    calls = [
-        call for prompt in body.prompt for call in _copies(body, _tokens(engine, prompt, initial_state), initial_state)
-    ]
-    echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt for _ in range(body.copies)]
+    calls = _calls(engine, request.app[SETTINGS].limits, body, resolved.initial_state)
+    echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
     return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, resolved)
+
+
+def _calls(
+    engine: EngineLike, limits: Limits, body: CompletionRequest, initial_state: InitialState | None
+) -> list[GenerateRequest]:
+    """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
+    prompts = [_tokens(engine, prompt, initial_state) for prompt in body.prompt]
+    num_tokens = sum(map(len, prompts)) * body.copies
+    limits.check("max_prompt_tokens", "prompt", num_tokens)
+    if body.echo and body.logprobs is not None:
+        limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
+    return [call for prompt in prompts for call in _copies(body, prompt, initial_state)]
 
 
 def _copies(
@@ -37,7 +47,6 @@ def _copies(
 ) -> list[GenerateRequest]:
     for position in body.marks:
         check_range("marks position", position, 0, len(prompt))
-    scored = body.copies > body.n  # the answers are compared by what the model gives to their tokens
     return [
         GenerateRequest(
             prompt=prompt,
@@ -46,7 +55,7 @@ def _copies(
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
             sampling=body.sampling(copy),
-            logprobs=0 if scored and body.logprobs is None else body.logprobs,
+            logprobs=body.alternatives,
             score_from=0 if body.echo and body.logprobs is not None else None,
             priority=body.priority,
         )

@@ -17,29 +17,27 @@ from rnn_engine.operations.embedding import embed, find_centre, run_states
 from server.formatting.usage import usage_of
 from server.formatting.vectors import VectorEntry, send_vectors
 from server.http.bodies import read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.limits import Limits
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
 from server.schemas.prompt import Prompt, tokens_of
 from server.state.resolve import resolve_initial_state
 from states.files.prefab import prefab_dims, rows_from_state
 
-MAX_INPUTS = 2048
-MAX_NUMBERS = 1 << 23  # of one answer, about 100 MB as text
-
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, EmbeddingsRequest)
     engine = engine_of(request, body.cache_salt)
-    shape = engine.info.shape
+    shape, limits = engine.info.shape, request.app[SETTINGS].limits
     settings = body.settings
     settings.check(shape)
-    inputs = _inputs(engine, "input", body.input, settings.dimensions or settings.size(shape))
+    inputs = _inputs(engine, limits, "input", body.input, settings.dimensions or settings.size(shape))
     initial_state = await resolve_initial_state(engine, body.state)
     costs: list[Cost] = []
     centre = None
     if body.center_on:
-        others = _inputs(engine, "center_on", body.center_on, settings.size(shape))
+        others = _inputs(engine, limits, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
     begun = centre is not None
     found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
@@ -56,7 +54,7 @@ async def states(request: web.Request) -> web.StreamResponse:
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     dims = prefab_dims(shape)
-    inputs = _inputs(engine, "input", body.input, math.prod(dims))
+    inputs = _inputs(engine, request.app[SETTINGS].limits, "input", body.input, math.prod(dims))
     initial_state = await resolve_initial_state(engine, body.state)
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
@@ -69,12 +67,17 @@ async def states(request: web.Request) -> web.StreamResponse:
     return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
 
 
-def _inputs(engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_each: int) -> list[Sequence[int]]:
+def _inputs(
+    engine: EngineLike, limits: Limits, field: str, prompts: Sequence[Prompt], numbers_each: int
+) -> list[Sequence[int]]:
     """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
-    fitting = min(MAX_INPUTS, max(MAX_NUMBERS // numbers_each, 1))
+    fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:
-        raise InvalidRequestError(field, len(prompts), f"at most {fitting} inputs of {numbers_each} numbers each")
-    return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+        allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"
+        raise InvalidRequestError(field, len(prompts), allowed)
+    inputs = [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+    limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
+    return inputs
 
 
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:

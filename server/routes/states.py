@@ -13,7 +13,7 @@ from server.doors.scopes import Scope
 from server.formatting.logprobs import LEAST_LOGPROB, token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.schemas.prompt import tokens_of
 from server.schemas.retention import NewStateBody
@@ -45,6 +45,7 @@ async def create(request: web.Request) -> web.Response:
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
     tokens = tokens_of(engine, body.prompt)
+    request.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
     named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)
     answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
     return json_response(answer)
@@ -88,7 +89,10 @@ async def take(request: web.Request) -> web.Response:
 async def advance(request: web.Request) -> web.Response:
     engine = engine_of(request)
     body = await read_body(request, AdvanceStateRequest)
-    tokens = tokens_of(engine, body.input)
+    tokens, limits = tokens_of(engine, body.input), request.app[SETTINGS].limits
+    limits.check("max_prompt_tokens", "input", len(tokens))
+    if body.logprobs is not None:
+        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + body.logprobs))
     advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)
     answer: AdvancedState = {
         "object": "state.advanced",

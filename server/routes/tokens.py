@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
+from rnn_engine.checks import check_token_ids
+from rnn_engine.interface import EngineLike
 from server.http.bodies import json_response, read_body
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.limits import Limits
 from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+
+_PIECE_TOKENS = 4096
 
 
 async def tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeRequest)
     tokens = engine_of(request).tokenize(body.content)
+    request.app[SETTINGS].limits.check("max_prompt_tokens", "content", len(tokens))
     answer: Tokens = {"tokens": tokens, "count": len(tokens)}
     return json_response(answer)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
-    data = engine_of(request).detokenize(body.tokens)
+    data = _text_bytes(engine_of(request), request.app[SETTINGS].limits, body.tokens)
     answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
     return json_response(answer)
+
+
+def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:
+    """Return the bytes of `tokens`. Raises InvalidRequestError as soon as they are more than a text may have."""
+    check_token_ids("token", tokens, engine.info.shape.vocab_size)
+    text = bytearray()
+    for start in range(0, len(tokens), _PIECE_TOKENS):
+        text += engine.detokenize(tokens[start : start + _PIECE_TOKENS])
+        limits.check("max_text_bytes", "tokens", len(text))
+    return bytes(text)
 
 
 ROUTES = (

@@ -11,8 +11,10 @@ from pydantic_core import ErrorDetails, from_json
 from typing_extensions import TypeIs
 
 from rnn_engine.errors import InvalidRequestError
+from server.limits import Limits
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_DEFAULT_LIMITS = Limits()
 
 
 class RefusedError(ValueError):
@@ -36,16 +38,21 @@ class RequestBody(BaseModel):
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
-        """Return the JSON `body` as an object. Raises InvalidRequestError."""
+    def parse(cls, body: bytes, limits: Limits = _DEFAULT_LIMITS) -> Self:
+        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`."""
         try:
             data = from_json(body, allow_inf_nan=False)
         except ValueError as error:
-            raise InvalidRequestError("body", body.decode(errors="replace"), f"JSON ({error})") from None
+            raise InvalidRequestError("body", body[:100].decode(errors="replace"), f"JSON ({error})") from None
         try:
-            return cls.model_validate(data)
+            parsed = cls.model_validate(data)
         except ValidationError as error:
             raise _translate(error.errors(include_url=False)[0]) from None
+        parsed.check(limits)
+        return parsed
+
+    def check(self, limits: Limits) -> None:
+        """Raise InvalidRequestError for the first field that asks for more than `limits` allow."""
 
     @model_validator(mode="before")
     @classmethod

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, ChatTemplate, Role, find_role
 from rnn_engine.errors import InvalidRequestError
+from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.error import ErrorDetail
 from server.schemas.generation import GenerationBody, Stop
@@ -125,7 +126,7 @@ class ChatRequest(GenerationBody):
     aliases: ClassVar = {**GenerationBody.aliases, "max_completion_tokens": "max_tokens"}
     keeps_null: ClassVar = frozenset({"stop"})
 
-    messages: Annotated[list[Message], BeforeValidator(_one_or_more)] = Field(
+    messages: Annotated[list[Message], FailFast(), BeforeValidator(_one_or_more)] = Field(
         min_length=1, description="The conversation so far: one message or a list."
     )
     names: Names = Field(default={}, description="Role -> the name that the model reads for it.")
@@ -149,7 +150,7 @@ class ChatRequest(GenerationBody):
     function_call: Annotated[str | None, only(None, "none", "auto", because=_NO_TOOLS)] = Field(
         default=None, description="Only null, none or auto."
     )
-    modalities: Annotated[list[str] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
+    modalities: Annotated[list[Any] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
         default=None, description="Only text."
     )
     audio: Annotated[None, only(None, because=_TEXT_ONLY)] = Field(default=None, description="Only null.")
@@ -158,6 +159,15 @@ class ChatRequest(GenerationBody):
         super().model_post_init(context)
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs", self.top_logprobs, "null unless logprobs is true")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_messages", "messages", len(self.messages))
+        limits.check("max_text_bytes", "messages", self.chat_template.most_characters(self.conversation))
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def conversation(self) -> list[ChatMessage]:

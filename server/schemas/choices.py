@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
+from server.limits import Limits
 from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
-from server.schemas.prompt import STRINGS, Prompt
+from server.schemas.prompt import STRINGS, Prompt, check_prompts
 from server.schemas.state_ref import ModelBody
 from server.schemas.usage import Usage
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]
-
-MAX_CHOICES = 2048
 
 
 def _parse_context(value: object) -> Prompt:
@@ -49,14 +48,19 @@ class ChoosesRequest(ModelBody):
     input: Annotated[Prompt, PlainValidator(_parse_context), WithJsonSchema(_CONTEXT_SCHEMA)] = Field(
         default="", description="The text that the choices follow. Empty: token 0, or the end of the text in `state`."
     )
-    choices: list[_Choice] = Field(
+    choices: Annotated[list[_Choice], FailFast()] = Field(
         min_length=1,
-        max_length=MAX_CHOICES,
         description="The continuations. Each is made into tokens by itself; begin it with the space before its word.",
     )
     calibrate: bool = Field(
         default=False, description="Take off every figure what the choice has after `state` and token 0 alone."
     )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_choices", "choices", len(self.choices))
+        check_prompts(limits, "input", [self.input])
+        check_prompts(limits, "choices", self.choices)
 
 
 class ChoicesRequest(ChoosesRequest):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from rnn_engine.errors import InvalidRequestError
+from server.limits import Limits
 from server.schemas.base import only
 from server.schemas.error import ErrorDetail
 from server.schemas.generation import GenerationBody
-from server.schemas.prompt import Prompts
+from server.schemas.prompt import Prompts, check_prompts
 from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
 
@@ -35,7 +36,7 @@ class CompletionRequest(GenerationBody):
         description="Make this many answers to a prompt, at least `n`, and return the `n` with the greatest mean "
         "log-probability a token, best first. Not with `stream` where it is more than `n`.",
     )
-    marks: list[int] = Field(
+    marks: Annotated[list[int], FailFast()] = Field(
         default=[], max_length=8, description="Positions in the prompt, in tokens, whose states are kept before others."
     )
     suffix: Annotated[None, only(None, "", because="the model can't fill in text before an end")] = Field(
@@ -50,6 +51,19 @@ class CompletionRequest(GenerationBody):
             raise InvalidRequestError(
                 "best_of", self.best_of, f"null or n ({self.n}) with stream, since the best is known at the end alone"
             )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "prompt", self.prompt)
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt)
+
+    @property
+    def alternatives(self) -> int | None:
+        is_ranked = self.copies > self.n  # the answers are compared by what the model gives to their tokens
+        return 0 if self.logprobs is None and is_ranked else self.logprobs
 
     @property
     def copies(self) -> int:

@@ -8,8 +8,9 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
 from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling
+from server.limits import Limits
 from server.schemas.base import INTEGERS, RefusedError, is_integers
-from server.schemas.prompt import Prompts
+from server.schemas.prompt import Prompts, check_prompts
 from server.schemas.state_ref import ModelBody
 from server.schemas.usage import Usage
 
@@ -43,6 +44,11 @@ class StatesRequest(ModelBody):
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )
 
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "input", len(self.input))
+        check_prompts(limits, "input", self.input)
+
 
 class EmbeddingsRequest(StatesRequest):
     """Texts whose vectors are wanted."""
@@ -68,6 +74,11 @@ class EmbeddingsRequest(StatesRequest):
     center_on: Prompts = Field(
         default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
     )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "center_on", len(self.center_on))
+        check_prompts(limits, "center_on", self.center_on)
 
     @property
     def settings(self) -> EmbeddingSettings:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY
+from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.retention import SaveAs
 from server.schemas.sampling import SamplingBody
-
-_MAX_STOPS = 64
 
 
 def _parse_stop(value: object) -> tuple[str, ...]:
     """One string or a list of them; null for none."""
     stops = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > _MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
-        raise RefusedError(value, f"null, a string, or up to {_MAX_STOPS} strings, none of them empty")
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise RefusedError(value, "null, a string, or a list of strings, none of them empty")
     return tuple(stops)
 
 
@@ -70,6 +70,27 @@ class GenerationBody(SamplingBody):
     def model_post_init(self, _context: Any) -> None:  # noqa: ANN401
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", self.stream_options.model_dump(), "null unless stream is true")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_stop_strings", "stop", len(self.stop))
+        limits.check("max_stop_bytes", "stop", sum(map(len, self.stop_bytes)))
+        answers = self.num_prompts * self.copies
+        limits.check("max_answers", "n" if self.num_prompts == 1 else "prompt", answers)
+        if not self.stream:  # what is streamed is not kept
+            limits.check("max_answer_tokens", "max_tokens", answers * self.max_tokens)
+            if self.alternatives is not None:
+                entries = answers * self.max_tokens * (1 + self.alternatives)
+                limits.check("max_logprob_entries", "logprobs", entries)
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """How many alternatives of a token are wanted; None where no log-probabilities are."""
 
     @property
     def copies(self) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 from pydantic import PlainValidator, WithJsonSchema
 
 from rnn_engine.interface import EngineLike
+from server.limits import Limits
 from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -45,6 +46,12 @@ Prompts: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [STRING, STRINGS, INTEGERS, {"type": "array", "items": INTEGERS}]}),
 ]
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
+
+
+def check_prompts(limits: Limits, field: str, prompts: Sequence[Prompt]) -> None:
+    """Raise InvalidRequestError where the prompts are more than a request may hold, as far as is known by now."""
+    limits.check("max_text_bytes", field, sum(len(prompt.encode()) for prompt in prompts if isinstance(prompt, str)))
+    limits.check("max_prompt_tokens", field, sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
 
 
 def tokens_of(engine: EngineLike, prompt: Prompt) -> Sequence[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 
 from rnn_engine.sampling.params import MAX_SEED, PARAMETERS, SamplingParams, Seed, TokenBias
+from server.limits import Limits
 from server.schemas.base import RefusedError
 from server.schemas.state_ref import ModelBody
 
@@ -67,6 +68,10 @@ class SamplingBody(_SamplingFields):
     """A body with a field for each of `SamplingParams`; the ranges are checked by `SamplingParams.check`."""
 
     aliases: ClassVar = {"bias": "logit_bias"}
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_bias_entries", "logit_bias", len(self.sampling(0).logit_bias))
 
     def sampling(self, copy: int) -> SamplingParams:
         """Return how copy number `copy` of an answer draws its tokens: each copy has a seed of its own."""

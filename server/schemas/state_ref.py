@@ -17,6 +17,7 @@ _FORMS = (
     'a name or an id, "none", {"data": numbers or base64 of f32, "shape": [D, N + 2, L, 1]} or {"path": a file}, '
     "the last two perhaps with name and id"
 )
+_MAX_NAME_BYTES = 255  # of a file or folder, on every usual file system
 _LABELS = {"name", "id"}  # ai00's clients send them; what a state is known by here is its values
 
 
@@ -42,9 +43,11 @@ def _parse_state(value: object) -> StateRef:
     match value:
         case str() if value:
             return value
-        case {"data": data, "shape": list(shape), **rest} if rest.keys() <= _LABELS and is_integers(shape):
+        case {"data": data, "shape": [_, _, _, _] as shape, **rest} if rest.keys() <= _LABELS and is_integers(shape):
             return InlineState(_numbers(data), tuple(shape))
         case {"path": str(path), **rest} if rest.keys() <= _LABELS:
+            if any(len(part.encode()) > _MAX_NAME_BYTES for part in path.split("/")):
+                raise RefusedError(path, f"a path whose parts have at most {_MAX_NAME_BYTES} bytes each", below="path")
             return StatePath(path)
     raise RefusedError(value, _FORMS)
 
@@ -53,11 +56,10 @@ def _numbers(data: object) -> F32:
     try:
         if isinstance(data, str):
             return np.frombuffer(base64.b64decode(data, validate=True), "<f4").astype(np.float32)
-        numbers = np.array(data)
-        if numbers.ndim == 1 and numbers.dtype.kind in "fi":
+        if isinstance(data, list) and set(map(type, data)) <= {int, float}:  # numpy pads strings to the longest
             with np.errstate(over="ignore"):  # what does not fit f32 is refused later, as infinity
-                return numbers.astype(np.float32)
-    except (binascii.Error, ValueError):
+                return np.array(data, np.float64).astype(np.float32)
+    except (binascii.Error, ValueError, OverflowError):
         pass
     raise RefusedError(data, "a flat list of numbers, or base64 of f32 numbers", below="data")
 

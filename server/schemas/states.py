@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
+from server.limits import Limits
 from server.schemas.base import RequestBody
-from server.schemas.prompt import Input
+from server.schemas.prompt import Input, check_prompts
 from server.schemas.retention import NewStateBody, RetentionBody
 from server.schemas.state_entry import StateEntry
 from server.schemas.state_ref import StateRefBody
@@ -20,11 +21,15 @@ class CreateStateRequest(NewStateBody, StateRefBody):
 
     prompt: Input = Field(description="What to run: a text or token ids.")
 
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "prompt", [self.prompt])
+
 
 class ForkStateRequest(RetentionBody):
     """Copies under several names, all of them or none."""
 
-    names: list[str] = Field(min_length=1, max_length=1024, description="Names that are free.")
+    names: Annotated[list[str], FailFast()] = Field(min_length=1, max_length=1024, description="Names that are free.")
 
 
 class TakeStateRequest(RetentionBody):
@@ -41,6 +46,10 @@ class AdvanceStateRequest(RequestBody):
         default=None, ge=0, description="Log-probabilities of the tokens, and of this many others in each place."
     )
     top_k: int = Field(default=0, ge=0, description="Tell this many of the tokens that are likeliest to come next.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "input", [self.input])
 
 
 class StateEntries(TypedDict):

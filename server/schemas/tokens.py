@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
+from server.limits import Limits
 from server.schemas.base import RequestBody
+from server.schemas.prompt import check_prompts
 
 
 class TokenizeRequest(RequestBody):
@@ -15,6 +17,10 @@ class TokenizeRequest(RequestBody):
     aliases: ClassVar = {"prompt": "content"}
 
     content: str = Field(description="The text.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_prompts(limits, "content", [self.content])
 
 
 class Tokens(TypedDict):
@@ -25,7 +31,11 @@ class Tokens(TypedDict):
 class DetokenizeRequest(RequestBody):
     ignored: ClassVar = frozenset({"model"})
 
-    tokens: list[int] = Field(description="Token ids.")
+    tokens: Annotated[list[int], FailFast()] = Field(description="Token ids.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_prompt_tokens", "tokens", len(self.tokens))
 
 
 class Text(TypedDict):

@@ -188,6 +188,8 @@ async def test_states_are_those_after_each_input() -> None:
         ({"layer": -3}, "layer"),
         ({"layer": ()}, "layer"),
         ({"layer": [0, 5]}, "layer"),
+        ({"layer": [0] * 200_001}, "layer"),
+        ({"layer": [0] * 1025}, "layer"),
         ({"layer": "last"}, "layer"),
         ({"part": "time_shift"}, "part"),
         ({"pooling": "max"}, "pooling"),
@@ -247,3 +249,9 @@ async def test_real_vectors_are_those_of_the_reference(device: str) -> None:
     for vector, one, other in zip(expected, together, alone, strict=True):
         assert one.vector == pytest.approx(vector, abs=1e-5)
         assert other.vector == pytest.approx(vector, abs=1e-5)
+
+
+def test_vectors_are_bounded_before_projection() -> None:
+    large = tiny_shape(layers=2, width=768, head_size=64)
+    with pytest.raises(InvalidRequestError, match=r"layer: .* at most 8388608 numbers, not 50331648"):
+        EmbeddingSettings(layer=[0] * 1024, pooling="none", dimensions=1).check(large)

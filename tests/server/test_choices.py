@@ -130,7 +130,7 @@ async def test_calibration_runs_the_choices_after_token_0(serve: Serve) -> None:
 BAD: list[tuple[Body, str, str]] = [
     ({}, "choices", "required"),
     ({"choices": []}, "choices", "at least 1 item"),
-    ({"choices": ["a"] * 2049}, "choices", "at most 2048 items"),
+    ({"choices": ["a"] * 2049}, "choices", "at most 2048 choices (max_choices)"),
     ({"choices": "a"}, "choices", "a list"),
     ({"choices": ["a", ""]}, "choices.1", "not empty"),
     ({"choices": ["a", []]}, "choices.1", "not empty"),

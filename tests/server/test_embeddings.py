@@ -21,7 +21,7 @@ from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
 from server.http.context import ENGINE
-from server.routes import embeddings as routes
+from server.limits import Limits
 from server.schemas.embeddings import EmbeddingList, StateList
 from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
@@ -213,17 +213,16 @@ async def test_nothing_to_embed_is_shown_as_it_came(serve: Serve, inputs: list[o
     assert error["message"] == f"input.1: {shown} is not allowed; expected at least one token"
 
 
-async def test_answers_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = await serve(FakeEngine())
-    monkeypatch.setattr(routes, "MAX_NUMBERS", 200)
+async def test_answers_have_a_bound(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_vector_numbers=200)))
     await post(client, PATH, EmbeddingList, {"input": ["a"] * 3})
     error = await error_of(await client.post(PATH, json={"input": ["a"] * 4}), 400)
-    assert error["message"] == "input: 4 is not allowed; expected at most 3 inputs of 64 numbers each"
+    assert (
+        error["message"] == "input: 4 is not allowed; expected at most 3 inputs of 64 numbers each (max_vector_numbers)"
+    )
     await post(client, PATH, EmbeddingList, {"input": ["a"] * 20, "dimensions": 10})
     await post(client, STATES, StateList, {"input": "a"})
     await error_of(await client.post(STATES, json={"input": ["a", "b"]}), 400)
-    monkeypatch.setattr(routes, "MAX_INPUTS", 2)
-    await error_of(await client.post(PATH, json={"input": ["a"] * 3}), 400)
 
 
 async def test_long_vectors_are_whole(serve: Serve) -> None:

@@ -11,7 +11,8 @@ import pytest
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
 from server.http.errors import describe
-from server.settings import Limits, ServerSettings
+from server.limits import Limits
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 
@@ -66,7 +67,7 @@ async def test_compressed_body_beyond_the_limit(serve: Serve) -> None:
 
 async def test_megabytes_are_taken(serve: Serve) -> None:
     client = await serve(FakeEngine())
-    body = io.BytesIO(b'{"prompt": "' + b"a" * 1_500_000 + b'"}')
+    body = io.BytesIO(b'{"user": "' + b"a" * 1_500_000 + b'", "prompt": "' + b"a" * 1_000_000 + b'"}')
     assert (await client.post("/v1/completions", data=body)).status == 200
 
 

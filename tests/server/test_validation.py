@@ -42,7 +42,7 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "seed": True}, "seed", "True"),
     ({**TEXT, "stop": ""}, "stop", "none of them empty"),
     ({**TEXT, "stop": ["a", 1]}, "stop", "['a', 1]"),
-    ({**TEXT, "stop": ["a"] * 65}, "stop", "up to 64 strings"),
+    ({**TEXT, "stop": ["a"] * 65}, "stop", "at most 64 strings (max_stop_strings)"),
     ({**TEXT, "n": 0}, "n", "at least 1"),
     ({**TEXT, "n": 129}, "n", "at most 128"),
     ({**TEXT, "stream": "yes"}, "stream", "true or false"),

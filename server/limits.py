@@ -1,0 +1,62 @@
+"""How much one request may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Annotated, get_args, get_type_hints
+
+from rnn_engine.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one of `Limits` counts: the unit of its value, and its help."""
+
+    unit: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask for. What is beyond is refused, by name.
+
+    A field that is added here is an option of `rnn-engine serve`, and listed by `/props`, under the same name.
+    """
+
+    max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
+    max_messages: Annotated[int, Bound("messages", "Messages of a chat.")] = 8192
+    max_text_bytes: Annotated[
+        int, Bound("bytes", "Of all texts of a request as UTF-8; of a chat, the text that the template makes.")
+    ] = 4 * 2**20
+    max_prompt_tokens: Annotated[
+        int,
+        Bound("tokens", "Tokens of all prompts of a request, each counted once an answer; a context once a choice."),
+    ] = 2**20
+    max_answers: Annotated[int, Bound("answers", "Answers to a request: prompts times `n` or `best_of`.")] = 2048
+    max_answer_tokens: Annotated[int, Bound("tokens", "Answers times `max_tokens`.")] = 2**20
+    max_logprob_entries: Annotated[
+        int, Bound("entries", "Tokens with log-probabilities in an answer, times 1 and their alternatives.")
+    ] = 2**20
+    max_choices: Annotated[int, Bound("choices", "Choices to be scored.")] = 2048
+    max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded.")] = 2048
+    max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
+    max_stop_strings: Annotated[int, Bound("strings", "Strings in `stop`.")] = 64
+    max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`.")] = 4096
+    max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
+
+    def check(self, limit: str, field: str, value: int) -> None:
+        """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
+        most: int = getattr(self, limit)
+        if value > most:
+            raise InvalidRequestError(field, value, f"at most {most} {BOUNDS[limit].unit} ({limit})")
+
+
+def _list_bounds() -> Mapping[str, Bound]:
+    hints = get_type_hints(Limits, include_extras=True)
+    return MappingProxyType({one.name: get_args(hints[one.name])[1] for one in fields(Limits)})
+
+
+BOUNDS = _list_bounds()
+"""What each field of `Limits` counts, in their order."""

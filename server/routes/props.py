@@ -1,0 +1,35 @@
+"""Facts of the server: its limits, and what requests mean where they say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from aiohttp import web
+
+from rnn_engine.chat_template import ChatTemplate
+from rnn_engine.sampling.params import PARAMETERS
+from server.http.bodies import json_response
+from server.http.context import SETTINGS, engine_of
+from server.http.routing import Route
+from server.schemas.generation import GenerationBody
+from server.schemas.props import Props
+
+
+async def props(request: web.Request) -> web.Response:
+    info, template = engine_of(request).info, ChatTemplate()
+    defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
+    body: Props = {
+        "model_path": info.model,
+        "total_slots": info.num_slots,
+        "chat_template": {"record": template.record, "prefix": template.prefix, "sep": template.sep},
+        "default_generation_settings": {
+            **defaults,
+            "max_tokens": GenerationBody.model_fields["max_tokens"].default,
+            "n": GenerationBody.model_fields["n"].default,
+        },
+        "limits": asdict(request.app[SETTINGS].limits),
+    }
+    return json_response(body)
+
+
+ROUTES = (Route("GET", "/props", props, "Facts of the server, its limits among them, as llama-server has it.", Props),)
