@@ -83,10 +83,7 @@ def _find_format(file: BinaryFile) -> _Format:
     for file_format in _FORMATS:
         if file_format.recognises(head):
             return file_format
-    raise ModelError(
-        f"{file.path} is neither a safetensors file nor a .pth file: it begins with {head[:16]!r}; "
-        "is its download complete?"
-    )
+    raise ModelError(f"{file.path} is neither a safetensors file nor a .pth file; is its download complete?")
 
 
 def _check_kind(path: Path) -> None:

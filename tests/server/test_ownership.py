@@ -231,6 +231,18 @@ async def test_the_default_state_is_changed_by_the_operator_alone(serve: Serve, 
     assert engine.registry.default != house
 
 
+@pytest.mark.parametrize(("path", "body"), STARTING)
+async def test_the_file_of_another_keys_state_is_not_read(serve: Serve, tmp_path: Path, path: str, body: Body) -> None:
+    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    clients = Clients(await serve(engine, SETTINGS), engine)
+    await clients.ask("ann", "POST", "/v1/states", {"name": SECRET, "prompt": "x", "persistent": True})
+    ran = len(engine.requests)
+    [file] = tmp_path.glob("*.state")
+    error = await clients.ask("bob", "POST", path, {**body, "state": {"path": file.name}}, status=404)
+    assert error["message"] == f"state.path: no state file {file.name!r} in the folder of state files"
+    assert len(engine.requests) == ran
+
+
 async def test_ownership_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
     engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
     clients = Clients(await serve(engine, SETTINGS), engine)

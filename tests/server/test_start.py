@@ -291,3 +291,14 @@ async def test_a_full_disk_is_no_fault_of_the_clients(
     response = await client.post("/v1/states/a/open", json={"name": "b", "persistent": True})
     error = await error_of(response, 507)
     assert (error["type"], error["code"]) == ("server_error", "storage_failed")
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"{", b"PK\x03\x04", b"PK", b"\x80\x02", b"\xa5", b"\x2a\0\0\0\0\0\0\0{", b"\x7fELF"]
+)
+async def test_an_error_shows_nothing_of_a_file_that_is_no_state(serve: Serve, tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "notes").write_bytes(head + b"hunter2 is the password of the house")
+    client = await serve(FakeEngine(registry=make_registry(tmp_path, shape=SHAPE)))
+    error = await error_of(await client.post(CHAT, json={**HI, "state": {"path": "notes"}}), 400)
+    assert error["message"].startswith("notes")
+    assert not any(word in error["message"] for word in ("hunter", "pass", "house", "ELF", str(tmp_path)))

@@ -53,6 +53,18 @@ def test_a_path_that_is_no_file_is_not_found(folder: Path, requested: str) -> No
         confined_path(folder, requested, "path")
 
 
+@pytest.mark.parametrize(
+    "name", ["6f9619ff-8b86-d011-b42d-00c04fc964ff.state", "6F9619FF" * 4 + ".STATE", "0a" * 20 + ".state"]
+)
+def test_what_the_server_keeps_there_is_not_found(folder: Path, name: str) -> None:
+    for place in (folder, folder / "sub"):
+        (place / name).write_text("kept")
+    (folder / "link").symlink_to(folder / name)
+    for requested in (name, f"sub/{name}", "link"):
+        with pytest.raises(NotFoundError, match="path: no state file"):
+            confined_path(folder, requested, "path")
+
+
 def test_without_a_folder_no_path_is_allowed() -> None:
     with pytest.raises(InvalidRequestError, match="no folder of state files is configured"):
         confined_path(None, "poet.st", "path")
