@@ -16,7 +16,7 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
-from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTINGS, Lifecycle
+from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTINGS, TRACER, Lifecycle
 from server.http.routing import add_routes
 from server.listeners import open_listeners, url_of
 from server.middleware.admission import admission_middleware
@@ -30,6 +30,7 @@ from server.stopping import end_process, stop_signals
 from server.systemd import notify
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics, Readings
+from server.telemetry.traces import RequestTracer, make_tracer
 
 __all__ = ["ServerSettings", "make_app", "run"]
 
@@ -40,8 +41,8 @@ _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after
 _log = logging.getLogger(__name__)
 
 
-def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
-    """Return the application over `engine`, which closes the engine when it is cleaned up."""
+def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer | None = None) -> web.Application:
+    """Return the application over `engine`, which closes the engine and the tracer when it is cleaned up."""
     app = web.Application(
         client_max_size=settings.limits.max_body_bytes,
         middlewares=[
@@ -60,6 +61,9 @@ def make_app(engine: EngineLike, settings: ServerSettings) -> web.Application:
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.append(_close_engine)
+    if tracer is not None:
+        app[TRACER] = tracer
+        app.cleanup_ctx.append(_close_tracer)
     add_routes(app, ALL_ROUTES)
     return app
 
@@ -69,22 +73,27 @@ def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
 
     A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
     The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
-    InvalidRequestError for an address that other machines reach where no API key is asked for. `on_ready` gets the
-    engine's facts and the server's URL once it takes requests.
+    InvalidRequestError for an address that other machines reach where no API key is asked for, or for traces that
+    the environment asks for and nothing can send. `on_ready` gets the engine's facts and the server's URL once it
+    takes requests.
     """
     with open_listeners(settings) as listeners:
         if not settings.doors.keys and not settings.doors.open:
             for listener in listeners:
                 check_listener(listener)
-        asyncio.run(_serve(load, settings, on_ready, listeners))
+        asyncio.run(_serve(load, settings, on_ready, listeners, make_tracer()))
 
 
 async def _serve(
-    load: LoadEngine, settings: ServerSettings, on_ready: OnReady, listeners: Sequence[socket.socket]
+    load: LoadEngine,
+    settings: ServerSettings,
+    on_ready: OnReady,
+    listeners: Sequence[socket.socket],
+    tracer: RequestTracer | None,
 ) -> None:
     with stop_signals() as stop:
         engine = await _load_unless_stopped(load, stop)
-        async with serving(make_app(engine, settings), listeners, settings):
+        async with serving(make_app(engine, settings, tracer), listeners, settings):
             on_ready(engine.info, url_of(listeners[0]))
             notify("READY=1")
             await stop.wait()
@@ -139,3 +148,8 @@ async def _drain(app: web.Application) -> None:
 async def _close_engine(app: web.Application) -> AsyncIterator[None]:
     yield
     await app[ENGINE].close()
+
+
+async def _close_tracer(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await asyncio.to_thread(app[TRACER].close)

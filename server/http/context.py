@@ -16,6 +16,7 @@ from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
+from server.telemetry.traces import RequestTracer
 
 
 class Lifecycle:
@@ -66,6 +67,9 @@ SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)
+TRACER = web.AppKey("tracer", RequestTracer)
+"""Absent where there are no traces."""
+
 RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""

@@ -1,4 +1,4 @@
-"""Record every request, whatever becomes of it: for the metrics, the log and the headers of its answer."""
+"""Record every request, whatever becomes of it: for the metrics, the log, the headers of its answer and traces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rnn_engine.telemetry import reports_to
-from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECORD, SETTINGS
+from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECORD, SETTINGS, TRACER
 from server.telemetry.logs import log_request, request_logged_as
 from server.telemetry.record import REQUEST_ID, RequestRecord, timing_headers
 
@@ -27,6 +27,8 @@ async def telemetry_middleware(request: web.Request, handler: Handler) -> web.St
             record.ended = time.monotonic()
             principal = request.get(PRINCIPAL)
             record.key = principal.name or None if principal is not None else None
+            if (tracer := request.app.get(TRACER)) is not None:
+                record.trace_id = tracer.trace(record, request.headers)
             log_request(record, request.app[SETTINGS].logs.slow_seconds)
 
 

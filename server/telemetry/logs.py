@@ -66,6 +66,7 @@ def _fields_of(record: RequestRecord) -> dict[str, object]:
         "abort": record.abort_cause,
         "key": record.key,
         "client": record.client,
+        "trace_id": record.trace_id,
     }
     if record.reports:
         fields |= {

@@ -44,6 +44,7 @@ class RequestRecord:
     ended: float = 0.0
     status: int = CLIENT_LEFT
     key: str | None = None  # the name of its API key
+    trace_id: str | None = None
     reports: list[RequestReport] = field(default_factory=list)  # of the requests to the engine that have ended
 
     @classmethod

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from tests.support.imports import Import, find_files, find_imports, module_name
@@ -73,6 +74,7 @@ class Restricted:
 RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
+    Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",
@@ -134,14 +136,19 @@ def _restriction_breaches(found: Import) -> Iterator[str]:
 def _undeclared(found: Import, declared: frozenset[str]) -> Iterator[str]:
     top = found.target.partition(".")[0]
     known = top in sys.stdlib_module_names or top in PRODUCT or top in DEVELOPMENT
-    if not known and top.lower() not in declared:
+    if not known and not any(f"{name}_".startswith(f"{top.lower()}_") for name in declared):
         yield f"pyproject.toml does not list {top} among its dependencies"
 
 
 def _declared_distributions(root: Path) -> frozenset[str]:
-    """The dependencies of pyproject.toml as module names: lower case, with underscores."""
+    """The dependencies of pyproject.toml, those of extras too, as module names: lower case, with underscores.
+
+    OpenTelemetry is one module in many distributions.
+    """
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    names = (requirement.split(">")[0].split("=")[0].split("<")[0] for requirement in project["dependencies"])
+    extras = {name: wanted for name, wanted in project.get("optional-dependencies", {}).items() if name != "dev"}
+    requirements = chain(project["dependencies"], *extras.values())
+    names = (requirement.split(">")[0].split("=")[0].split("<")[0] for requirement in requirements)
     return frozenset(name.strip().lower().replace("-", "_") for name in names)
 
 
