@@ -7,6 +7,7 @@ OpenTelemetry is imported where traces are not asked for.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
@@ -30,11 +31,12 @@ _INSTALL = "an environment where `pip install 'rnn-engine[otel]'` was run"
 class RequestTracer:
     """Makes the spans of a request when it has ended, from its record. For one event loop."""
 
-    def __init__(self, provider: TracerProvider) -> None:
-        """`provider` is shut down with the tracer."""
+    def __init__(self, provider: TracerProvider, closing_seconds: float = 2.0) -> None:
+        """`provider` is shut down with the tracer, and has so long to send what is left."""
         from opentelemetry import propagate, trace
 
         self._provider = provider
+        self._closing_seconds = closing_seconds
         self._tracer = provider.get_tracer("rnn-engine")
         self._extract = propagate.extract
         self._server = trace.SpanKind.SERVER
@@ -42,10 +44,12 @@ class RequestTracer:
         self._inside = trace.set_span_in_context
 
     def trace(self, record: RequestRecord, headers: Mapping[str, str]) -> str | None:
-        """Emit the spans of a request that has ended; return the id of its trace, None where it is not sampled.
+        """Emit the spans of a request that has ended; return the id of its trace, None where it is not traced.
 
-        The parent is what `headers` name.
+        The parent is what `headers` name. Requests of those who watch the server are not traced.
         """
+        if record.is_routine:
+            return None
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(
             f"{record.method} {record.route}",
@@ -64,8 +68,10 @@ class RequestTracer:
         return f"{context.trace_id:032x}" if context.trace_flags.sampled else None
 
     def close(self) -> None:
-        """Send what is left. Blocks."""
-        self._provider.shutdown()
+        """Send what is left; give up after `closing_seconds`, for nobody may be there to take it. Blocks."""
+        closing = threading.Thread(target=self._provider.shutdown, name="rnn-engine traces", daemon=True)
+        closing.start()
+        closing.join(self._closing_seconds)
 
     def _add_phases(self, parent: Span, record: RequestRecord, offset: float) -> None:
         for number, report in enumerate(record.reports[:_MOST_REPORTS]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -98,6 +99,27 @@ async def test_a_client_that_wants_no_trace_gets_none(traced: Traced) -> None:
     client = await traced.serve(FakeEngine())
     await client.post("/v1/completions", json=TEXT, headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
     assert traced.spans() == ()
+
+
+async def test_requests_of_those_who_watch_are_not_traced(traced: Traced) -> None:
+    client = await traced.serve(FakeEngine())
+    for path in ("/health", "/metrics"):
+        await client.get(path)
+    assert traced.spans() == ()
+
+
+def test_an_exporter_that_hangs_does_not_hold_up_the_end() -> None:
+    taken = threading.Event()
+
+    class Hanging(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            taken.wait()
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hanging()))
+    RequestTracer(provider, closing_seconds=0.01).close()
+    assert not taken.is_set()
+    taken.set()
 
 
 async def test_failures_are_errors_and_what_a_client_did_wrong_is_not(traced: Traced) -> None:
