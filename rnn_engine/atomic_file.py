@@ -18,19 +18,25 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path`, which replaces `path` when the block ends and is deleted when it fails.
 
     The content is on the disk when the block has been left. Raises OSError at once where the folder can't be written
-    to, and at the end where the disk has no room.
+    to, and at the end where the disk has no room; only where nothing but the rename could not be brought to the disk,
+    the new content is there all the same.
     """
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
-        with unfinished.open("xb") as file:
+        with _create(unfinished) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # what went wrong before is told
+            unfinished.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def _create(path: Path) -> IO[bytes]:
+    return path.open("xb")
 
 
 def delete_file(path: Path) -> None:

@@ -59,6 +59,7 @@ def _totals(stats: CacheStats) -> CacheTotals:
         "not_stored": stats.not_stored,
         "writes_refused": stats.writes_refused,
         "lost_files": stats.lost_files,
+        "failed_writes": stats.failed_writes,
         "device_logits_bytes": stats.device_logits_bytes,
         "index_bytes": stats.index_bytes,
         "index_capacity": stats.index_capacity,

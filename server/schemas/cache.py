@@ -30,6 +30,7 @@ class CacheTotals(TypedDict):
     not_stored: int
     writes_refused: int
     lost_files: int
+    failed_writes: int
     device_logits_bytes: int
     index_bytes: int
     index_capacity: int

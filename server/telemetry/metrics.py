@@ -161,6 +161,7 @@ def _cache(stats: CacheStats) -> Iterator[Metric]:
     text = "Copies that were not written to disk, for too many waited to be."
     yield _counter("cache_refused_writes", text, stats.writes_refused)
     yield _counter("cache_lost_files", "Files that were damaged, gone, or could not be written.", stats.lost_files)
+    yield _counter("cache_failed_writes", "Files that the disk did not take.", stats.failed_writes)
     yield _gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
     yield _gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
     yield _gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
@@ -172,6 +173,8 @@ def _states(usage: RegistryUsage) -> Iterator[Metric]:
     yield _gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)
     yield _gauge("named_state_bytes", "Bytes of named states; copies share theirs.", usage.num_bytes)
     yield _gauge("named_state_capacity_bytes", "The most bytes of them.", usage.capacity)
+    text = "Changes of persistent states that the disk did not take."
+    yield _counter("named_state_failed_writes", text, usage.failed_writes)
 
 
 def _gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:

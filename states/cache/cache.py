@@ -209,6 +209,7 @@ class StateCache:
             self._stats,
             misses=dict(self._stats.misses),
             writes_refused=sum(tier.writes_refused for tier in tiers),
+            failed_writes=sum(tier.failed_writes for tier in tiers),
             checkpoints=sum(len(tree) for tree in list(self._trees.values())) - ghosts,
             ghosts=ghosts,
             device_logits_bytes=sum(tier.logits_bytes for tier in tiers),

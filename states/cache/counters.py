@@ -36,6 +36,7 @@ class CacheStats:
     not_stored: int = 0  # no tier had room
     writes_refused: int = 0  # copies that were not made because the writer was too far behind
     lost_files: int = 0  # damaged, vanished or never written
+    failed_writes: int = 0  # files that the disk did not take
     checkpoints: int = 0
     ghosts: int = 0  # known paths whose states are gone
     device_logits_bytes: int = 0  # host memory beside the device tier's slabs

@@ -39,6 +39,7 @@ class RegistryUsage:
     names: int
     persistent: int  # of the names
     leases: int
+    failed_writes: int = 0  # changes of persistent states that the disk did not take, since the start
 
 
 class StateRegistry:
@@ -62,6 +63,7 @@ class StateRegistry:
         """
         self.files = files
         self._saved = saved
+        self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
         self._table = NamedStateTable(capacity, max_names, clock, self._tell)
         self._lock = threading.RLock()
@@ -159,7 +161,8 @@ class StateRegistry:
         with self._changing() as table:
             entries = table.entries()
             persistent = sum(entry.persistent for entry in entries)
-            return RegistryUsage(table.num_bytes, table.capacity, len(entries), persistent, len(table.leases))
+            leases, failed = len(table.leases), self._failed_writes
+            return RegistryUsage(table.num_bytes, table.capacity, len(entries), persistent, leases, failed)
 
     def seconds_left(self, entry: NamedState) -> float | None:
         """Return how long a state stays if its owner uses nothing; None for a persistent one."""
@@ -243,8 +246,7 @@ class StateRegistry:
                     table.drop(entry, _REMOVED)
                     return entry
             with self._disk_lock:
-                if self._saved is not None:
-                    self._saved.delete(entry.id)  # first, so that a name that is gone does not come back
+                self._delete_file(entry.id)  # first, so that a name that is gone does not come back
                 with self._changing() as table:
                     if table.holds(entry):
                         table.drop(entry, _REMOVED)
@@ -278,7 +280,8 @@ class StateRegistry:
         try:
             for entry in entries:
                 self._sync(entry.id)
-        except StorageError:
+        except StorageError as error:
+            self._note_failure(error)
             with self._lock:
                 if all(self._table.holds(entry) for entry in entries):
                     undo()
@@ -286,6 +289,20 @@ class StateRegistry:
                 with suppress(StorageError):
                     self._sync(entry.id)
             raise
+
+    def _delete_file(self, key: uuid.UUID) -> None:
+        if self._saved is None:
+            return
+        try:
+            self._saved.delete(key)
+        except StorageError as error:
+            self._note_failure(error)
+            raise
+
+    def _note_failure(self, error: StorageError) -> None:
+        _log.warning("%s", error)
+        with self._lock:
+            self._failed_writes += 1
 
     def _sync(self, key: uuid.UUID) -> None:
         """Write the file of the state of this id, or delete it where there is no such persistent state."""

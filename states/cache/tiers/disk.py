@@ -60,6 +60,7 @@ class DiskTier(Tier):
         self._lock = threading.Lock()  # guards those below, which several threads use
         self._waiting: dict[str, SavedState] = {}
         self._failed: list[tuple[str, SavedState]] = []
+        self._failing = False  # the last write failed
         self._reads: Counter[str] = Counter()  # under way, by file
         self._doomed: set[str] = set()  # files to be deleted when the last read of them has ended
 
@@ -177,7 +178,8 @@ class DiskTier(Tier):
         try:
             (self._folder / name).unlink(missing_ok=True)
         except OSError as error:
-            _log.warning("a state file can't be deleted: %s: %s", name, error)
+            if not self._failing:
+                _log.warning("a state file can't be deleted: %s: %s", name, error)
 
     def _write(self, name: str, saved: SavedState) -> None:
         path = self._folder / name
@@ -187,11 +189,15 @@ class DiskTier(Tier):
                     return  # dropped, or replaced by a later one
             save_full_state(path, saved, self._shape.version)
         except OSError as error:
-            _log.warning("a checkpoint can't be written: %s: %s", name, error)
+            if not self._failing:  # a full disk is told once, until it takes files again
+                _log.warning("a checkpoint can't be written: %s: %s", name, error)
             with self._lock:
+                self._failing = True
+                self.failed_writes += 1
                 self._failed.append((name, saved))
             return
         with self._lock:
+            self._failing = False
             if self._waiting.get(name) is saved:
                 del self._waiting[name]
             elif name not in self._waiting:

@@ -82,6 +82,7 @@ class Tier(ABC):
     on_device: bool = False
     slow: bool = False
     writes_refused: int = 0  # copies that were not made because the tier was too busy
+    failed_writes: int = 0  # files that the disk did not take
     logits_bytes: int = 0  # host memory that the tier takes besides what its queue counts
 
     @property
