@@ -30,14 +30,18 @@ class Admission:
         """How many places are taken."""
         return self._taken
 
+    @property
+    def retry_after(self) -> float:
+        """After how many seconds a place is likely to be free."""
+        return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
+
     def check(self) -> None:
         """Raise OverloadedError if there is no place now."""
         if self._taken >= self._num_running + self._num_queued:
-            seconds = RETRY_SECONDS if self._seconds is None else self._seconds
             raise OverloadedError(
                 f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
                 f"{self._num_queued} queued",
-                retry_after=seconds / self._num_running,
+                retry_after=self.retry_after,
             )
 
     def place(self, *, wait: bool) -> Place:

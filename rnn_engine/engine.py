@@ -20,14 +20,14 @@ from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, UnavailableError
+from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, TimeLimitError, UnavailableError
 from rnn_engine.forward import Progress, WeightFormatName
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Inboxes, Scheduler, Worker, parse_policy
+from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
 from rnn_engine.watchdog import Watchdog, stack_of
 from states.cache.config import CacheConfig
@@ -52,7 +52,14 @@ class Engine:
     Make it inside a running event loop. It owns its parts from then on and closes them in `close`.
     """
 
-    def __init__(self, parts: EngineParts, *, max_queued: int = 64, policy: BatchingPolicy = EAGER) -> None:
+    def __init__(
+        self,
+        parts: EngineParts,
+        *,
+        max_queued: int = 64,
+        queue_seconds: float | None = None,
+        policy: BatchingPolicy = EAGER,
+    ) -> None:
         """All of `parts` are closed with the engine."""
         self._tokenizer = parts.tokenizer
         self._info = parts.info
@@ -75,6 +82,7 @@ class Engine:
             wake=self._wake_worker,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
+        self._queue_seconds = queue_seconds
         self._worker = Worker(self._scheduler, self._inboxes.post, partial(self._end, parts), parts.reopen)
         self._worker.start()
         self._watchdog = Watchdog(self._worker, self._loop, self._note_stall)
@@ -91,6 +99,7 @@ class Engine:
         weights: WeightFormatName = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
+        queue_seconds: float | None = None,
         batching: str = "eager",
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
@@ -100,9 +109,9 @@ class Engine:
 
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
-        for a slot. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits
-        for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None keeps
-        nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
+        for a slot, each for `queue_seconds` at most (None: as long as it takes). `batching` is eager, k:NUMBER,
+        t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
+        how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -119,7 +128,7 @@ class Engine:
             states=states,
             progress=progress,
         )
-        return cls(parts, max_queued=max_queued, policy=policy)
+        return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)
 
     @property
     def info(self) -> EngineInfo:
@@ -213,6 +222,7 @@ class Engine:
                 inbox = self._inboxes.open(key, partial(self._pause, key))
                 begun = time.monotonic()
                 self._worker.submit(key, request, account.arrived)
+                timers = self._set_timers(key, request, wait_for_room)
                 try:
                     while not isinstance(event := await inbox.get(), Finished):
                         if isinstance(event, Started):
@@ -222,9 +232,29 @@ class Engine:
                     account.finished(event.reason, event.completion_tokens)
                     yield event
                 finally:
+                    for timer in timers:
+                        timer.cancel()
                     account.generated(inbox.num_tokens)
                     self._inboxes.remove(key)
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
+
+    def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
+        """Have a request end at its deadline, and where it waits too long for a slot unless its call `was_begun`."""
+        timers: list[asyncio.TimerHandle] = []
+        if request.deadline is not None:
+            late = TimeLimitError("the request's time was up before its first token; see `timeout`")
+            timers.append(self._loop.call_at(request.deadline, self._end_request, self._scheduler.expire, key, late))
+        if self._queue_seconds is not None and not was_begun:
+            full = OverloadedError(f"no slot was free for {self._queue_seconds:g} s", self._admission.retry_after)
+            timers.append(
+                self._loop.call_later(self._queue_seconds, self._end_request, self._scheduler.withdraw, key, full)
+            )
+        return timers
+
+    def _end_request(
+        self, end: Callable[[int, RnnEngineError], list[Delivery]], key: int, error: RnnEngineError
+    ) -> None:
+        self._worker.call(lambda: self._inboxes.post(end(key, error)))
 
     async def _ask_worker(self, question: Callable[[], T]) -> T:
         """Return what `question` gives on the worker's thread, between two steps."""

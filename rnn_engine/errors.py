@@ -11,6 +11,7 @@
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
     ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
     ├── OverloadedError        the queue is full                                      (HTTP 429)
+    ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
@@ -83,6 +84,10 @@ class UnavailableError(RnnEngineError):
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
         super().__init__(message)
+
+
+class TimeLimitError(RnnEngineError):
+    """A request's time is up before its first token, so that there is nothing to answer with."""
 
 
 class EngineClosedError(RnnEngineError):

@@ -93,7 +93,8 @@ class EngineLike(Protocol):
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
         Raises InvalidRequestError at once; OverloadedError, UnavailableError or EngineClosedError before the first
-        event; StepError or UnavailableError where the device fails. With `wait_for_room` a full queue is waited
+        event, and TimeLimitError where the request's deadline comes before it; StepError or UnavailableError where the
+        device fails. With `wait_for_room` a full queue is waited
         for instead of raising OverloadedError; that is for the later requests of a call whose first ones have run.
         """
         ...

@@ -42,6 +42,7 @@ class GenerateRequest:
     cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
     keep_end: bool = False  # return the state at the end (`Finished.end`)
     priority: int = 0  # of those that wait for a slot, the greatest comes first
+    deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 
     def check(self, shape: ModelShape, max_logprobs: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, UnavailableError
+from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, TimeLimitError, UnavailableError
 
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -50,7 +50,8 @@ class Outcome(StrEnum):
     LENGTH = "length"
     ABANDONED = "abandoned"  # its reader left
     FAILED_STEP = "failed_step"
-    OVERLOADED = "overloaded"  # refused, for the queue was full
+    OVERLOADED = "overloaded"  # refused, for the queue was full, or ended after waiting too long in it
+    TIMED_OUT = "timed_out"  # before its first token
     UNAVAILABLE = "unavailable"  # the device was being opened again, or did not answer
     CLOSED = "closed"  # the engine was closed, or stopped
     ERROR = "error"
@@ -168,6 +169,8 @@ def _outcome_of(error: BaseException | None) -> Outcome:
             return Outcome.FAILED_STEP
         case OverloadedError():
             return Outcome.OVERLOADED
+        case TimeLimitError():
+            return Outcome.TIMED_OUT
         case UnavailableError():
             return Outcome.UNAVAILABLE
         case EngineClosedError():

@@ -157,6 +157,23 @@ class Scheduler:
         else:
             self._paused.discard(key)
 
+    def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
+        """End a request with `error` if it waits for a slot."""
+        if key not in self._queue.keys:
+            return []
+        self.cancel(key)
+        return [Delivery(key, error)]
+
+    def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
+        """End a request whose time is up: with the text that it has, or with `error` where it has none."""
+        live = self._live.get(key)
+        if live is None:
+            return self.withdraw(key, error)
+        if live.cut():
+            return []
+        self._release(live)
+        return [Delivery(key, error)]
+
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
         """Wait for the steps in flight, then end every request, each with an error of its own.
 

@@ -71,6 +71,7 @@ class LiveSequence:
         self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
         self._generated: list[int] = []
+        self._max_tokens = request.max_tokens
         self._decode_demand = DECODE
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
@@ -146,9 +147,15 @@ class LiveSequence:
             return []
         if in_prompt:
             return self._leave_prompt(rows[-1])
-        if len(self._generated) == self.request.max_tokens:
-            return [self._finish("length", rows[-1])]
+        if len(self._generated) == self._max_tokens:
+            return [*_text_event(self._text.flush(), ()), self._finish("length", rows[-1])]
         return self._generate(rows[-1])
+
+    def cut(self) -> bool:
+        """End the text after the tokens that there are, in the next step; return False where there is none yet."""
+        if self._generated:
+            self._max_tokens = len(self._generated)
+        return len(self._generated) > 0
 
     def passed(self) -> None:
         """Note that the checkpoint that was due at this moment, if any, has been kept."""
@@ -204,7 +211,7 @@ class LiveSequence:
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:
             return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
-        if len(self._generated) < self.request.max_tokens:
+        if len(self._generated) < self._max_tokens:
             if self._mask is not None:
                 self._mask.advance()
             return [TextDelta(text, tokens)]

@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from asyncio import TimerHandle
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.errors import EngineClosedError, InvalidRequestError, ModelError, OverloadedError, StepError
+from rnn_engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    ModelError,
+    OverloadedError,
+    StepError,
+)
 from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
@@ -128,6 +137,40 @@ async def test_a_request_whose_reader_stalls_is_paused_until_it_reads_and_others
         assert steps_of_slow < 300
         assert engine.stats() == EngineStats(active=1, queued=0)
         assert Heard([event async for event in slow]).text == "x" * 500
+
+
+async def test_a_request_whose_deadline_comes_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeRunner(ENDLESS)) as engine:
+        loop = asyncio.get_running_loop()
+        deadline, call_at, come = loop.time() + 3600, loop.call_at, list[Callable[[], object]]()
+
+        def note(when: float, callback: Callable[..., object], *values: object, **options: Any) -> TimerHandle:  # noqa: ANN401
+            if when == deadline:
+                come.append(partial(callback, *values))
+            return call_at(when, callback, *values, **options)
+
+        monkeypatch.setattr(loop, "call_at", note)
+        events = engine.generate(replace(ask(max_tokens=10**6), deadline=deadline))
+        first = [await anext(events) for _ in range(2)]
+        come[0]()
+        heard = Heard([*first, *[event async for event in events]])
+        assert heard.finished.reason == "length"
+        assert heard.text == "x" * heard.finished.completion_tokens
+
+
+async def test_a_request_does_not_wait_longer_for_a_slot_than_it_may() -> None:
+    parts = assemble(FakeRunner(ENDLESS, num_slots=1), TOKENIZER, model="fake", device="none", weights="f32")
+    async with asyncio.timeout(PATIENCE), Engine(parts, queue_seconds=0.02) as engine:
+        slow = engine.generate(ask(max_tokens=10**6))
+        await anext(slow)
+        with pytest.raises(OverloadedError, match="no slot was free for"):
+            await listen(engine, ask())
+        part_of_a_call = asyncio.create_task(anext(engine.generate(ask(), wait_for_room=True)))
+        with pytest.raises(OverloadedError):
+            await listen(engine, ask())
+        assert not part_of_a_call.done()
+        await slow.aclose()
+        assert isinstance(await part_of_a_call, Started)
 
 
 async def test_requests_that_are_all_paused_need_no_steps_and_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
