@@ -111,7 +111,8 @@ class Engine:
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
         for a slot, each for `queue_seconds` at most (None: as long as it takes). `batching` is eager, k:NUMBER,
         t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
-        how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
+        how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
+        requests may start from by name. `progress` is called on another thread.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """

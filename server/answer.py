@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -13,7 +15,7 @@ from server.formatting.choices import Choice, ChoiceFormatter, Outcome
 from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
 from server.formatting.usage import Tally
 from server.http.bodies import json_response
-from server.http.context import engine_of
+from server.http.context import SETTINGS, engine_of
 from server.http.errors import describe
 from server.http.sse import DONE, EventStream, encode_event
 from server.schemas.generation import GenerationBody
@@ -33,6 +35,8 @@ async def answer(
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     engine = engine_of(request, body.cache_salt)
+    seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
+    calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
     for call in calls:
         call.check(engine.info.shape, engine.info.max_logprobs)
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)

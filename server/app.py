@@ -20,7 +20,9 @@ from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTI
 from server.http.routing import add_routes
 from server.listeners import open_listeners, url_of
 from server.middleware.admission import admission_middleware
+from server.middleware.clients import clients_middleware
 from server.middleware.connections import connections_middleware
+from server.middleware.deadlines import deadlines_middleware
 from server.middleware.errors import errors_middleware
 from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
@@ -51,6 +53,8 @@ def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer
             errors_middleware,
             origins_middleware(settings),
             admission_middleware(settings),
+            clients_middleware(settings.limits.max_client_requests),
+            deadlines_middleware(settings.limits.max_request_seconds),
         ],
     )
     app[ENGINE] = engine

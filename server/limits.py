@@ -20,8 +20,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may ask for. What is beyond is refused, by name.
+    """How much one request may ask for, how long it may take, and how many a client may have.
 
+    What is beyond is refused, by name.
     A field that is added here is an option of `rnn-engine serve`, and listed by `/props`, under the same name.
     """
 
@@ -44,9 +45,16 @@ class Limits:
     max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
     max_stop_strings: Annotated[int, Bound("strings", "Strings in `stop`.")] = 64
     max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`.")] = 4096
+    max_request_seconds: Annotated[
+        int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
+    ] = 3600
+    max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
+    max_client_requests: Annotated[
+        int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
+    ] = 1024
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
 
-    def check(self, limit: str, field: str, value: int) -> None:
+    def check(self, limit: str, field: str, value: float) -> None:
         """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
         most: int = getattr(self, limit)
         if value > most:

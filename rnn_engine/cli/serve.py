@@ -105,7 +105,16 @@ def command(
     SIGTERM ends the server when its running requests have ended; a second one does not wait. Sockets that systemd
     passes (LISTEN_FDS) are used in place of --unix-socket, and that in place of --port.
     """
-    choice = EngineChoice(model, tokenizer, device, slots, cache, _with_demo_state(model, states), batching)
+    choice = EngineChoice(
+        model,
+        tokenizer,
+        device,
+        slots,
+        cache,
+        _with_demo_state(model, states),
+        batching,
+        limits.max_queue_seconds,
+    )
     settings = ServerSettings(
         host,
         port,

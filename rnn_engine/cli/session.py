@@ -32,6 +32,7 @@ class EngineChoice:
     cache: CacheConfig | None = None
     states: StateSettings = field(default_factory=StateSettings)
     batching: str = "eager"
+    queue_seconds: float | None = None
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -51,6 +52,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 device=choice.device,
                 num_slots=choice.slots,
                 batching=choice.batching,
+                queue_seconds=choice.queue_seconds,
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,

@@ -18,6 +18,7 @@ from rnn_engine.errors import (
     StateError,
     StepError,
     StorageError,
+    TimeLimitError,
     TokenizerError,
     UnavailableError,
 )
@@ -60,6 +61,8 @@ def describe(error: Exception) -> Failure:
             return Failure(507, str(error), "server_error", "storage_failed")
         case OverloadedError():
             return Failure(429, str(error), "rate_limit_error", "overloaded", headers=retry_headers(error.retry_after))
+        case TimeLimitError():
+            return Failure(504, str(error), "server_error", "timeout")
         case UnavailableError():
             return Failure(503, str(error), "server_error", "unavailable", headers=retry_headers(error.retry_after))
         case EngineClosedError():

@@ -112,6 +112,7 @@ _EXPECTED: Mapping[str, str] = MappingProxyType(
         "string_type": "a string",
         "list_type": "a list",
         "dict_type": "an object",
+        "greater_than": "more than {gt}",
         "greater_than_equal": "at least {ge}",
         "less_than_equal": "at most {le}",
         "too_short": "at least {min_length} item(s)",

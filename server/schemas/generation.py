@@ -60,6 +60,12 @@ class GenerationBody(SamplingBody):
         description="Of the requests that wait for a slot, the greatest comes first, then the earliest; one of every "
         "8 slots goes to the earliest anyway.",
     )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds after which the answer ends with the text that there is and `finish_reason` `length`. "
+        "Where there is none yet, the request fails with 504. Null: as long as the server allows.",
+    )
     save_as: SaveAs | None = Field(
         default=None,
         description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "
@@ -75,6 +81,8 @@ class GenerationBody(SamplingBody):
         super().check(limits)
         limits.check("max_stop_strings", "stop", len(self.stop))
         limits.check("max_stop_bytes", "stop", sum(map(len, self.stop_bytes)))
+        if self.timeout is not None:
+            limits.check("max_request_seconds", "timeout", self.timeout)
         answers = self.num_prompts * self.copies
         limits.check("max_answers", "n" if self.num_prompts == 1 else "prompt", answers)
         if not self.stream:  # what is streamed is not kept
