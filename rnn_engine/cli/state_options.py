@@ -13,8 +13,11 @@ from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateFile, StateSettings
 from states.named.entry import check_new_name
+from states.named.leases import DEFAULT_TTL, MAX_TTL
+from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY
 
+_QUOTA = Quota()
 _ONLY = "state"  # what a command calls the one state that it was given
 
 
@@ -61,6 +64,27 @@ _SERVE_OPTIONS = (
         show_default=True,
         help="The most memory that states with names take.",
     ),
+    click.option(
+        "--key-state-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        help="The most that the states of one API key take.  [default: a quarter of --state-bytes]",
+    ),
+    click.option(
+        "--key-states",
+        type=click.IntRange(min=1),
+        default=_QUOTA.names,
+        show_default=True,
+        help="The most states that one API key has.",
+    ),
+    click.option(
+        "--key-state-ttl",
+        type=click.FloatRange(min=DEFAULT_TTL, max=MAX_TTL),
+        metavar="SECONDS",
+        default=_QUOTA.ttl,
+        show_default=True,
+        help="The longest that the states of an API key may stay without use, unless they are persistent.",
+    ),
 )
 
 
@@ -74,9 +98,13 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
         default_state: str | None,
         state_folder: Path | None,
         state_bytes: int,
+        key_state_bytes: int | None,
+        key_states: int,
+        key_state_ttl: float,
         **others: object,
     ) -> None:
-        command(states=StateSettings(files, default_state, state_folder, state_bytes), **others)
+        quota = Quota(key_state_bytes, key_states, key_state_ttl)
+        command(states=StateSettings(files, default_state, state_folder, state_bytes, quota), **others)
 
     return with_options(with_states, _SERVE_OPTIONS)
 

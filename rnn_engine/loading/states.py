@@ -5,7 +5,7 @@ the persistent states of earlier runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rnn_engine.errors import StateError
@@ -15,6 +15,7 @@ from states.files.exchange import StateFiles
 from states.files.reading import LoadedState
 from states.files.tuned import is_time_state, state_from_tuned
 from states.frozen import NO_INITIAL_STATE
+from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY, StateRegistry
 from states.named.saved import SavedStates
 
@@ -38,11 +39,12 @@ class StateSettings:
     default: str | None = None  # a name, or `none` for the fill values; None leaves it to the files
     folder: Path | None = None  # for persistent states, and the only one that requests may read from
     capacity: int = DEFAULT_CAPACITY  # bytes of all states together
+    quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
 
 
 def open_registry(model: ModelFile, settings: StateSettings) -> StateRegistry:
     """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
-    registry = make_registry(model.shape, model.fingerprint, settings.folder, settings.capacity)
+    registry = make_registry(model.shape, model.fingerprint, settings.folder, settings.capacity, settings.quota)
     own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
     if own:
         state = state_from_tuned(own, model.shape, "value_key", model.path.name)
@@ -57,7 +59,11 @@ def open_registry(model: ModelFile, settings: StateSettings) -> StateRegistry:
 
 
 def make_registry(
-    shape: ModelShape, fingerprint: str, folder: Path | None = None, capacity: int = DEFAULT_CAPACITY
+    shape: ModelShape,
+    fingerprint: str,
+    folder: Path | None = None,
+    capacity: int = DEFAULT_CAPACITY,
+    quota: Quota | None = None,
 ) -> StateRegistry:
     """An empty registry. Makes the folder where it is missing."""
     files = StateFiles(shape, fingerprint, folder)
@@ -65,4 +71,4 @@ def make_registry(
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
-    return StateRegistry(files, capacity=capacity, saved=saved)
+    return StateRegistry(files, capacity=capacity, saved=saved, quota=quota or Quota())

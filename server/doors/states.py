@@ -68,7 +68,7 @@ class OwnStates:
         return None if default is None else self._shown(default)
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        place = await self._place(name)
+        place = await self._place(name, retention)
         await self._store.check_place(place, self._owned(retention), num_bytes)
 
     async def put(
@@ -82,7 +82,7 @@ class OwnStates:
         key: uuid.UUID | None = None,
     ) -> NamedState:
         """Keep a state under a free name. Only an admin's keeps the id `key`: one that is taken tells of its state."""
-        place = await self._place(name)
+        place = await self._place(name, retention)
         key = key if self._scope is Scope.ADMIN else None
         kept = self._owned(retention)
         return self._shown(await self._store.put(place, frozen, kept, source=source, form=form, key=key))
@@ -95,18 +95,18 @@ class OwnStates:
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
         held = await self._require(name_or_id)
-        places = [await self._place(name) for name in names]
+        places = [await self._place(name, retention) for name in names]
         return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        """Move a state in its namespace."""
+        """Move a state in its namespace, or out of it to those that are shared."""
         held = await self._require_changeable(name_or_id)
-        if name == self._shown(held).name:
-            place = held.name
-        else:
-            place = full_name(held.namespace, split_name(await self._place(name))[1])
-        kept = self._owned(retention, held.namespace)
-        return self._shown(await self._store.move(str(held.id), place, kept))
+        namespace = "" if retention.shared else held.namespace
+        plain = held.plain_name if name == self._shown(held).name else name
+        place = full_name(namespace, plain)
+        if place != held.name:
+            await self._check_new(plain, retention)
+        return self._shown(await self._store.move(str(held.id), place, _owned(retention, namespace)))
 
     async def delete(self, name_or_id: str) -> NamedState:
         held = await self._require_changeable(name_or_id)
@@ -134,22 +134,28 @@ class OwnStates:
         check_changeable(self._shown(held), "state")
         return held
 
-    async def _place(self, name: str) -> str:
-        """Return the full name of a new state. Raises ForbiddenError, or InvalidRequestError for a name that is none or
-        that a shared state has."""
-        if not self._scope.includes(Scope.MANAGE):
-            raise ForbiddenError(f"states can't be kept with the scope {self._scope.value!r}; that needs 'manage'")
+    async def _place(self, name: str, retention: Retention) -> str:
+        """Return the full name of a new state. Raises what `_check_new` raises."""
+        await self._check_new(name, retention)
+        return full_name(self._namespace_of(retention), name)
+
+    async def _check_new(self, name: str, retention: Retention) -> None:
+        """Raise ForbiddenError, or InvalidRequestError for what is no plain name or is that of a shared state."""
+        needed = Scope.ADMIN if retention.shared else Scope.MANAGE
+        if not self._scope.includes(needed):
+            what = "shared" if retention.shared else "kept"
+            raise ForbiddenError(
+                f"states can't be {what} with the scope {self._scope.value!r}; that needs {needed.value!r}"
+            )
         check_new_name(name, "name")
         if self._namespace and (shared := await self._store.find(name)) is not None:
             raise name_taken(shared, "name")
-        return full_name(self._namespace, name)
 
-    def _owned(self, retention: Retention, namespace: str | None = None) -> Retention:
-        """Return the retention of a state whose owner is in the namespace of the state."""
-        if retention.owner is None:
-            return retention
-        check_name(retention.owner, "owner")
-        return replace(retention, owner=full_name(self._namespace if namespace is None else namespace, retention.owner))
+    def _namespace_of(self, retention: Retention) -> str:
+        return "" if retention.shared else self._namespace
+
+    def _owned(self, retention: Retention) -> Retention:
+        return _owned(retention, self._namespace_of(retention))
 
     def _sees(self, held: NamedState) -> bool:
         return self._scope is Scope.ADMIN or held.namespace in ("", self._namespace)
@@ -162,3 +168,11 @@ class OwnStates:
             return held  # an admin's view of another's
         owner = None if held.owner is None else split_name(held.owner)[1]
         return replace(held, name=held.plain_name, owner=owner, read_only=read_only)
+
+
+def _owned(retention: Retention, namespace: str) -> Retention:
+    """Return the retention of a state in a namespace, in which its owner is, too."""
+    if retention.owner is None:
+        return retention
+    check_name(retention.owner, "owner")
+    return replace(retention, owner=full_name(namespace, retention.owner))

@@ -28,6 +28,7 @@ _RETENTION_QUERY = {
     "owner": "Whose lease the state belongs to; absent, it has one of its own.",
     "ttl": "Seconds without use after which the lease ends.",
     "persistent": "`true`: keep it until it is removed.",
+    "shared": "`true`: let every API key start from it; for a key with the scope `admin`.",
 }
 
 
@@ -74,10 +75,15 @@ def _form(request: web.Request) -> ExportForm:
 
 def _retention(request: web.Request) -> Retention:
     query = _query(request, _RETENTION_QUERY)
-    persistent = query.get("persistent", "false")
-    if persistent not in ("true", "false"):
-        raise InvalidRequestError("persistent", persistent, "true or false")
-    return Retention(query.get("owner"), _seconds(query.get("ttl")), persistent == "true")
+    flags = [_flag(query, name) for name in ("persistent", "shared")]
+    return Retention(query.get("owner"), _seconds(query.get("ttl")), *flags)
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequestError(name, value, "true or false")
+    return value == "true"
 
 
 def _seconds(text: str | None) -> float | None:

@@ -25,9 +25,15 @@ class RetentionBody(RequestBody):
         default=False, description="Keep it until it is removed, over restarts, too, and for no owner."
     )
 
+    shared: bool = Field(
+        default=False,
+        description="Let every API key start from it and copy it; for a key with the scope `admin`. Without keys all "
+        "states are shared.",
+    )
+
     @property
     def retention(self) -> Retention:
-        return Retention(self.owner, self.ttl, self.persistent)
+        return Retention(self.owner, self.ttl, self.persistent, self.shared)
 
 
 class NewStateBody(RetentionBody):

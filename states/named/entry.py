@@ -58,6 +58,7 @@ class Retention:
     owner: str | None = None  # None = the state's own name
     ttl: float | None = None  # seconds without use; None = as the owner has it already, else an hour
     persistent: bool = False
+    shared: bool = False  # for all clients, where a server tells them apart
 
     def check(self) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""

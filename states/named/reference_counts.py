@@ -15,16 +15,19 @@ class ReferenceCounts:
         self._names: Counter[FrozenState] = Counter()
         self._digests: Counter[str] = Counter()
         self.num_bytes = 0
+        self.num_names = 0
 
     def add(self, state: FrozenState) -> None:
         """Increment the reference count of `state`."""
         if state not in self._names:
             self.num_bytes += state.num_bytes
+        self.num_names += 1
         self._names[state] += 1
         self._digests[state.digest] += 1
 
     def remove(self, state: FrozenState) -> bool:
         """Decrement the reference count of `state`; whether no state of these values is left."""
+        self.num_names -= 1
         self._names[state] -= 1
         self._digests[state.digest] -= 1
         if self._names[state] == 0:

@@ -21,11 +21,13 @@ from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention, check_changeable, check_new_name, split_name
+from states.named.quotas import Quota
 from states.named.saved import SavedStates
 from states.named.table import NamedStateTable
 
 DEFAULT_CAPACITY = 512 << 20
 DEFAULT_MAX_NAMES = 10_000
+_QUOTA = Quota()
 _REMOVED = "it was removed"
 _log = logging.getLogger(__name__)
 
@@ -55,9 +57,10 @@ class StateRegistry:
         capacity: int = DEFAULT_CAPACITY,
         max_names: int = DEFAULT_MAX_NAMES,
         saved: SavedStates | None = None,
+        quota: Quota = _QUOTA,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`capacity` bounds the bytes of all states together, `max_names` their number.
+        """`capacity` bounds the bytes of all states together, `max_names` their number, `quota` those of a namespace.
 
         `saved` keeps persistent ones; None can't keep any.
         """
@@ -65,7 +68,7 @@ class StateRegistry:
         self._saved = saved
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
-        self._table = NamedStateTable(capacity, max_names, clock, self._tell)
+        self._table = NamedStateTable(capacity, max_names, clock, self._tell, quota)
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # taken before the other one
 
@@ -157,6 +160,11 @@ class StateRegistry:
         with self._changing() as table:
             return table.entries(namespace)
 
+    def room_of(self, namespace: str) -> tuple[int, int]:
+        """Return how many bytes the states in a namespace take, and how many they may."""
+        with self._changing() as table:
+            return table.quotas.used(namespace), table.quotas.num_bytes
+
     def usage(self) -> RegistryUsage:
         with self._changing() as table:
             entries = table.entries()
@@ -191,6 +199,8 @@ class StateRegistry:
         with self._changing() as table:
             origin = _use(table, name_or_id)
             table.check_room(0, None, len(names))
+            grown = table.quotas.growth(split_name(names[0])[0], [origin.frozen])
+            table.check_quota(names[0], grown, len(names))
             for name in names:
                 self._check_place(table, name, retention, 0)
             owners = [table.renew(retention, name) for name in names]
@@ -210,9 +220,9 @@ class StateRegistry:
             old = _use(table, name_or_id)
             check_changeable(old, "state")
             if name == old.name:
-                self._check_retention(retention)
+                self._check_retention(table, name, retention)
             else:
-                self._check_place(table, name, retention, 0)
+                self._check_place(table, name, retention, 0, num_names=0)
             owner = table.renew(retention, name)
             new = replace(old, version=table.next_version(), name=name, owner=owner)
             table.swap(old, new)
@@ -227,6 +237,7 @@ class StateRegistry:
             if held is None or held != old:
                 raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
             check_changeable(held, "state")
+            table.check_quota(held.name, table.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
             if held.owner is not None:
                 table.leases.renew(held.owner)
             version, now = table.next_version(), time.time()
@@ -264,14 +275,18 @@ class StateRegistry:
             self._table.end_expired()
             yield self._table
 
-    def _check_place(self, table: NamedStateTable, name: str, retention: Retention, num_bytes: int) -> None:
-        self._check_retention(retention)
+    def _check_place(
+        self, table: NamedStateTable, name: str, retention: Retention, num_bytes: int, num_names: int = 1
+    ) -> None:
+        self._check_retention(table, name, retention)
         table.check_free(name, "name")
         check_new_name(split_name(name)[1], "name")
-        table.check_room(num_bytes, retention.owner_of(name))
+        table.check_quota(name, num_bytes, num_names)
+        table.check_room(num_bytes, retention.owner_of(name), num_names)
 
-    def _check_retention(self, retention: Retention) -> None:
+    def _check_retention(self, table: NamedStateTable, name: str, retention: Retention) -> None:
         retention.check()
+        table.quotas.check_ttl(name, retention.ttl)
         if retention.persistent and self._saved is None:
             raise InvalidRequestError("persistent", True, "false: the server has no folder of states")
 

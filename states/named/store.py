@@ -23,8 +23,8 @@ class StateListing:
 
     entries: tuple[NamedState, ...]  # in the order in which the names were entered
     default: str | None  # the name of the default state
-    num_bytes: int  # of all states; copies share theirs
-    capacity: int  # bytes
+    num_bytes: int  # of all states, or of those in the namespace that was asked for; copies share theirs
+    capacity: int  # bytes that they may take
 
 
 class StateStore(Protocol):
@@ -136,8 +136,9 @@ class LocalStateStore:
     async def list(self, namespace: str | None = None) -> StateListing:
         registry = self._registry
         usage, default = registry.usage(), registry.default
+        used, capacity = registry.room_of(namespace) if namespace else (usage.num_bytes, usage.capacity)
         entries = tuple(map(self._shown, registry.entries(namespace)))
-        return StateListing(entries, None if default is None else default.name, usage.num_bytes, usage.capacity)
+        return StateListing(entries, None if default is None else default.name, used, capacity)
 
     def usage(self) -> RegistryUsage:
         return self._registry.usage()

@@ -16,6 +16,7 @@ from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention, check_full_name, full_name, parse_id, split_name
 from states.named.index import NameIndex
 from states.named.leases import DEFAULT_TTL, Lease, Leases
+from states.named.quotas import Quota, Quotas
 from states.named.reference_counts import ReferenceCounts
 from states.named.tombstones import Tombstones
 
@@ -26,7 +27,12 @@ class NamedStateTable:
     """Names and what they stand for, in memory. Not thread-safe."""
 
     def __init__(
-        self, capacity: int, max_names: int, clock: Callable[[], float], forget: Callable[[str], None]
+        self,
+        capacity: int,
+        max_names: int,
+        clock: Callable[[], float],
+        forget: Callable[[str], None],
+        quota: Quota,
     ) -> None:
         """`forget` is called with the digest of a state when no name stands for one of these values any more."""
         self.capacity = capacity
@@ -34,6 +40,7 @@ class NamedStateTable:
         self.leases = Leases(clock)
         self.default: str | None = None  # a name that is there
         self._forget = forget
+        self.quotas = Quotas(quota, capacity)
         self._counts = ReferenceCounts()
         self._index = NameIndex()
         self._tombstones = Tombstones()
@@ -99,6 +106,10 @@ class NamedStateTable:
             raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
+    def check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
+        """Raise OverloadedError where the namespace of a name may not have so much more."""
+        self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
+
     def renew(self, retention: Retention, name: str) -> str | None:
         """Renew the lease of the owner of a state of this name; return the owner, None for a persistent state."""
         owner = retention.owner_of(name)
@@ -113,6 +124,7 @@ class NamedStateTable:
         self._make_room(entry.owner, entry.frozen)
         self._index.put(entry)
         self._counts.add(entry.frozen)
+        self.quotas.add(entry)
         self._tombstones.revive(entry.name)
 
     def swap(self, old: NamedState, new: NamedState) -> None:
@@ -123,6 +135,7 @@ class NamedStateTable:
             self._tombstones.note(old.name, f"it is called {new.plain_name!r} now")
         self._index.put(new)
         self._counts.add(new.frozen)
+        self.quotas.add(new)
         self._tombstones.revive(new.name)
         if self.default == old.name:
             self.default = new.name if new.persistent else None
@@ -146,6 +159,7 @@ class NamedStateTable:
         """Give up the lease and the bytes of a state that has been taken out of the index."""
         if entry.owner is not None and not self._index.owned_by(entry.owner):
             self.leases.end(entry.owner)
+        self.quotas.remove(entry)
         if self._counts.remove(entry.frozen):
             self._forget(entry.frozen.digest)
 

@@ -207,6 +207,30 @@ async def test_the_operator_finds_every_state_by_its_whole_name(clients: Clients
     assert await clients.names("ann") == ["poet"]
 
 
+async def test_the_operator_shares_states(clients: Clients) -> None:
+    body = {"name": "house", "prompt": "x", "shared": True}
+    for key in ("ann", "eve"):
+        assert (await clients.ask(key, "POST", "/v1/states", body, status=403))["type"] == "permission_error"
+        saved = {"name": "house", "shared": True}
+        await clients.ask(key, "POST", "/v1/chat/completions", {**HI, "save_as": saved}, status=403)
+    await clients.ask("op", "POST", "/v1/states", body)
+    await clients.ask("op", "POST", "/v1/states", {"name": "own", "prompt": "y", "owner": "x"})
+    await clients.ask("op", "POST", "/v1/states/own/take", {"shared": True, "owner": "y"})
+    assert await clients.names("bob") == ["poet", "house", "own"]
+    shown = await clients.ask("bob", "GET", "/v1/states/own")
+    assert (shown["owner"], shown["read_only"]) == ("y", True)
+    taken = {"name": SECRET, "prompt": "x"}
+    await clients.ask("op", "POST", "/v1/states", {**taken, "shared": True})  # hidden to ann by her own
+    assert (await clients.ask("ann", "GET", f"/v1/states/{SECRET}"))["read_only"] is False
+    assert (await clients.ask("bob", "GET", f"/v1/states/{SECRET}"))["read_only"] is True
+
+
+async def test_a_key_is_told_of_its_own_room(clients: Clients) -> None:
+    seen = {key: await clients.ask(key, "GET", "/v1/states") for key in ("ann", "bob", "op")}
+    assert [seen[key]["bytes"] > 0 for key in seen] == [True, False, True]
+    assert seen["ann"]["capacity"] == seen["op"]["capacity"] // 4
+
+
 async def test_without_keys_everything_belongs_to_everybody(serve: Serve) -> None:
     engine = FakeEngine()
     clients = Clients(await serve(engine), engine)

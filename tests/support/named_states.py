@@ -14,6 +14,7 @@ from states.files.reading import LAYOUT_KEY
 from states.files.tuned import Layout, tuned_from_state
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import NamedState
+from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
 from states.named.saved import SavedStates
 from tests.support.models import tiny_shape
@@ -62,10 +63,13 @@ def make_registry(
     max_names: int = DEFAULT_MAX_NAMES,
     clock: Clock | None = None,
     model: str = FINGERPRINT,
+    quota: Quota | None = None,
 ) -> StateRegistry:
     """A registry that keeps persistent states in `folder`, with those that are there already."""
     files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
-    registry = StateRegistry(files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock())
+    registry = StateRegistry(
+        files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock(), quota=quota or Quota()
+    )
     registry.load_saved()
     return registry
