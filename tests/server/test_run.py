@@ -60,6 +60,7 @@ def server_process(
     )
 
     def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore
         if ignored is not None:
             signal.signal(ignored, signal.SIG_IGN)
         if listener is not None:
