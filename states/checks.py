@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.listing import show_all
+from rnn_engine.tensor_files.listing import show
 from rnn_engine.types import F32, ModelShape
 
 
@@ -34,7 +34,7 @@ def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -
     expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
     if set(arrays) != set(expected):
         raise StateError(
-            f"{source}: holds the fields {show_all(sorted(arrays))}; a {shape.version} state has {sorted(expected)}"
+            f"{source}: holds the fields {show(str(sorted(arrays)))}; a {shape.version} state has {sorted(expected)}"
         )
     for name, size in expected.items():
         check_shape(arrays[name].shape, size, f"{source}: {name}")

@@ -72,7 +72,7 @@ def test_what_names_no_state_is_refused(rnn_engine: Command, text: str) -> None:
 
 def test_a_state_that_is_missing_ends_the_start(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--state", "a=no.st", code=1)
-    assert said.splitlines()[-1] == "Error: no.st: can't be read: No such file or directory"
+    assert said.splitlines()[-1] == "Error: no.st can't be read: No such file or directory"
 
 
 def test_logits_start_from_a_state(

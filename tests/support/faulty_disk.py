@@ -37,6 +37,7 @@ class FaultyDisk:
 
     def __init__(self, patch: pytest.MonkeyPatch, fault: Fault = Fault.ERROR, at: int | None = None) -> None:
         self.operations = 0
+        self.failures = 0
         self._fault = fault
         self._at = at
         self._crashed = False
@@ -57,16 +58,20 @@ class FaultyDisk:
             return
         match self._fault:
             case Fault.ERROR if number == self._at:
-                raise OSError(errno.EIO, "Input/output error")
+                raise self._failure(errno.EIO)
             case Fault.FULL if writes:
-                raise OSError(errno.ENOSPC, "No space left on device")
+                raise self._failure(errno.ENOSPC)
             case Fault.READ_ONLY:
-                raise OSError(errno.EROFS, "Read-only file system")
+                raise self._failure(errno.EROFS)
             case Fault.KILL | Fault.POWER:
                 self._crashed = True
                 if self._fault is Fault.POWER:
                     self._cut_power()
                 raise Crash
+
+    def _failure(self, number: int) -> OSError:
+        self.failures += 1
+        return OSError(number, os.strerror(number))
 
     def note_write(self, descriptor: int, path: Path) -> None:
         self._unsynced[os.fstat(descriptor).st_ino] = path
