@@ -1,6 +1,6 @@
 // Layer norm, then the token shift into one or more mixes.
 // One workgroup a token: n = LN(x[t]); prev = the same of the token before it, or the slot's shift at a run's start;
-// mixes[m][t] = n + (prev - n) * mix[m]. The last n of every run becomes the slot's shift. The state holds two copies
+// mixes[m][t] = n + (prev - n) * mix[m], and behind them prev - n where it is kept. The last n of every run becomes the slot's shift. The state holds two copies
 // of a shift, one to read and one to write, since the first and last token of a run are two workgroups in no order.
 
 #include batch
@@ -8,7 +8,7 @@
 @group(0) @binding(1) var<storage, read> x: array<f32>;            // [T, WIDTH]
 @group(0) @binding(2) var<storage, read> vectors: array<f32>;      // the layer's vectors, packed
 @group(0) @binding(3) var<storage, read_write> state: array<f32>;  // [slots, STATE_STRIDE]
-@group(0) @binding(4) var<storage, read_write> mixes: array<f32>;  // [MIXES, MAX_TOKENS, WIDTH]
+@group(0) @binding(4) var<storage, read_write> mixes: array<f32>;  // [MIXES, MAX_TOKENS, WIDTH], one more where KEEPS_DIFFERENCE
 
 #include norm
 
@@ -33,6 +33,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let previous = select((x[before + d] - stats_before.x) * stats_before.y * weight + bias, state[old_shift + d], is_first);
         for (var m = 0u; m < MIXES; m++) {
             mixes[(m * MAX_TOKENS + token) * WIDTH + d] = normed + (previous - normed) * vectors[MIX + m * WIDTH + d];
+        }
+        if KEEPS_DIFFERENCE {
+            mixes[(MIXES * MAX_TOKENS + token) * WIDTH + d] = previous - normed;
         }
         if is_last {
             state[new_shift + d] = normed;

@@ -17,7 +17,8 @@ struct Segment {
     inputs_stride: u32, // floats from one token's inputs to the next
     outputs_start: u32, // index of the first token's first output in `outputs`
     outputs_stride: u32,
-    bias_start: u32,    // index of the first row's bias in `vectors`
+    operand_start: u32, // index of what the first row of the first token is combined with, such as a bias
+    operand_stride: u32, // floats from one token's operands to the next; 0 for those that all tokens share
     activation: u32,
 }
 
@@ -29,7 +30,7 @@ struct MatMul {
 
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> matmul: MatMul;
-@group(0) @binding(3) var<storage, read> vectors: array<f32>;
+@group(0) @binding(3) var<storage, read> vectors: array<f32>; // operands
 @group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> outputs: array<f32>;
 
@@ -52,14 +53,18 @@ fn sigmoid(value: f32) -> f32 {
 // What becomes of a finished sum. The clamp is there because tanh of a large argument is NaN on some drivers.
 fn store(segment: Segment, token: u32, row: u32, sum: f32) {
     let place = segment.outputs_start + token * segment.outputs_stride + row;
-    let bias = segment.bias_start + row;
+    let operand = segment.operand_start + token * segment.operand_stride + row;
     switch segment.activation {
         case ACTIVATION_TANH: { outputs[place] = tanh(clamp(sum, -20.0, 20.0)); }
         case ACTIVATION_SIGMOID: { outputs[place] = sigmoid(sum); }
         case ACTIVATION_SQUARED_RELU: { let positive = max(sum, 0.0); outputs[place] = positive * positive; }
-        case ACTIVATION_BIASED_SIGMOID: { outputs[place] = sigmoid(sum + vectors[bias]); }
-        case ACTIVATION_DECAY: { outputs[place] = exp(-0.606531 * sigmoid(sum + vectors[bias])); }
+        case ACTIVATION_BIASED_SIGMOID: { outputs[place] = sigmoid(sum + vectors[operand]); }
+        case ACTIVATION_DECAY: { outputs[place] = exp(-0.606531 * sigmoid(sum + vectors[operand])); }
         case ACTIVATION_RESIDUAL: { outputs[place] += sum; }
+        case ACTIVATION_SILU: { outputs[place] = sum * sigmoid(sum); }
+        case ACTIVATION_DOUBLE_EXP_DECAY: { outputs[place] = exp(-exp(sum + vectors[operand])); }
+        case ACTIVATION_SCALED_RESIDUAL: { outputs[place] += sum * vectors[operand]; }
+        case ACTIVATION_SHIFTED_MIX: { outputs[place] += sum * outputs[operand]; }
         default: { outputs[place] = sum; }
     }
 }

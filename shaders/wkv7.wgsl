@@ -11,13 +11,11 @@
 @group(0) @binding(2) var<storage, read> projected: array<f32>;        // r, k, v: [3, MAX_TOKENS, WIDTH]
 @group(0) @binding(3) var<storage, read> gates: array<f32>;            // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
 @group(0) @binding(4) var<storage, read_write> v_first: array<f32>;    // [MAX_TOKENS, WIDTH]
-@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, N / 4, N, 4]
+@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, HEAD_THREADS / 4, N, 4]
 @group(0) @binding(6) var<storage, read_write> mixed: array<f32>;      // [T, WIDTH]
 
 const PLANE = MAX_TOKENS * WIDTH;
-const EIGHTHS = HEAD_SIZE / 8u;
 
-// One head's vectors of the current token. Scalars, since writing one part of a vec4 may touch all four.
 const R = 0u;
 const DECAY = 1u;
 const RATED_K = 2u; // k after its in-context rate
@@ -25,25 +23,22 @@ const KK = 3u;      // not yet of length 1
 const RATED_KK = 4u; // kk * a
 const BONUS = 5u;   // r * k * r_k
 const Y = 6u;
-var<workgroup> head: array<f32, 7u * HEAD_SIZE>;
+const HEAD_VECTORS = 7u;
 
-fn set_vector(vector: u32, row: u32, value: f32) {
-    head[vector * HEAD_SIZE + row] = value;
-}
+#include head
 
-#include eight
-#include VECTORS
-
-@compute @workgroup_size(HEAD_SIZE)
+@compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
     let run = batch.runs[group.y];
-    let channel = group.x * HEAD_SIZE + row;
+    let is_real = row < HEAD_SIZE;
+    let real_row = min(row, HEAD_SIZE - 1u);
+    let channel = group.x * HEAD_SIZE + real_row;
     let k_k = vectors[K_K + channel];
     let k_a = vectors[K_A + channel];
     let r_k = vectors[R_K + channel];
     let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
     let norm_bias = vectors[GROUP_NORM_BIAS + channel];
-    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + row;
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
 
     var s: array<vec4<f32>, 2u * EIGHTHS>;
     for (var j = 0u; j < 2u * EIGHTHS; j++) {
@@ -58,7 +53,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let rated_k = k * (1.0 + (a - 1.0) * k_a);
         var v = projected[2u * PLANE + place];
         if IS_FIRST_LAYER {
-            v_first[place] = v;
+            if is_real {
+                v_first[place] = v;
+            }
         } else {
             v += (v_first[place] - v) * gates[3u * PLANE + place];
         }
@@ -96,21 +93,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         set_vector(Y, row, y);
         workgroupBarrier();
 
-        var sum = 0.0;
-        for (var j = 0u; j < EIGHTHS; j++) {
-            sum += sum_of(load_eight(Y, j, row));
+        let normed = normalize_over_head(Y, row, 64e-5) * norm_weight + norm_bias;
+        if is_real {
+            mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
         }
-        let mean = sum / f32(HEAD_SIZE);
-        var variance = 0.0;
-        for (var j = 0u; j < EIGHTHS; j++) {
-            let part = load_eight(Y, j, row);
-            variance += dot(part.low - mean, part.low - mean) + dot(part.high - mean, part.high - mean);
-        }
-        let normed = (y - mean) * inverseSqrt(variance / f32(HEAD_SIZE) + 64e-5) * norm_weight + norm_bias;
-        mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
     }
 
-    for (var j = 0u; j < 2u * EIGHTHS; j++) {
-        state[state_start + j * HEAD_SIZE] = s[j];
+    if is_real {
+        for (var j = 0u; j < 2u * EIGHTHS; j++) {
+            state[state_start + j * HEAD_SIZE] = s[j];
+        }
     }
 }

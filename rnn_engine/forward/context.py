@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, Weights
@@ -15,7 +17,7 @@ from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import FormatOf
 from rnn_engine.gpu import Buffer, Kernels, Memory
-from rnn_engine.types import F32, Model
+from rnn_engine.types import Model
 from shaders import Constant, Include
 
 
@@ -71,13 +73,17 @@ class PackedVectors:
     @classmethod
     def load(cls, context: BuildContext, label: str, prefix: str, names: Sequence[str]) -> PackedVectors:
         """Upload those tensors called `prefix` + name that the model has, in the order of `names`."""
-        vectors: dict[str, F32] = {
-            name: context.model.tensor(prefix + name).astype(np.float32).reshape(-1)
-            for name in names
-            if context.model.has(prefix + name)
-        }
-        ends = np.cumsum([vector.size for vector in vectors.values()]).tolist()
-        packed = np.concatenate(list(vectors.values()))
+        model = context.model
+        return cls.pack(
+            context, label, {name: model.tensor(prefix + name) for name in names if model.has(prefix + name)}
+        )
+
+    @classmethod
+    def pack(cls, context: BuildContext, label: str, vectors: Mapping[str, NDArray[Any]]) -> PackedVectors:
+        """Upload `vectors`, of any float type and shape, in their order."""
+        flat = {name: vector.astype(np.float32).reshape(-1) for name, vector in vectors.items()}
+        ends = np.cumsum([vector.size for vector in flat.values()]).tolist()
+        packed = np.concatenate(list(flat.values()))
         buffer = context.memory.create_buffer(label, packed.nbytes)
         context.memory.upload(buffer, 0, packed)
-        return cls(buffer, dict(zip(vectors, [0, *ends], strict=False)))
+        return cls(buffer, dict(zip(flat, [0, *ends], strict=False)))

@@ -7,10 +7,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.embedding import embedding_stages
 from rnn_engine.forward.head import Head
 from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.packing import COLUMNS_AT_ONCE
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
@@ -38,8 +40,10 @@ class ForwardPass:
         format_of: FormatOf,
         progress: Progress,
     ) -> None:
-        """Upload `model`, whose file may be closed afterwards."""
+        """Upload `model`, whose file may be closed afterwards. Raises DeviceError for a width that no kernel takes."""
         shape = model.shape
+        if shape.width % COLUMNS_AT_ONCE:
+            raise DeviceError(f"width {shape.width} is not served on a GPU; expected a multiple of {COLUMNS_AT_ONCE}")
         num_parts = shape.num_layers + 1
         self.state_layout = StateLayout(shape)
         self.states = [

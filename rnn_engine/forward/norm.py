@@ -17,11 +17,13 @@ def norm_shift_stage(
     mixes: tuple[str, ...],
     shift: str,
     outputs: Buffer,
+    keeps_difference: bool = False,
 ) -> KernelStage:
     """The stage that fills `outputs` [len(mixes), max_tokens, D] with the normed tokens, mixed with those before them.
 
     `norm` is the layer norm's name in `vectors`, `mixes` are the vectors of the mixes, which lie side by side there,
-    and `shift` is the state's field with the normed token before the first.
+    and `shift` is the state's field with the normed token before the first. The difference from each token to the one
+    before it is kept in a plane of its own, after the mixes, where `keeps_difference` says so.
     """
     width = context.model.shape.width
     constants = {
@@ -31,6 +33,7 @@ def norm_shift_stage(
         "SHIFT_OFFSET": context.state_layout.offsets[shift],
         "MIXES": len(mixes),
         "MIX": vectors.starts[mixes[0]],
+        "KEEPS_DIFFERENCE": keeps_difference,
         "NORM_WEIGHT": vectors.starts[f"{norm}.weight"],
         "NORM_BIAS": vectors.starts[f"{norm}.bias"],
     }

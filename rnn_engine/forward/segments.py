@@ -14,7 +14,7 @@ from rnn_engine.forward.weight_formats import WeightFormat
 
 ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
 MAX_SEGMENTS = 8  # of a part
-SEGMENT_WORDS = 11  # of struct Segment
+SEGMENT_WORDS = 12  # of struct Segment
 _CHUNK_BYTES = 16 << 20  # of weights in f32 that are packed at once
 
 
@@ -27,7 +27,11 @@ class Activation(IntEnum):
     SQUARED_RELU = 3
     BIASED_SIGMOID = 4
     DECAY = 5
-    RESIDUAL = 6
+    RESIDUAL = 6  # the sum is added to what the output holds
+    SILU = 7
+    DOUBLE_EXP_DECAY = 8
+    SCALED_RESIDUAL = 9  # as RESIDUAL, times the operand
+    SHIFTED_MIX = 10  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One matrix of a matmul: its weights, and where its inputs and outputs lie. Offsets count floats."""
+    """One matrix of a matmul: its weights, and where its inputs, outputs and operands lie. Offsets count floats.
+
+    An operand is what the activation combines a sum with: a bias, or a factor of each token.
+    """
 
     weights: Weights
     inputs_start: int
@@ -48,7 +55,8 @@ class Matrix:
     outputs_start: int
     outputs_stride: int
     activation: Activation = Activation.NONE
-    bias_start: int = 0
+    operand_start: int = 0
+    operand_stride: int = 0  # 0 where all tokens share the operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,8 @@ class Segment:
             matrix.inputs_stride,
             matrix.outputs_start + self.start,
             matrix.outputs_stride,
-            matrix.bias_start + self.start,
+            matrix.operand_start + self.start,
+            matrix.operand_stride,
             int(matrix.activation),
         ]
 

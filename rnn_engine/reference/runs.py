@@ -43,3 +43,18 @@ class PackedRuns:
         """Return the last vector of each run [B, D], which the run's next token will be shifted against."""
         last: Array = x[self.starts + self.lengths - 1]
         return last
+
+    def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
+        """Return what becomes of `state` [B, ...] token after token, for all runs side by side.
+
+        `step` changes the states of the runs that still have a token, given those and the places of the tokens.
+        """
+        longest_first = np.argsort(-self.lengths, kind="stable")
+        lengths, starts = self.lengths[longest_first], self.starts[longest_first]
+        live = state[longest_first]
+        for offset in range(lengths[0]):
+            running = np.count_nonzero(lengths > offset)
+            step(live[:running], starts[:running] + offset)
+        after = np.empty_like(live)
+        after[longest_first] = live
+        return after

@@ -15,7 +15,7 @@ from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.tensor_files.listing import show_all
-from rnn_engine.versions import v7
+from rnn_engine.versions import v6, v7
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,13 @@ VERSIONS: Final = VersionTable(
             run_layers=v7.run_layers,
             load_layers=v7.load_layers,
         ),
-        UnservedVersion(
-            "RWKV-6", re.compile(r"blocks\.\d+\.att\.(time_maa_\w+|time_mix_(x|w|w1|w2)|time_decay_w[12])")
+        Version(
+            name="v6",
+            title="RWKV-6",
+            pattern=re.compile(r"blocks\.\d+\.att\.(time_maa_\w+|time_mix_(x|w|w1|w2)|time_decay_w[12])"),
+            layout=Layout(v6.list_tensors, v6.make_shape),
+            run_layers=v6.run_layers,
+            load_layers=v6.load_layers,
         ),
         UnservedVersion("RWKV-5", re.compile(r"blocks\.\d+\.att\.(ln_x\..*|gate\.weight|time_faaaa)")),
         UnservedVersion("RWKV-4", re.compile(r"blocks\.\d+\.att\.(time_decay|time_first|time_mix_[kvr])")),

@@ -126,8 +126,6 @@ def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
         (["time_decay", "time_first", "time_mix_k", "key.weight"], "RWKV-4"),
         (["time_decay", "time_first", "time_mix_k", "ln_x.weight"], "RWKV-5"),
         (["time_decay", "time_faaaa", "time_mix_g", "gate.weight", "ln_x.weight"], "RWKV-5"),
-        (["time_decay", "time_faaaa", "time_maa_x", "time_maa_w1", "gate.weight", "ln_x.weight"], "RWKV-6"),
-        (["time_decay", "time_first", "time_mix_x", "time_mix_w1", "gate.weight", "ln_x.weight"], "RWKV-6"),
     ],
 )
 def test_older_versions_are_named(names: list[str], title: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rnn_engine.loading.model import open_model
 from rnn_engine.model import ModelFile
@@ -142,12 +143,14 @@ def test_unknown_tensor_is_a_key_error(model: TensorModel, tmp_path: Path) -> No
 
 def test_tuned_initial_state_is_turned_as_the_adapters_are(model: TensorModel, tmp_path: Path) -> None:
     shape = model.shape
+    assert isinstance(shape, ShapeV7)
     state = np.random.default_rng(5).normal(size=(shape.num_heads, shape.head_size, shape.head_size))
     state = state.astype(np.float16).astype(np.float32)  # [H, value, key]
     name = "blocks.1.att.time_state"
-    plain = TensorModel(shape, model.tensors | {name: state})
-    turned = TensorModel(shape, model.tensors | {name: state.swapaxes(1, 2)})
-    with open_model(save_safetensors(plain, tmp_path / "a.safetensors")) as opened:
+    tuned = TensorModel(shape, model.tensors | {name: state})
+    with open_model(save_safetensors(tuned, tmp_path / "a.safetensors")) as opened:
         np.testing.assert_array_equal(opened.tensor(name), state)
-    with open_model(save_safetensors(turned, tmp_path / "b.st", "f16", "ai00")) as opened:
+    path = save_safetensors(tuned, tmp_path / "b.st", "f16", "ai00")
+    np.testing.assert_array_equal(load_file(path)[name], state.swapaxes(1, 2))
+    with open_model(path) as opened:
         np.testing.assert_array_equal(opened.tensor(name), state)

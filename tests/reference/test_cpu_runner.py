@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
-from rnn_engine.versions.v7 import run_layers
+from tests.support.cpu import make_cpu_runner
 from tests.support.golden_contract import GoldenContract
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.runner_contract import MakeRunner, RunnerContract
@@ -19,7 +16,7 @@ from tests.support.runner_contract import MakeRunner, RunnerContract
 
 @pytest.fixture(scope="module")
 def make_runner() -> MakeRunner:
-    return partial(CpuRunner, run_layers=run_layers)
+    return make_cpu_runner
 
 
 class TestCpuRunner(RunnerContract):

@@ -8,7 +8,7 @@ from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.weight_formats import FormatOf, WeightFormatName, one_format
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
-from rnn_engine.versions.v7 import load_layers
+from rnn_engine.versions.table import VERSIONS
 
 KINDS = ("software", "discrete")
 
@@ -38,7 +38,7 @@ def make_gpu_runner(
     limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
     return GpuRunner(
         model,
-        load_layers,
+        VERSIONS.get(model.shape.version).load_layers,
         device,
         memory,
         tuning,

@@ -1,4 +1,4 @@
-"""RWKV-7 models with random weights: small, from a fixed seed, in memory or as a safetensors file.
+"""Models with random weights: small, from a fixed seed, in memory or as a safetensors file.
 
 The magnitudes are those of trained models: decays from nearly 0.55 to nearly 1, activations near one, logits that
 spread over several units, so that a wrong sum shows and the greatest logit stands clear of the next.
@@ -6,6 +6,7 @@ spread over several units, so that a wrong sum shows and the greatest logit stan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +17,23 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from safetensors.numpy import save_file
 
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from tests.support.older_models import draw_older
 
 FileDtype = Literal["f16", "bf16", "f32"]
 Convention = Literal["blinkdl", "ai00"]
 
+_MIX_OR_BIAS = re.compile(r"blocks\.\d+\.(att|ffn)\.(x_\w|[wav]0|k_[ka]|time_\w+)")
 _FILE_DTYPES: dict[str, Any] = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32}
-_ADAPTERS = {f"{kind}{half}" for kind in "wavg" for half in (1, 2)}
-_STORED_AS_1_1_D = {"x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "w0", "a0", "v0", "k_k", "k_a"}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorModel:
     """A model in memory, with the part of a model file's interface that a forward pass needs."""
 
-    shape: ShapeV7
+    shape: ModelShape
     tensors: dict[str, NDArray[Any]]
 
     @property
@@ -65,16 +68,17 @@ def tiny_shape(
 
 
 def random_model(
-    shape: ShapeV7, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
+    shape: ModelShape, seed: int, dtype: DTypeLike = np.float32, *, layer0_v: bool = True, bits: int = 8
 ) -> TensorModel:
     """Random weights as arrays of `dtype`; the same seed gives the same numbers in every dtype.
 
     Values have `bits` significant bits: 8 lose nothing in f16, bf16 and f32, 11 lose nothing in f16 and f32.
-    `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files do.
+    `layer0_v=False` leaves out layer 0's v0, v1, v2, as some published files of RWKV-7 do.
     """
     generator = np.random.default_rng(seed)
     tensors = {}
-    for name, values in _draw_tensors(shape, generator):
+    drawn = _draw_v7(shape, generator) if isinstance(shape, ShapeV7) else draw_older(shape, generator)
+    for name, values in drawn:
         if layer0_v or name not in {f"blocks.0.att.v{i}" for i in range(3)}:
             tensors[name] = _round_to_f16(values, bits).astype(dtype)
     return TensorModel(shape, tensors)
@@ -83,20 +87,22 @@ def random_model(
 def save_safetensors(
     model: TensorModel, path: Path, dtype: FileDtype = "f16", convention: Convention = "blinkdl"
 ) -> Path:
-    """Write `model` as published files are: vectors as [1, 1, D]; ai00's files have the adapters transposed."""
+    """Write `model` as published files are: vectors as [1, 1, D]; ai00's files have other names and orientations."""
+    specs = {spec.name: spec for spec in VERSIONS.get(model.shape.version).layout.specs(model.shape.num_layers)}
     stored = {}
     for name, values in model.tensors.items():
-        last_part = name.rpartition(".")[2]
-        if convention == "ai00" and last_part in _ADAPTERS:
-            values = values.T
-        if last_part in _STORED_AS_1_1_D:
+        spec, stored_name = specs[name], name
+        if convention == "ai00":
+            stored_name = spec.ai00_name or name
+            values = values.swapaxes(-1, -2) if spec.ai00_swaps else values
+        if values.ndim == 1 and _MIX_OR_BIAS.fullmatch(name):
             values = values.reshape(1, 1, -1)
-        stored[name] = np.ascontiguousarray(values, dtype=_FILE_DTYPES[dtype])
+        stored[stored_name] = np.ascontiguousarray(values, dtype=_FILE_DTYPES[dtype])
     save_file(stored, path)
     return path
 
 
-def _draw_tensors(shape: ShapeV7, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _draw_v7(shape: ShapeV7, generator: np.random.Generator) -> Iterator[tuple[str, NDArray[np.float64]]]:
     yield "emb.weight", generator.normal(0.0, 0.05, (shape.vocab_size, shape.width))  # so small that eps matters
     yield from _draw_norm("blocks.0.ln0", shape.width, generator)
     for layer in range(shape.num_layers):

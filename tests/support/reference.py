@@ -31,3 +31,9 @@ def forward(
     run_layers = versions.get(model.shape.version).run_layers
     hidden, after = run_layers(weights, x, [len(tokens)], states)
     return project_to_logits(weights, hidden), {name: values[0] for name, values in after.items()}
+
+
+def relative_error(found: Array, expected: Array) -> float:
+    """In parts of the greatest number of the array."""
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.weights import Array
-from rnn_engine.types import F32, Model, Readout, Runner, TokenRun, run_step
+from rnn_engine.types import F32, Model, ModelShape, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.older_models import OLDER_SHAPES
 from tests.support.reference import forward
 from tests.support.token_masks import pack_masks
 
@@ -30,6 +31,7 @@ NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
 NUM_SEQUENCES, LENGTH = 4, 30
 SHAPE = tiny_shape()
 MODEL = random_model(SHAPE, seed=20)
+OLDER_MODELS = {shape.version: random_model(shape, seed=20) for shape in OLDER_SHAPES}
 TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
 
 
@@ -59,17 +61,22 @@ def timetables(draw: st.DrawFn) -> Timetable:
     return [steps[step] for step in sorted(steps)]
 
 
-class RunnerContract:
-    """Tests of one runner; they share it, and each first writes the states that it needs."""
+class ResultsContract:
+    """What a runner computes, of a model of any version. Tests share the runner; each first writes its states."""
 
     tolerance = 1e-5
     """The greatest error of a logit or a state's number, in parts of the greatest in its array."""
 
     @pytest.fixture(scope="class")
     @classmethod
-    def runner(cls, make_runner: MakeRunner) -> Iterator[Runner]:
+    def model(cls) -> TensorModel:
+        return MODEL
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runner(cls, make_runner: MakeRunner, model: TensorModel) -> Iterator[Runner]:
         runner = make_runner(
-            MODEL, num_slots=NUM_SLOTS, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, num_candidates=NUM_CANDIDATES
+            model, num_slots=NUM_SLOTS, max_tokens=MAX_TOKENS, max_rows=MAX_ROWS, num_candidates=NUM_CANDIDATES
         )
         yield runner
         runner.close()
@@ -79,14 +86,9 @@ class RunnerContract:
         assert found.dtype == np.float32
         assert np.abs(found - expected).max() <= self.tolerance * np.abs(expected).max()
 
-    # Results
-
-    @settings(max_examples=20, suppress_health_check=[HealthCheck.differing_executors])
-    @given(timetable=timetables(), slots=st.permutations(range(NUM_SLOTS)))
-    def test_results_depend_on_nothing_but_the_sequence(
-        self, runner: Runner, timetable: Timetable, slots: list[int]
-    ) -> None:
-        expected = expected_results()
+    def check_results(self, runner: Runner, model: TensorModel, timetable: Timetable, slots: list[int]) -> None:
+        """Run all sequences as the timetable says, each in its slot, and compare them with the reference."""
+        expected = expected_results(model.shape.version)
         for slot in range(NUM_SLOTS):
             runner.write_state(slot, None)
         for runs in timetable:
@@ -100,6 +102,44 @@ class RunnerContract:
         for seq, (_, state) in enumerate(expected):
             for name, values in runner.read_state(slots[seq]).items():
                 self.assert_close(values, state[name])
+
+    def test_no_state_is_the_initial_one(self, runner: Runner, model: TensorModel) -> None:
+        run_step(runner, [TokenRun(2, [1])])
+        runner.write_state(2, None)
+        assert_equal_states(runner.read_state(2), model.shape.initial_state())
+
+    def test_a_state_is_read_as_it_was_written_and_run_from(self, runner: Runner, model: TensorModel) -> None:
+        state = random_state(model.shape)
+        logits, after = forward(model, [3, 1, 2], state, np.float64)
+        runner.write_state(3, state)
+        assert_equal_states(runner.read_state(3), state)
+        readout = run_step(runner, [TokenRun(3, [3, 1, 2], rows=3)])
+        self.assert_close(np.stack([readout.full_row(row) for row in range(3)]), logits)
+        for name, values in runner.read_state(3).items():
+            self.assert_close(values, after[name])
+
+    def test_a_fork_is_equal_and_goes_its_own_way(self, runner: Runner, model: TensorModel) -> None:
+        runner.write_state(1, random_state(model.shape))
+        runner.copy_state(1, 4)
+        runner.copy_state(1, 1)
+        assert_equal_states(runner.read_state(4), random_state(model.shape))
+        run_step(runner, [TokenRun(4, [9])])
+        assert_equal_states(runner.read_state(1), random_state(model.shape))
+        for name, values in runner.read_state(4).items():
+            assert not np.array_equal(values, random_state(model.shape)[name]), name
+
+
+class RunnerContract(ResultsContract):
+    """All that a runner keeps to, with a model of one version."""
+
+    # Results
+
+    @settings(max_examples=20, suppress_health_check=[HealthCheck.differing_executors])
+    @given(timetable=timetables(), slots=st.permutations(range(NUM_SLOTS)))
+    def test_results_depend_on_nothing_but_the_sequence(
+        self, runner: Runner, model: TensorModel, timetable: Timetable, slots: list[int]
+    ) -> None:
+        self.check_results(runner, model, timetable, slots)
 
     def test_a_readout_without_rows_is_empty(self, runner: Runner) -> None:
         readout = run_step(runner, [TokenRun(0, TOKENS[0]), TokenRun(3, TOKENS[1])])
@@ -284,21 +324,6 @@ class RunnerContract:
         assert runner.shape == SHAPE
         assert (runner.num_slots, runner.max_tokens, runner.max_rows) == (NUM_SLOTS, MAX_TOKENS, MAX_ROWS)
 
-    def test_no_state_is_the_initial_one(self, runner: Runner) -> None:
-        run_step(runner, [TokenRun(2, [1])])
-        runner.write_state(2, None)
-        assert_equal_states(runner.read_state(2), SHAPE.initial_state())
-
-    def test_a_state_is_read_as_it_was_written_and_run_from(self, runner: Runner) -> None:
-        state = random_state()
-        logits, after = forward(MODEL, [3, 1, 2], state, np.float64)
-        runner.write_state(3, state)
-        assert_equal_states(runner.read_state(3), state)
-        readout = run_step(runner, [TokenRun(3, [3, 1, 2], rows=3)])
-        self.assert_close(np.stack([readout.full_row(row) for row in range(3)]), logits)
-        for name, values in runner.read_state(3).items():
-            self.assert_close(values, after[name])
-
     def test_a_read_is_of_the_moment_when_it_was_started(self, runner: Runner) -> None:
         reads, expected = [], []
         for round_ in range(7):  # more than are under way at the same time
@@ -331,15 +356,6 @@ class RunnerContract:
         runner.write_state(1, random_state())
         run_step(runner, [TokenRun(0, TOKENS[0], rows=1), TokenRun(2, [4], rows=1)])
         assert_equal_states(runner.read_state(1), random_state())
-
-    def test_a_fork_is_equal_and_goes_its_own_way(self, runner: Runner) -> None:
-        runner.write_state(1, random_state())
-        runner.copy_state(1, 4)
-        runner.copy_state(1, 1)
-        assert_equal_states(runner.read_state(4), random_state())
-        run_step(runner, [TokenRun(4, [9])])
-        assert_equal_states(runner.read_state(1), random_state())
-        assert not np.array_equal(runner.read_state(4)["wkv"], random_state()["wkv"])
 
     # Errors
 
@@ -409,17 +425,18 @@ class RunnerContract:
 
 
 @cache
-def expected_results() -> list[tuple[Array, dict[str, Array]]]:
-    """For each sequence the logits [LENGTH, V] and the last state, f64."""
-    return [forward(MODEL, tokens, dtype=np.float64) for tokens in TOKENS]
+def expected_results(version: str) -> list[tuple[Array, dict[str, Array]]]:
+    """For each sequence the logits [LENGTH, V] and the last state of the version's model, f64."""
+    model = MODEL if version == SHAPE.version else OLDER_MODELS[version]
+    return [forward(model, tokens, dtype=np.float64) for tokens in TOKENS]
 
 
-def random_state() -> dict[str, F32]:
+def random_state(shape: ModelShape = SHAPE) -> dict[str, F32]:
     """The same at every call, with no zero in it."""
     generator = np.random.default_rng(23)
     return {
         name: generator.uniform(0.1, 1.0, values.shape).astype(np.float32)
-        for name, values in SHAPE.initial_state().items()
+        for name, values in shape.initial_state().items()
     }
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.v7.shape import AdapterRanks
 from tests.support.models import tiny_shape
+from tests.support.older_models import tiny_v6
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class Case:
     """One model with random weights, and how many random tokens are run through it."""
 
     name: str
-    shape: ShapeV7
+    shape: ModelShape
     seed: int
     num_tokens: int
     layer0_v: bool = True  # whether the file holds layer 0's v0, v1, v2, which nothing reads
@@ -57,5 +59,23 @@ CASES = (
         tiny_shape(layers=2, width=128, head_size=128, ffn=128, vocab=12, ranks=AdapterRanks(w=6, a=10, v=4, g=12)),
         seed=706,
         num_tokens=25,
+    ),
+    Case(
+        "v6-one-layer-head16",
+        tiny_v6(layers=1, width=48, head_size=16, ffn=72, vocab=12, mix_rank=4, decay_rank=8),
+        seed=601,
+        num_tokens=300,  # more than 8 bits count
+    ),
+    Case(
+        "v6-deep-head32-odd-sizes",
+        tiny_v6(layers=13, width=32, head_size=32, ffn=52, vocab=12, mix_rank=3, decay_rank=5),
+        seed=602,
+        num_tokens=40,
+    ),
+    Case(
+        "v6-vocab256-head64",
+        tiny_v6(layers=2, width=64, head_size=64, ffn=200, vocab=256, mix_rank=8, decay_rank=16),
+        seed=603,
+        num_tokens=33,
     ),
 )

@@ -1,43 +1,78 @@
-"""Run a model file with the `rwkv` package: version 7, f32, on the CPU.
+"""Run a model file with the `rwkv` package: f32, on the CPU.
 
-The package chooses its version by the environment at the time of its import, and reads .pth files only.
+The package chooses between version 7 and those before it by the environment at the time of its import, so that each
+model is run in a process of its own. It reads .pth files only.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
-
-os.environ["RWKV_V7_ON"] = "1"
-os.environ["RWKV_JIT_ON"] = "1"
-os.environ["RWKV_CUDA_ON"] = "0"
-from rwkv.model import RWKV
 
 F32 = NDArray[np.float32]
 
+_FIELDS: Final = {
+    3: ("att_shift", "wkv", "ffn_shift"),
+    5: ("att_shift", "aa", "bb", "pp", "ffn_shift"),
+}
+"""The package's list has so many entries a layer; they are these fields."""
 
-def run_v7(model_path: Path, tokens: Sequence[int]) -> tuple[F32, dict[str, F32]]:
-    """Return the logits [T, V] after every token, and the final state in the project's layout."""
+
+def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: int = 0) -> tuple[F32, dict[str, F32]]:
+    """Return the logits [T, V] after every token, and the final state in the project's layout.
+
+    `rescaled_layers`: x is halved after each so many layers, and what is added to it with it, as the package does for
+    f16 before version 7. 0 is never.
+    """
+    with TemporaryDirectory() as folder:
+        results = Path(folder) / "results.npz"
+        switches = {
+            "RWKV_V7_ON": str(int(version.startswith("v7"))),
+            "RWKV_JIT_ON": "1",
+            "RWKV_CUDA_ON": "0",
+            "RWKV_RESCALE_LAYER": str(rescaled_layers),
+        }
+        command = [sys.executable, "-m", "tools.golden.oracle", str(model_path), str(results), *map(str, tokens)]
+        subprocess.run(command, env=os.environ | switches, check=True, stdout=subprocess.DEVNULL)
+        with np.load(results, allow_pickle=False) as arrays:
+            state = {name: arrays[name] for name in arrays.files if name != "logits"}
+            return arrays["logits"], state
+
+
+def _main(model_path: str, results: str, *tokens: str) -> None:
+    """Write the logits and the state's fields of one model to the file `results`."""
+    import torch
+    from rwkv.model import RWKV
+    from safetensors.torch import load_file
+
     with TemporaryDirectory() as folder:
         pth_path = Path(folder) / "model.pth"
-        torch.save(load_file(model_path), pth_path)
+        tensors = load_file(model_path)
+        names = sorted(tensors, key=lambda name: "time_maa" not in name)  # or the package takes a v6 for a v5 at first
+        torch.save({name: tensors[name].float() for name in names}, pth_path)  # or it norms the embedding in f16
         model = RWKV(model=str(pth_path.with_suffix("")), strategy="cpu fp32")
-        logits, state = model.forward(list(tokens), None, full_output=True)
-    return logits.numpy(), _arrange_state(state)
+        logits, state = model.forward([int(token) for token in tokens], None, full_output=True)
+    is_v7 = os.environ["RWKV_V7_ON"] == "1"
+    fields = _arrange_state([tensor.numpy() for tensor in state], model.args.n_layer, is_v7=is_v7)
+    np.savez(results, allow_pickle=False, logits=logits.numpy(), **fields)
 
 
-def _arrange_state(state: Sequence[Any]) -> dict[str, F32]:
-    """The package's list [att shift, wkv, ffn shift, att shift of layer 1, ...] -> field: [L, ...].
+def _arrange_state(state: Sequence[NDArray[Any]], num_layers: int, *, is_v7: bool) -> dict[str, F32]:
+    """The package's list, layer after layer -> field: [L, ...]. Its wkv is [H, key, value] before version 7."""
+    names = _FIELDS[len(state) // num_layers]
+    fields = {name: np.stack(state[place :: len(names)]) for place, name in enumerate(names)}
+    if "wkv" in fields and not is_v7:
+        fields["wkv"] = np.ascontiguousarray(fields["wkv"].swapaxes(-1, -2))
+    return fields
 
-    Its wkv is [H, value, key], as ours.
-    """
-    fields = ("att_shift", "wkv", "ffn_shift")
-    return {field: np.stack([tensor.numpy() for tensor in state[i::3]]) for i, field in enumerate(fields)}
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -12,17 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.matmul import BoundMatMul
-from rnn_engine.forward.norm import norm_shift_stage
 from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
-from rnn_engine.gpu import Buffer
+from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size, head_stage
 from rnn_engine.versions.v7.shape import ShapeV7
 
-_HEAD_SIZES: Final = (16, 32, 64, 128)
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)
 _VECTORS: Final = (
@@ -56,8 +52,7 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     """Put the layers of an RWKV-7 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
     shape = context.model.shape
     assert isinstance(shape, ShapeV7)
-    if shape.head_size not in _HEAD_SIZES:
-        raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected one of {_HEAD_SIZES}")
+    check_head_size(shape)
     scratch = _Scratch(context, shape)
     for layer in range(shape.num_layers):
         yield _Layer(context, scratch, shape, layer).stages()
@@ -83,73 +78,40 @@ class _Scratch:
         self.ffn_hidden = create("ffn hidden", 4 * tokens * round_up(shape.ffn_width, 8))  # [T, F]
 
 
-class _Layer:
+class _Layer(LayerBuilder):
     """One layer while it is loaded."""
 
     def __init__(self, context: BuildContext, scratch: _Scratch, shape: ShapeV7, layer: int) -> None:
-        self._context = context
+        vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
+        super().__init__(context, layer, vectors)
         self._scratch = scratch
         self._shape = shape
-        self._layer = layer
-        self._plane = context.limits.max_tokens * shape.width  # floats of one [T, D]
-        self._vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
 
     def stages(self) -> tuple[Stage, ...]:
-        scratch, x = self._scratch, self._context.buffers.x
+        scratch, x = self._scratch, self.context.buffers.x
+        mixes, hidden = scratch.mixes, scratch.ffn_hidden
         return (
-            self._norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift"),
-            self._matmul("projections", self._projections(), scratch.mixes, scratch.projected),
-            self._matmul("gates", self._gates(), scratch.projected, scratch.gates),
+            self.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", mixes),
+            self.matmul("projections", self._projections(), mixes, scratch.projected),
+            self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
             self._recurrence(),
-            self._matmul("output", [self._matrix("att.output", Activation.RESIDUAL)], scratch.mixed, x),
-            self._norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift"),
-            self._matmul("key", [self._matrix("ffn.key", Activation.SQUARED_RELU)], scratch.mixes, scratch.ffn_hidden),
-            self._matmul("value", [self._matrix("ffn.value", Activation.RESIDUAL)], scratch.ffn_hidden, x),
+            self.matmul("output", [self.alone("att.output.weight", Activation.RESIDUAL)], scratch.mixed, x),
+            self.norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift", mixes),
+            self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
+            self.matmul("value", [self.alone("ffn.value.weight", Activation.RESIDUAL)], hidden, x),
         )
-
-    def _label(self, what: str) -> str:
-        return f"layer {self._layer} {what}"
-
-    def _norm_shift(self, label: str, norm: str, mixes: tuple[str, ...], shift: str) -> KernelStage:
-        return norm_shift_stage(
-            self._context,
-            self._layer,
-            self._label(label),
-            self._vectors,
-            norm=norm,
-            mixes=mixes,
-            shift=shift,
-            outputs=self._scratch.mixes,
-        )
-
-    def _matmul(self, label: str, matrices: list[Matrix], inputs: Buffer, outputs: Buffer) -> BoundMatMul:
-        return self._context.matmul_stage(self._label(label), matrices, self._vectors.buffer, inputs, outputs)
-
-    def _matrix(self, name: str, activation: Activation) -> Matrix:
-        """A matrix that has inputs and outputs for itself."""
-        weights = self._context.weights(f"blocks.{self._layer}.{name}.weight")
-        rows, columns = weights.values.shape
-        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
     def _projections(self) -> list[Matrix]:
         """r, k and v into their planes, and the first halves of the adapters behind them."""
-        width = self._shape.width
         planes = enumerate((("receptance", "x_r"), ("key", "x_k"), ("value", "x_v")))
         matrices = [
-            Matrix(
-                self._context.weights(f"blocks.{self._layer}.att.{name}.weight"),
-                inputs_start=_MIXES.index(mix) * self._plane,
-                inputs_stride=width,
-                outputs_start=plane * self._plane,
-                outputs_stride=width,
-            )
-            for plane, (name, mix) in planes
+            self.between_planes(f"att.{name}.weight", _MIXES.index(mix), plane) for plane, (name, mix) in planes
         ]
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
-            down = self._context.weights(f"blocks.{self._layer}.att.{adapter.name}1", transposed=True)  # [R, D]
-            mix_start = _MIXES.index(f"x_{adapter.name}") * self._plane
-            matrices.append(Matrix(down, mix_start, width, start, stride, adapter.first))
+            down = self.weights(f"att.{adapter.name}1", transposed=True)  # [R, D]
+            mix_start = _MIXES.index(f"x_{adapter.name}") * self.plane
+            matrices.append(Matrix(down, mix_start, self.width, start, stride, adapter.first))
         return matrices
 
     def _gates(self) -> list[Matrix]:
@@ -157,44 +119,28 @@ class _Layer:
         matrices = []
         for adapter in self._adapters():
             start, stride = self._scratch.hidden_starts[adapter.name], self._scratch.hidden_strides[adapter.name]
-            up = self._context.weights(f"blocks.{self._layer}.att.{adapter.name}2", transposed=True)  # [D, R]
-            bias = self._vectors.starts.get(f"att.{adapter.name}0", 0)
-            place = adapter.plane * self._plane
-            matrices.append(Matrix(up, start, stride, place, self._shape.width, adapter.second, bias))
+            up = self.weights(f"att.{adapter.name}2", transposed=True)  # [D, R]
+            bias = self.vectors.starts.get(f"att.{adapter.name}0", 0)
+            place = adapter.plane * self.plane
+            matrices.append(Matrix(up, start, stride, place, self.width, adapter.second, bias))
         return matrices
 
     def _adapters(self) -> tuple[_Adapter, ...]:
         """Those of this layer: layer 0 is where the first value comes from, and has no value residual."""
-        return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self._layer > 0)
+        return tuple(adapter for adapter in _ADAPTERS if adapter.name != "v" or self.layer > 0)
 
     def _recurrence(self) -> KernelStage:
-        context, scratch, starts = self._context, self._scratch, self._vectors.starts
-        num_heads = self._shape.num_heads
+        scratch, starts = self._scratch, self.vectors.starts
         constants = {
-            "WIDTH": self._shape.width,
-            "HEAD_SIZE": self._shape.head_size,
-            "STATE_STRIDE": context.state_layout.stride,
-            "WKV_OFFSET": context.state_layout.offsets["wkv"],
-            "IS_FIRST_LAYER": self._layer == 0,
+            "IS_FIRST_LAYER": self.layer == 0,
             "K_K": starts["att.k_k"],
             "K_A": starts["att.k_a"],
             "R_K": starts["att.r_k"],
-            "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
-            "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
         }
         buffers = {
-            "vectors": self._vectors.buffer,
             "projected": scratch.projected,
             "gates": scratch.gates,
             "v_first": scratch.v_first,
-            "state": context.states[self._layer],
             "mixed": scratch.mixed,
         }
-        return context.kernel_stage(
-            self._label("recurrence"),
-            "wkv7",
-            constants,
-            buffers,
-            lambda step: (num_heads, step.num_runs),
-            {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
-        )
+        return head_stage(self, self._shape, "wkv7", constants, buffers)

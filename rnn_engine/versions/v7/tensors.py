@@ -9,43 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rnn_engine.model.layout import TensorSpec
+from rnn_engine.versions.shared.tensors import list_model, list_norm, list_projections, tuned_state
 
 
 def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
     """Return every tensor of a model with so many layers."""
-    layers = [spec for layer in range(num_layers) for spec in _layer_specs(layer)]
-    return (
-        TensorSpec("emb.weight", ("V", "D")),
-        *_norm("blocks.0.ln0"),
-        *layers,
-        *_norm("ln_out"),
-        TensorSpec("head.weight", ("V", "D")),
-    )
+    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(layer))
 
 
 def _layer_specs(layer: int) -> Iterator[TensorSpec]:
     block = f"blocks.{layer}"
-    yield from _norm(f"{block}.ln1")
+    yield from list_norm(f"{block}.ln1")
     for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a"):
         yield TensorSpec(f"{block}.att.{name}", ("D",))
     for adapter in ("w", "a", "g"):
         yield from _adapter(block, adapter, required=True)
     yield from _adapter(block, "v", required=layer > 0)
     yield TensorSpec(f"{block}.att.r_k", ("H", "N"))
-    for name in ("receptance", "key", "value", "output"):
-        yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
-    yield from _norm(f"{block}.att.ln_x")
-    # a tuned wkv [H, value, key]
-    yield TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
-    yield from _norm(f"{block}.ln2")
+    yield from list_projections(block, "receptance", "key", "value", "output")
+    yield from list_norm(f"{block}.att.ln_x")
+    yield tuned_state(block)
+    yield from list_norm(f"{block}.ln2")
     yield TensorSpec(f"{block}.ffn.x_k", ("D",))
     yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
     yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))
-
-
-def _norm(name: str) -> Iterator[TensorSpec]:
-    yield TensorSpec(f"{name}.weight", ("D",))
-    yield TensorSpec(f"{name}.bias", ("D",))
 
 
 def _adapter(block: str, letter: str, *, required: bool) -> Iterator[TensorSpec]:

@@ -1,0 +1,1 @@
+"""What several versions of RWKV are built from: tensors, sizes, numpy operations and stages."""

@@ -1,0 +1,189 @@
+"""What the stages of a layer are built with, and those stages that several versions have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rnn_engine.errors import DeviceError
+from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.matmul import BoundMatMul
+from rnn_engine.forward.norm import norm_shift_stage
+from rnn_engine.forward.packing import round_up
+from rnn_engine.forward.segments import Activation, Matrix, Weights
+from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.gpu import Buffer
+from rnn_engine.versions.shared.shape import HeadsShape
+from shaders import Constant
+
+MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows so many in a workgroup
+
+
+def check_head_size(shape: HeadsShape) -> None:
+    """Raise DeviceError where the heads are larger than the kernels take."""
+    if shape.head_size > MAX_HEAD_SIZE:
+        raise DeviceError(f"head size {shape.head_size} is not served on a GPU; expected at most {MAX_HEAD_SIZE}")
+
+
+class LayerBuilder:
+    """Builds the stages of one layer while it is loaded. A plane is [T, D] floats."""
+
+    def __init__(self, context: BuildContext, layer: int, vectors: PackedVectors) -> None:
+        self.context = context
+        self.layer = layer
+        self.vectors = vectors
+        self.width = context.model.shape.width
+        self.plane = context.limits.max_tokens * self.width
+
+    def label(self, what: str) -> str:
+        return f"layer {self.layer} {what}"
+
+    def weights(self, name: str, *, transposed: bool = False) -> Weights:
+        """Return the matrix of this layer whose tensor is called `name`."""
+        return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
+
+    def norm_shift(
+        self,
+        what: str,
+        norm: str,
+        mixes: tuple[str, ...],
+        shift: str,
+        outputs: Buffer,
+        *,
+        keeps_difference: bool = False,
+    ) -> KernelStage:
+        """See `rnn_engine.forward.norm.norm_shift_stage`."""
+        return norm_shift_stage(
+            self.context,
+            self.layer,
+            self.label(what),
+            self.vectors,
+            norm=norm,
+            mixes=mixes,
+            shift=shift,
+            outputs=outputs,
+            keeps_difference=keeps_difference,
+        )
+
+    def matmul(
+        self, what: str, matrices: Sequence[Matrix], inputs: Buffer, outputs: Buffer, operands: Buffer | None = None
+    ) -> BoundMatMul:
+        """A matmul whose operands are the layer's vectors unless `operands` says otherwise."""
+        operands = operands or self.vectors.buffer
+        return self.context.matmul_stage(self.label(what), matrices, operands, inputs, outputs)
+
+    def alone(self, name: str, activation: Activation) -> Matrix:
+        """A matrix that has inputs and outputs for itself."""
+        weights = self.weights(name)
+        rows, columns = weights.values.shape
+        return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
+
+    def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
+        """A square matrix from a plane of the inputs to one of the outputs."""
+        return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
+
+
+class GatedChannelMix:
+    """The channel mix of RWKV-4 to RWKV-6, whose output is scaled by a receptance: three stages."""
+
+    def __init__(self, context: BuildContext, mixes: Buffer) -> None:
+        """`mixes` [2 planes or more] is free for the time of these stages."""
+        shape, tokens = context.model.shape, context.limits.max_tokens
+        self._mixes = mixes
+        self._hidden_stride = round_up(shape.ffn_width, 8)
+        self._receptance_start = tokens * self._hidden_stride
+        size = 4 * (self._receptance_start + tokens * shape.width)
+        self._hidden = context.memory.create_buffer("ffn hidden", size)  # [T, F], then the receptance [T, D]
+
+    def stages(self, builder: LayerBuilder, mix_k: str, mix_r: str) -> tuple[Stage, ...]:
+        """The stages of a layer; `mix_k` and `mix_r` lie side by side in its vectors."""
+        width = builder.width
+        key = Matrix(builder.weights("ffn.key.weight"), 0, width, 0, self._hidden_stride, Activation.SQUARED_RELU)
+        receptance = Matrix(
+            builder.weights("ffn.receptance.weight"),
+            inputs_start=builder.plane,
+            inputs_stride=width,
+            outputs_start=self._receptance_start,
+            outputs_stride=width,
+            activation=Activation.SIGMOID,
+        )
+        value = Matrix(
+            builder.weights("ffn.value.weight"),
+            inputs_start=0,
+            inputs_stride=self._hidden_stride,
+            outputs_start=0,
+            outputs_stride=width,
+            activation=Activation.SCALED_RESIDUAL,
+            operand_start=self._receptance_start,
+            operand_stride=width,
+        )
+        x = builder.context.buffers.x
+        return (
+            builder.norm_shift("ffn norm", "ln2", (mix_k, mix_r), "ffn_shift", self._mixes),
+            builder.matmul("key and receptance", [key, receptance], self._mixes, self._hidden),
+            builder.matmul("value", [value], self._hidden, x, operands=self._hidden),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """Where the decay of a recurrence lies: one vector, or one for each token. Offsets count floats."""
+
+    buffer: Buffer
+    start: int
+    stride: int  # from one token to the next; 0 where all tokens have the same
+
+
+def bonus_recurrence(
+    builder: LayerBuilder,
+    shape: HeadsShape,
+    *,
+    bonus: str,
+    projected: Buffer,
+    decay: Decay,
+    mixed: Buffer,
+    epsilon: float,
+    has_gate: bool,
+) -> KernelStage:
+    """The recurrence of RWKV-5 and RWKV-6 with its group norm and gate, from `projected` [r, k, v, g] to `mixed`.
+
+    `bonus` is the name of u [D] in the layer's vectors; `epsilon` is that of the group norm.
+    """
+    constants = {
+        "U": builder.vectors.starts[bonus],
+        "EPSILON": epsilon,
+        "DECAY_START": decay.start,
+        "DECAY_STRIDE": decay.stride,
+        "HAS_GATE": has_gate,
+    }
+    return head_stage(
+        builder, shape, "wkv5", constants, {"projected": projected, "decay": decay.buffer, "mixed": mixed}
+    )
+
+
+def head_stage(
+    builder: LayerBuilder,
+    shape: HeadsShape,
+    kernel: str,
+    constants: Mapping[str, Constant],
+    buffers: Mapping[str, Buffer],
+) -> KernelStage:
+    """The stage of a recurrence with its group norm: a workgroup for each head of each run."""
+    context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
+    common = {
+        "WIDTH": shape.width,
+        "HEAD_SIZE": shape.head_size,
+        "STATE_STRIDE": context.state_layout.stride,
+        "WKV_OFFSET": context.state_layout.offsets["wkv"],
+        "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
+        "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
+    }
+    return context.kernel_stage(
+        builder.label("recurrence"),
+        kernel,
+        {**common, **constants},
+        {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
+        lambda step: (num_heads, step.num_runs),
+        {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
+    )

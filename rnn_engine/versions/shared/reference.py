@@ -1,0 +1,89 @@
+"""What the numpy forward passes of several versions have in common, in f32 or f64.
+
+Shapes: T tokens of all runs, B runs, L layers, D width, H heads, N head size (H * N = D), F ffn width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from rnn_engine.reference.functions import layer_norm, sigmoid, standardize
+from rnn_engine.reference.runs import PackedRuns
+from rnn_engine.reference.weights import Array, Block, Weights
+
+TimeMix: TypeAlias = Callable[[Block, Array, Array, Mapping[str, Array], PackedRuns], tuple[Array, Mapping[str, Array]]]
+"""(block, x [T, D], previous [T, D], the layer's state [B, ...] a field, runs) -> (out [T, D], the new state)."""
+
+ChannelMix: TypeAlias = Callable[[Block, Array, Array], Array]
+"""(block, x [T, D], previous [T, D]) -> [T, D]."""
+
+
+def run_blocks(
+    weights: Weights,
+    x: Array,
+    lengths: Sequence[int],
+    states: Mapping[str, Array],
+    time_mix: TimeMix,
+    channel_mix: ChannelMix,
+) -> tuple[Array, dict[str, Array]]:
+    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    runs = PackedRuns.of(lengths)
+    after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
+    for layer in range(weights.shape.num_layers):
+        block = weights.block(layer)
+        before = {name: values[:, layer] for name, values in states.items()}
+
+        mixed = layer_norm(x, block, "ln1")
+        out, state = time_mix(block, mixed, runs.shift(mixed, before["att_shift"]), before, runs)
+        after["att_shift"][:, layer] = runs.last(mixed)
+        for name, values in state.items():
+            after[name][:, layer] = values
+        x = x + out
+
+        mixed = layer_norm(x, block, "ln2")
+        x = x + channel_mix(block, mixed, runs.shift(mixed, before["ffn_shift"]))
+        after["ffn_shift"][:, layer] = runs.last(mixed)
+    return x, after
+
+
+def run_bonus_wkv(
+    r: Array, decay: Array, k: Array, v: Array, u: Array, wkv: Array, runs: PackedRuns
+) -> tuple[Array, Array]:
+    """y = (S + v (u * k)^T) r; S <- S diag(decay) + v k^T, token after token, for all runs side by side.
+
+    r, decay, k, v, y: [T, H, N]; u: [H, N]; wkv: [B, H, value, key] is S before the runs, and after them in the result.
+    """
+    y = np.sum(r * u * k, axis=-1, keepdims=True) * v
+
+    def step(s: Array, tokens: Array) -> None:  # s: [running, H, value, key]
+        y[tokens] += (s @ r[tokens][..., np.newaxis])[..., 0]
+        s *= decay[tokens][..., np.newaxis, :]
+        s += v[tokens][..., np.newaxis] * k[tokens][..., np.newaxis, :]
+
+    return y, runs.walk(wkv.astype(r.dtype), step)
+
+
+def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:
+    """The channel mix of RWKV-4 to RWKV-6, after the token shift: [T, D] twice -> [T, D]."""
+    k = np.square(np.maximum(block.matmul(mixed_k, "ffn.key.weight"), 0))
+    return sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
+
+
+def group_norm(y: Array, block: Block, epsilon: float) -> Array:
+    """Normalise each head of y [T, H, N] on its own."""
+    weight, bias = (block(f"att.ln_x.{part}").reshape(y.shape[1:]) for part in ("weight", "bias"))
+    return standardize(y, epsilon) * weight + bias
+
+
+def silu(x: Array) -> Array:
+    """Return x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def double_exp_decay(w: Array) -> Array:
+    """Return exp(-exp(w)) without overflow."""
+    decay: Array = np.exp(-np.exp(np.minimum(w, 80)))  # e^80 is finite in f32
+    return decay

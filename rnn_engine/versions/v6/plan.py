@@ -1,0 +1,147 @@
+"""RWKV-6 as dispatches: what its layers put on a device, and the stages of a layer.
+
+Ten dispatches a layer:
+norm and token shift into six mixes · the first halves of the mixes' adapters · their second halves, added to five
+mixes · r, k, v, gate and the first half of the decay's adapter · its second half · the recurrence of every head ·
+output, added to the residual · norm and token shift · key, squared relu, and receptance · value, scaled and added.
+The maths is that of reference.py beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.packing import round_up
+from rnn_engine.forward.segments import Activation, Matrix, Weights
+from rnn_engine.forward.stages import Stage
+from rnn_engine.versions.shared.plan import Decay, GatedChannelMix, LayerBuilder, bonus_recurrence, check_head_size
+from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
+
+_X, _W, _K, _V, _R, _G, _DIFFERENCE = range(7)  # planes of `mixes`
+_ATT_MIXES: Final = tuple(f"att.time_maa_{kind}" for kind in "xwkvrg")
+_VECTORS: Final = (
+    *_ATT_MIXES,
+    *("ffn.time_maa_k", "ffn.time_maa_r"),
+    *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
+    *("att.time_decay", "att.time_faaaa", "att.ln_x.weight", "att.ln_x.bias"),
+)  # all of size D
+_GROUP_NORM_EPSILON: Final = 64e-5
+
+
+def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
+    """Put the layers of an RWKV-6 on the device, one a turn. Raises DeviceError for a head size that isn't served."""
+    shape = context.model.shape
+    assert isinstance(shape, ShapeV6)
+    check_head_size(shape)
+    scratch = _Scratch(context, shape)
+    for layer in range(shape.num_layers):
+        vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
+        yield _layer_stages(LayerBuilder(context, layer, vectors), shape, scratch)
+
+
+class _Scratch:
+    """The buffers between the stages of a layer; all layers share them."""
+
+    def __init__(self, context: BuildContext, shape: ShapeV6) -> None:
+        tokens, width = context.limits.max_tokens, shape.width
+        self.mix_stride = round_up(shape.mix_rank, 8)
+        self.decay_stride = round_up(shape.decay_rank, 8)
+        create = context.memory.create_buffer
+        self.mixes = create("mixes", 4 * 7 * tokens * width)  # [7, T, D], the last one the difference
+        self.mixes_hidden = create("mixes hidden", 4 * tokens * NUM_MIXES * self.mix_stride)  # [T, 5, R]
+        self.projected = create("projected", 4 * tokens * (4 * width + self.decay_stride))  # r, k, v, g, then [T, R]
+        self.decay = create("decay", 4 * tokens * width)  # [T, D]
+        self.mixed = create("mixed", 4 * tokens * width)  # [T, D]
+        self.channel_mix = GatedChannelMix(context, self.mixes)
+
+
+def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> tuple[Stage, ...]:
+    mixes, hidden, projected = scratch.mixes, scratch.mixes_hidden, scratch.projected
+    return (
+        builder.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", mixes, keeps_difference=True),
+        builder.matmul("mixes, first half", [_mixes_down(builder, scratch)], mixes, hidden),
+        builder.matmul("mixes, second half", _mixes_up(builder, scratch), hidden, mixes),
+        builder.matmul("projections", _projections(builder, scratch), mixes, projected),
+        builder.matmul("decay", [_decay_up(builder, scratch)], projected, scratch.decay),
+        bonus_recurrence(
+            builder,
+            shape,
+            bonus="att.time_faaaa",
+            projected=projected,
+            decay=Decay(scratch.decay, 0, shape.width),
+            mixed=scratch.mixed,
+            epsilon=_GROUP_NORM_EPSILON,
+            has_gate=True,
+        ),
+        builder.matmul(
+            "output",
+            [builder.alone("att.output.weight", Activation.RESIDUAL)],
+            scratch.mixed,
+            builder.context.buffers.x,
+        ),
+        *scratch.channel_mix.stages(builder, "ffn.time_maa_k", "ffn.time_maa_r"),
+    )
+
+
+def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
+    """The first halves of all five adapters as one matrix; the inner vector of each begins at a multiple of 8."""
+    name, stride = "att.time_maa_w1", scratch.mix_stride
+    stored = builder.weights(name, transposed=True)  # [5 * R, D]
+    halves = stored.values.reshape(NUM_MIXES, -1, builder.width)
+    padded: NDArray[Any] = np.pad(halves, ((0, 0), (0, stride - halves.shape[1]), (0, 0)))
+    weights = Weights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
+    return Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)
+
+
+def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
+    """The second halves, whose products with the difference are added to what the token shift left of each mix."""
+    stored = builder.weights("att.time_maa_w2")  # [5, R, D]
+    return [
+        Matrix(
+            Weights(half.T, stored.format),
+            inputs_start=number * scratch.mix_stride,
+            inputs_stride=NUM_MIXES * scratch.mix_stride,
+            outputs_start=plane * builder.plane,
+            outputs_stride=builder.width,
+            activation=Activation.SHIFTED_MIX,
+            operand_start=_DIFFERENCE * builder.plane,
+            operand_stride=builder.width,
+        )
+        for number, (plane, half) in enumerate(zip((_W, _K, _V, _R, _G), stored.values, strict=True))
+    ]
+
+
+def _projections(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
+    """r, k, v and the gate into their planes, and the first half of the decay's adapter behind them."""
+    down = Matrix(
+        builder.weights("att.time_decay_w1", transposed=True),  # [R, D]
+        inputs_start=_W * builder.plane,
+        inputs_stride=builder.width,
+        outputs_start=4 * builder.plane,
+        outputs_stride=scratch.decay_stride,
+        activation=Activation.TANH,
+    )
+    return [
+        builder.between_planes("att.receptance.weight", _R, 0),
+        builder.between_planes("att.key.weight", _K, 1),
+        builder.between_planes("att.value.weight", _V, 2),
+        builder.between_planes("att.gate.weight", _G, 3, Activation.SILU),
+        down,
+    ]
+
+
+def _decay_up(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
+    return Matrix(
+        builder.weights("att.time_decay_w2", transposed=True),  # [D, R]
+        inputs_start=4 * builder.plane,
+        inputs_stride=scratch.decay_stride,
+        outputs_start=0,
+        outputs_stride=builder.width,
+        activation=Activation.DOUBLE_EXP_DECAY,
+        operand_start=builder.vectors.starts["att.time_decay"],
+    )

@@ -1,0 +1,82 @@
+// The recurrence of RWKV-5 and RWKV-6 for one head over one run, with everything that surrounds it inside a head.
+// Workgroups: (H, runs); thread i owns row i of S [value, key] in registers and walks the run's tokens in order.
+//   y    = S r + (sum of r * u * k) v          (S from before the token)
+//   S    = S * decay + v k^T
+//   out  = group_norm(y) * g
+// The decay is one vector for all tokens where DECAY_STRIDE is 0, otherwise one for each token.
+
+#include batch
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> vectors: array<f32>;           // the layer's vectors, packed
+@group(0) @binding(2) var<storage, read> projected: array<f32>;         // r, k, v and, where HAS_GATE, g: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(3) var<storage, read> decay: array<f32>;             // [WIDTH] or [T, WIDTH], from DECAY_START on
+@group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, HEAD_THREADS / 4, N, 4]
+@group(0) @binding(5) var<storage, read_write> mixed: array<f32>;       // [T, WIDTH]
+
+const PLANE = MAX_TOKENS * WIDTH;
+
+const R = 0u;
+const DECAY = 1u;
+const K = 2u;
+const BONUS = 3u; // r * u * k
+const Y = 4u;
+const HEAD_VECTORS = 5u;
+
+#include head
+
+@compute @workgroup_size(HEAD_THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) row: u32) {
+    let run = batch.runs[group.y];
+    let is_real = row < HEAD_SIZE;
+    let real_row = min(row, HEAD_SIZE - 1u);
+    let channel = group.x * HEAD_SIZE + real_row;
+    let u = vectors[U + channel];
+    let norm_weight = vectors[GROUP_NORM_WEIGHT + channel];
+    let norm_bias = vectors[GROUP_NORM_BIAS + channel];
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_THREADS * HEAD_SIZE) / 4u + real_row;
+
+    var s: array<vec4<f32>, 2u * EIGHTHS>;
+    for (var j = 0u; j < 2u * EIGHTHS; j++) {
+        s[j] = state[state_start + j * HEAD_SIZE];
+    }
+
+    for (var token = run.start; token < run.start + run.length; token++) {
+        let place = token * WIDTH + channel;
+        let r = projected[place];
+        let k = projected[PLANE + place];
+        let v = projected[2u * PLANE + place];
+        set_vector(R, row, r);
+        set_vector(DECAY, row, decay[DECAY_START + token * DECAY_STRIDE + channel]);
+        set_vector(K, row, k);
+        set_vector(BONUS, row, r * u * k);
+        workgroupBarrier();
+
+        var y = 0.0;
+        var bonus = 0.0;
+        for (var j = 0u; j < EIGHTHS; j++) {
+            let receptance = load_eight(R, j, row);
+            let rate = load_eight(DECAY, j, row);
+            let key = load_eight(K, j, row);
+            bonus += sum_of(load_eight(BONUS, j, row));
+            y += dot(s[2u * j], receptance.low) + dot(s[2u * j + 1u], receptance.high);
+            s[2u * j] = s[2u * j] * rate.low + v * key.low;
+            s[2u * j + 1u] = s[2u * j + 1u] * rate.high + v * key.high;
+        }
+        set_vector(Y, row, y + bonus * v);
+        workgroupBarrier();
+
+        var out = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
+        if HAS_GATE {
+            out *= projected[3u * PLANE + place];
+        }
+        if is_real {
+            mixed[place] = out;
+        }
+    }
+
+    if is_real {
+        for (var j = 0u; j < 2u * EIGHTHS; j++) {
+            state[state_start + j * HEAD_SIZE] = s[j];
+        }
+    }
+}

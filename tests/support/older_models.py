@@ -1,0 +1,94 @@
+"""Shapes and random weights of the versions before RWKV-7, with the magnitudes of trained models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.model.layout import TensorSpec
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.table import VERSIONS
+from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
+
+F64 = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, tuple[int, ...]], F64]
+
+
+def tiny_v6(
+    layers: int = 2,
+    width: int = 64,
+    head_size: int = 16,
+    ffn: int = 100,
+    vocab: int = 96,
+    mix_rank: int = 6,
+    decay_rank: int = 9,
+) -> ShapeV6:
+    """A shape small enough for any test."""
+    return ShapeV6(
+        num_layers=layers,
+        width=width,
+        num_heads=width // head_size,
+        head_size=head_size,
+        ffn_width=ffn,
+        vocab_size=vocab,
+        mix_rank=mix_rank,
+        decay_rank=decay_rank,
+    )
+
+
+OLDER_SHAPES: tuple[ModelShape, ...] = (tiny_v6(),)
+"""A shape of each version, with a vocabulary of 96."""
+
+
+def draw_older(shape: ModelShape, generator: np.random.Generator) -> Iterator[tuple[str, F64]]:
+    """Yield each tensor of a model of `shape` that a file must have, with its name."""
+    letters = _dimensions(shape)
+    for spec in VERSIONS.get(shape.version).layout.specs(shape.num_layers):
+        if spec.required:
+            yield spec.name, _draw(spec, tuple(letters[letter] for letter in spec.dims), generator)
+
+
+def _dimensions(shape: ModelShape) -> dict[str, int]:
+    """The size of each dimension letter of the version's layout."""
+    sizes = {"D": shape.width, "F": shape.ffn_width, "V": shape.vocab_size}
+    match shape:
+        case ShapeV6():
+            ranks = {"R_mixes": NUM_MIXES * shape.mix_rank, "R_mix": shape.mix_rank, "R_decay": shape.decay_rank}
+            sizes |= {"H": shape.num_heads, "N": shape.head_size, "M": NUM_MIXES} | ranks
+    return sizes
+
+
+def _matrix(generator: np.random.Generator, size: tuple[int, ...]) -> F64:
+    """[out, in], such that inputs of unit size give outputs of unit size."""
+    return generator.normal(0.0, size[-1] ** -0.5, size)
+
+
+def _adapter(generator: np.random.Generator, size: tuple[int, ...]) -> F64:
+    """[..., in, out], as `_matrix`."""
+    return generator.normal(0.0, size[-2] ** -0.5, size)
+
+
+def _spread(low: float, high: float) -> Draw:
+    """Every size between two in any order."""
+    return lambda generator, size: generator.permutation(np.linspace(low, high, int(np.prod(size)))).reshape(size)
+
+
+_RULES: tuple[tuple[str, Draw], ...] = (  # by a name's end; the first that fits
+    (r"emb\.weight", lambda generator, size: generator.normal(0.0, 0.05, size)),  # so small that eps matters
+    (r"head\.weight", lambda generator, size: 4.0 * _matrix(generator, size)),
+    (r"ln\w+\.weight", lambda generator, size: generator.normal(1.0, 0.2, size)),
+    (r"ln\w+\.bias", lambda generator, size: generator.normal(0.0, 0.1, size)),
+    (r"time_maa_w2", lambda generator, size: 0.3 * _adapter(generator, size)),
+    (r"time_(maa|decay)_w[12]", _adapter),
+    (r"time_(maa|mix)_\w", lambda generator, size: generator.uniform(0.0, 1.0, size)),
+    (r"time_decay", _spread(-6.0, 0.5)),
+    (r"time_(first|faaaa)", lambda generator, size: generator.normal(0.0, 0.5, size)),
+    (r"weight", _matrix),
+)
+
+
+def _draw(spec: TensorSpec, size: tuple[int, ...], generator: np.random.Generator) -> F64:
+    return next(draw for pattern, draw in _RULES if re.search(rf"(^|\.){pattern}$", spec.name))(generator, size)

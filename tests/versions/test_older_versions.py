@@ -1,0 +1,103 @@
+"""The versions before RWKV-7 on every kind of device: the contract of all runners, awkward sizes, and long runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
+from tests.support.cpu import make_cpu_runner
+from tests.support.gpu import make_gpu_runner
+from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.older_models import OLDER_SHAPES, tiny_v6
+from tests.support.reference import forward, relative_error
+from tests.support.runner_contract import NUM_SLOTS, OLDER_MODELS, MakeRunner, ResultsContract, Timetable, timetables
+
+VERSIONS = [shape.version for shape in OLDER_SHAPES]
+MAX_TOKENS = 640
+SIZES: dict[str, ModelShape] = {
+    "v6, 8 heads of 17": tiny_v6(layers=1, width=136, head_size=17, vocab=12),
+    "v6, 3 heads of 24": tiny_v6(layers=3, width=72, head_size=24, ffn=53, vocab=256),
+    "v6, one head of 256": tiny_v6(layers=1, width=256, head_size=256, vocab=50277),
+    "v7, 2 heads of 20": tiny_shape(layers=2, width=40, head_size=20, vocab=12),
+    "v7, one head of 256": tiny_shape(layers=1, width=256, head_size=256),
+}
+
+
+@pytest.fixture(scope="class", params=["cpu", "gpu"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return make_cpu_runner if request.param == "cpu" else make_gpu_runner
+
+
+class TestResults(ResultsContract):
+    @pytest.fixture(scope="class", params=VERSIONS)
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest) -> TensorModel:
+        return OLDER_MODELS[request.param]
+
+    @settings(max_examples=4, suppress_health_check=[HealthCheck.differing_executors])
+    @given(timetable=timetables(), slots=st.permutations(range(NUM_SLOTS)))
+    def test_results_depend_on_nothing_but_the_sequence(
+        self, runner: Runner, model: TensorModel, timetable: Timetable, slots: list[int]
+    ) -> None:
+        self.check_results(runner, model, timetable, slots)
+
+
+def gpu_runner(model: TensorModel) -> Runner:
+    """All with the same limits, so that they share the kernels of their matmuls."""
+    return make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
+
+
+@pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES.keys())
+def test_awkward_sizes(shape: ModelShape) -> None:
+    model = random_model(shape, seed=31)
+    tokens = np.random.default_rng(32).integers(shape.vocab_size, size=14).tolist()
+    logits, state = forward(model, tokens, dtype=np.float64)
+    runner = gpu_runner(model)
+    run_step(runner, [TokenRun(1, tokens[:9]), TokenRun(0, tokens[:3])])
+    readout = run_step(runner, [TokenRun(1, tokens[9:], rows=5)])
+    assert relative_error(np.stack([readout.full_row(row) for row in range(5)]), logits[9:]) < 1e-4
+    for name, values in runner.read_state(1).items():
+        assert relative_error(values, state[name]) < 1e-4, name
+    runner.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_runs_of_every_length_on_one_slot(version: str) -> None:
+    model = OLDER_MODELS[version]
+    tokens = np.random.default_rng(33).integers(model.shape.vocab_size, size=600).tolist()
+    runner = gpu_runner(model)
+    for length in (1, 255, 256, 257, 600):  # a length packed into 8 bits would show
+        logits, state = forward(model, tokens[:length], dtype=np.float64)
+        runner.write_state(1, None)
+        readout = run_step(runner, [TokenRun(1, tokens[:length], rows=1)])
+        assert relative_error(readout.full_row(0), logits[-1]) < 1e-4
+        for name, values in runner.read_state(1).items():
+            assert relative_error(values, state[name]) < 1e-4, name
+    runner.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
+    exact = OLDER_MODELS[version]
+    chance = np.random.default_rng(34)
+    tensors = {name: values * chance.uniform(0.999, 1.001, values.shape) for name, values in exact.tensors.items()}
+    model = TensorModel(exact.shape, {name: values.astype(np.float32) for name, values in tensors.items()})
+    tokens = chance.integers(exact.shape.vocab_size, size=40).tolist()
+    logits, _ = forward(model, tokens, dtype=np.float64)
+    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4, weights="f16")
+    readout = run_step(runner, [TokenRun(0, tokens, rows=1)])
+    assert 1e-6 < relative_error(readout.full_row(0), logits[-1]) < 1e-2
+    runner.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_layer_has_at_most_ten_dispatches(version: str) -> None:
+    model = OLDER_MODELS[version]
+    runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
+    embedding = 1
+    assert len(runner.plan(1, 1, 0).dispatches) <= embedding + 10 * model.shape.num_layers
+    assert len(runner.plan(300, 2, 0).dispatches) == len(runner.plan(1, 1, 0).dispatches)
+    runner.close()
