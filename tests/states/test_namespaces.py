@@ -13,7 +13,7 @@ from tests.support.named_states import STATE_BYTES, advance, make_registry, some
 
 
 def test_leases_of_another_namespace_do_not_give_way() -> None:
-    states = make_registry(capacity=2 * STATE_BYTES, quota=Quota(num_bytes=2 * STATE_BYTES))
+    states = make_registry(capacity=2 * STATE_BYTES, quota=Quota(num_bytes=3 * STATE_BYTES))
     states.put("ann/a", some_initial(1), Retention(), source="test")
     states.put("bob/b", some_initial(2), Retention(), source="test")
     with pytest.raises(OverloadedError):
