@@ -59,6 +59,11 @@ class Meter:
             counters.inter_token_seconds.add(now - last, step.drawn_tokens)
         self._last_collect = now
 
+    def failed(self) -> None:
+        """Count a step that failed. What is done about it is no time of a step."""
+        self.counters.failed_steps += 1
+        self.rest()
+
     def started(self, arrived: float) -> float:
         """Count a request that gets its slot now; return that moment."""
         now = self._clock()

@@ -282,6 +282,7 @@ class Scheduler:
             return self._fail_step(step.runs, error)
         finally:
             self._note_time(step)
+        self._meter.collected(step.times, self._last_collect)
         if readout.sound.any():
             self.failed_in_a_row = 0
         else:
@@ -305,7 +306,6 @@ class Scheduler:
         now = self._clock()
         seconds = now - max(step.times.begun, self._last_collect)
         self._last_collect = now
-        self._meter.collected(step.times, now)
         self._policy.stepped(seconds)
         if not any(live.awaits_token for live, _ in step.runs):
             self._chunk_seconds = running_mean(self._chunk_seconds, seconds)
@@ -383,7 +383,7 @@ class Scheduler:
 
     def _fail_step(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
         """End the runs of a step that failed, and the requests that still want their outcome."""
-        self._meter.counters.failed_steps += 1
+        self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)
         for live, _ in runs:

@@ -155,6 +155,7 @@ class LiveSequence:
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
         if self._generated:
             self._max_tokens = len(self._generated)
+            self._decode_demand = LAST_RUN
         return len(self._generated) > 0
 
     def passed(self) -> None:

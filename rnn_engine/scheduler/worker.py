@@ -193,6 +193,7 @@ class Worker:
                 continue
             if self._device_answers():
                 self._reopen_seconds = time.monotonic() - begun
+                self._scheduler.counters.device_reopens += 1
                 logger.warning("the device answers again after %.1f s", self._reopen_seconds)
                 return
         raise DeviceError(f"the device did not come back in {len(RETRY_SECONDS)} attempts: {failure}")

@@ -23,6 +23,9 @@ async def telemetry_middleware(request: web.Request, handler: Handler) -> web.St
                 response = await handler(request)
             record.status = response.status
             return response
+        except ConnectionError as error:
+            record.is_cut_off = isinstance(error.__cause__, TimeoutError)
+            raise
         finally:
             record.ended = time.monotonic()
             principal = request.get(PRINCIPAL)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from rnn_engine.telemetry import REQUEST_SECONDS, Histogram
-from server.telemetry.record import RequestRecord
+from server.telemetry.record import AbortCause, RequestRecord
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _OTHER = "other"
@@ -20,7 +21,7 @@ class HttpCounters:
         self.in_progress = 0
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, route, status
         self.seconds: dict[str, Histogram] = {}  # route -> the whole time of its requests
-        self.aborted: Counter[str] = Counter()  # cause
+        self.aborted: dict[AbortCause, int] = dict.fromkeys(get_args(AbortCause), 0)
 
     @contextmanager
     def running(self, record: RequestRecord) -> Iterator[None]:

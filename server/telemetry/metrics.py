@@ -118,6 +118,8 @@ def _tokens(counters: EngineCounters) -> Iterator[Metric]:
 def _steps(counters: EngineCounters) -> Iterator[Metric]:
     yield _counter("steps", "Steps of the model that were run.", counters.steps)
     yield _counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
+    text = "Times the device had failed, was opened again, and answered."
+    yield _counter("device_reopens", text, counters.device_reopens)
     yield _counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
     parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
     text = "Time of a step: on the host while the device has nothing to do, then on the device."
@@ -135,7 +137,7 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
     text = "From the head of an HTTP request to the end of its answer."
     yield _histograms("http_request_duration_seconds", text, http.seconds, "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
-    yield _counter("http_requests_aborted", text, http.aborted, "cause")
+    yield _counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:

@@ -6,11 +6,15 @@ import re
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from aiohttp import web
 
 from rnn_engine.telemetry import Outcome, RequestReport, Timing
 from server.http.routing import route_of
+
+AbortCause: TypeAlias = Literal["client_left", "timeout", "overloaded", "failed_step", "unavailable", "closed", "error"]
+"""Why an answer was refused or cut short, though the client asked for nothing wrong."""
 
 CLIENT_LEFT = 499
 """The status of a request whose client left before it was answered."""
@@ -20,12 +24,19 @@ UNMATCHED = "unmatched"
 
 REQUEST_ID = "X-Request-Id"
 
-_FAILURES = (Outcome.FAILED_STEP, Outcome.OVERLOADED, Outcome.UNAVAILABLE, Outcome.CLOSED, Outcome.ERROR)
-_CAUSES = {
+_OF_OUTCOMES: dict[Outcome, AbortCause] = {
+    Outcome.FAILED_STEP: "failed_step",
+    Outcome.OVERLOADED: "overloaded",
+    Outcome.TIMED_OUT: "timeout",
+    Outcome.UNAVAILABLE: "unavailable",
+    Outcome.CLOSED: "closed",
+    Outcome.ERROR: "error",
+}
+_OF_STATUSES: dict[int, AbortCause] = {
     CLIENT_LEFT: "client_left",
     408: "timeout",
-    429: Outcome.OVERLOADED.value,
-    503: Outcome.CLOSED.value,
+    429: "overloaded",
+    503: "closed",
     504: "timeout",
 }
 _CLIENTS_ID = re.compile(r"[!-~]{1,128}")
@@ -43,6 +54,7 @@ class RequestRecord:
     begun: float = field(default_factory=time.monotonic)
     ended: float = 0.0
     status: int = CLIENT_LEFT
+    is_cut_off: bool = False  # the server ended an answer that had begun, for it took too long
     key: str | None = None  # the name of its API key
     trace_id: str | None = None
     reports: list[RequestReport] = field(default_factory=list)  # of the requests to the engine that have ended
@@ -100,11 +112,13 @@ class RequestRecord:
         return [report.timing for report in self.reports if report.timing is not None]
 
     @property
-    def abort_cause(self) -> str | None:
+    def abort_cause(self) -> AbortCause | None:
         """Why the answer was refused or cut short; None where it is whole, or refused for what the client sent."""
+        if self.is_cut_off:
+            return "timeout"
         outcomes = {report.outcome for report in self.reports}
-        failure = next((outcome.value for outcome in _FAILURES if outcome in outcomes), None)
-        return failure or _CAUSES.get(self.status) or ("error" if self.status >= 500 else None)
+        failure = next((cause for outcome, cause in _OF_OUTCOMES.items() if outcome in outcomes), None)
+        return failure or _OF_STATUSES.get(self.status) or ("error" if self.status >= 500 else None)
 
 
 def timing_headers(record: RequestRecord) -> dict[str, str]:

@@ -81,6 +81,7 @@ async def test_a_device_that_answers_again_is_waited_for_by_those_in_the_queue()
         assert isinstance(second, Heard)
         assert second.text == "Hello"
         assert engine.health().status == "ok"
+        assert engine.counters().device_reopens == 1
 
 
 async def test_a_device_that_does_not_come_back_ends_the_engine_for_good() -> None:

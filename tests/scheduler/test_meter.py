@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from rnn_engine.errors import TimeLimitError
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import Delivery, Scheduler
 from rnn_engine.telemetry import EngineCounters, Histogram, Timing
@@ -136,12 +137,35 @@ def test_the_arrival_is_the_clients_where_it_is_given() -> None:
     assert desk.counters.queue_seconds.sum == 10.0
 
 
-def test_a_step_that_fails_is_counted_apart() -> None:
+def test_a_step_that_fails_is_counted_apart_and_so_is_the_time_after_it() -> None:
     desk = Desk()
-    desk.runner.fail_when = lambda batch: True
-    desk.send()
+    desk.send(max_tokens=3)
+    desk.runner.fail_when = lambda batch: len(desk.runner.batches) == 2
+    desk.send(max_tokens=3)
+    assert desk.scheduler.wait_seconds() == 0.0
+    desk.told += desk.scheduler.step()
+    desk.told += desk.scheduler.step()
+    assert desk.scheduler.failure is not None
+    desk.runner.now += 1000.0  # the device is opened again
+    assert desk.scheduler.device_answers()
+    desk.send(max_tokens=3)
     desk.run()
-    assert (desk.counters.failed_steps, desk.counters.generated_tokens) == (1, 0)
+    counters = desk.counters
+    assert (counters.failed_steps, counters.steps, counters.generated_tokens) == (1, 4, 5)
+    assert counters.step_host_seconds.sum == 4 * HOST_SECONDS
+    assert counters.inter_token_seconds.sum == 2 * (HOST_SECONDS + DEVICE_SECONDS)
+
+
+def test_a_text_that_is_cut_at_its_deadline_counts_no_token_that_nobody_got() -> None:
+    desk = Desk()
+    key = desk.send(max_tokens=100)
+    for _ in range(3):
+        assert desk.scheduler.wait_seconds() == 0.0
+        desk.told += desk.scheduler.step()
+    desk.told += desk.scheduler.expire(key, TimeLimitError("late"))
+    desk.run()
+    [finished] = [one.outcome for one in desk.told if isinstance(one.outcome, Finished)]
+    assert desk.counters.generated_tokens == finished.completion_tokens == 3
 
 
 @pytest.mark.parametrize("prompt", [1, 40, 100])

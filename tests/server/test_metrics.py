@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from aiohttp import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 from rnn_engine.errors import OverloadedError
 from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
 from server.doors.settings import DoorSettings
+from server.limits import Limits
 from server.settings import ServerSettings
 from states.cache.config import CacheConfig
 from states.cache.make import make_cache
@@ -121,11 +124,22 @@ async def test_a_client_that_leaves(serve: Serve) -> None:
     assert value(samples, "slots_in_use") == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_the_server_ends_for_it_took_too_long(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr("server.middleware.deadlines._SPARE_SECONDS", 0.05)
+    client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
+    with suppress(ClientError):
+        await complete(client, stream=stream)
+    assert value(await scrape(client), "http_requests_aborted_total", cause="timeout") == 1
+
+
 async def test_a_request_that_is_wrong_is_no_abort(serve: Serve) -> None:
     client = await serve(FakeEngine())
     assert await complete(client, top_p=7) == 400
     samples = await scrape(client)
-    assert not [name for name, _ in samples if name.startswith("rnn_engine_http_requests_aborted")]
+    assert not any(count for (name, _), count in samples.items() if name == "rnn_engine_http_requests_aborted_total")
 
 
 async def test_the_cache_by_tier_and_reason(serve: Serve) -> None:

@@ -29,7 +29,7 @@ def renew(text: str) -> str:
 
 
 def reference() -> str:
-    """Return a table of all metrics."""
+    """Return a table of all metrics. A label whose values are known from the start has them beside it."""
     lines = ["| metric | type | labels | |", "|---|---|---|---|", *map(_row, families())]
     return "\n".join(lines) + "\n"
 
@@ -45,8 +45,13 @@ def full_name(family: Metric) -> str:
 
 
 def _row(family: Metric) -> str:
-    labels = ", ".join(f"`{name}`" for name in labels_of(family))
+    labels = "; ".join(_label(family, name) for name in labels_of(family))
     return f"| `{full_name(family)}` | {family.type} | {labels} | {family.documentation} |"
+
+
+def _label(family: Metric, name: str) -> str:
+    values = list(dict.fromkeys(sample.labels[name] for sample in family.samples))
+    return f"`{name}`" if len(values) == 1 else f"`{name}`: {', '.join(values)}"
 
 
 def labels_of(family: Metric) -> Iterator[str]:
