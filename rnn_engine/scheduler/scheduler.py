@@ -189,7 +189,9 @@ class Scheduler:
     def device_answers(self) -> bool:
         """Run a token after `failure`, which is then None; whether its logits come and are finite. Waits for them."""
         self.failure = None
-        slot = self._free[0]  # that of a request that has failed: no step is in flight
+        if not self._free:
+            return True  # others have started in the slots of those that failed, and their next step tells
+        slot = self._free[0]
         try:
             self._runner.write_state(slot, None)
             return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())

@@ -117,9 +117,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._obey_and_step()
-                if self._scheduler.failure is not None:
-                    self._check_device(self._scheduler.failure)
+                self.turn()
             self._end_requests(partial(EngineClosedError, "the engine has stopped"))
         except BaseException as error:
             self._set_health(Health("failed", str(error)))
@@ -129,6 +127,15 @@ class Worker:
                 self._on_end()
             except Exception:
                 logger.exception("the worker's end failed")
+
+    def turn(self) -> None:
+        """Obey the commands that have come, step once, and see after the device where something failed.
+
+        For the worker's thread. Waits for commands while no step is due. Raises where the worker can't go on.
+        """
+        self._obey_and_step()
+        if self._scheduler.failure is not None:
+            self._check_device(self._scheduler.failure)
 
     def _obey_and_step(self) -> None:
         try:

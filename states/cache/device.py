@@ -66,9 +66,9 @@ class SlotPool:
         return self._runner.shape.state_bytes
 
     def save(self, slot: int) -> int:
-        handle = self._unused.pop()
+        handle = self._unused[-1]
         self._runner.copy_state(slot, handle)
-        return handle
+        return self._unused.pop()
 
     def load(self, handle: int, slot: int) -> None:
         self._runner.copy_state(handle, slot)

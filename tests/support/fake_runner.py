@@ -64,7 +64,9 @@ def scripted_logits(vocab_size: int, script: Sequence[int], margin: float = 100.
 
 @dataclass
 class FakeRunner:
-    """Set `fail_when` to make a step raise StepError, `on_step` to look on. `batches` lists what was run."""
+    """Set `fail_when` to make a step raise StepError, `on_step` to look on. `batches` lists what was run.
+
+    One that gets the `known_states` of another knows its states."""
 
     logits: Logits
     shape: ModelShape = field(default_factory=lambda: tiny_shape(vocab=257))
@@ -77,11 +79,11 @@ class FakeRunner:
     batches: list[list[TokenRun]] = field(default_factory=list)
     rows_read: int = 0
     closed: bool = False
+    known_states: list[Tokens] = field(default_factory=lambda: [()])  # a state's number -> the tokens that it holds
 
     def __post_init__(self) -> None:
         self.slots: list[Tokens | None] = [None] * self.num_slots  # None = undefined
-        self._states: list[Tokens] = [()]  # a state's number -> the tokens that it holds
-        self._numbers: dict[Tokens, int] = {(): NEVER_STEPPED}
+        self._numbers = {tokens: number for number, tokens in enumerate(self.known_states)}
         self._steps = 0
         self._tickets = itertools.count()
         self._in_flight: dict[Ticket, Readout | StepError] = {}
@@ -125,7 +127,7 @@ class FakeRunner:
 
     def write_state(self, slot: int, state: State | None) -> None:
         self._undefined.discard(slot)
-        self.slots[slot] = self._states[NEVER_STEPPED] if state is None else self.tokens_of(state)
+        self.slots[slot] = self.known_states[NEVER_STEPPED] if state is None else self.tokens_of(state)
 
     def start_read(self, slot: int) -> PendingState:
         return ReadyState(self.read_state(slot))
@@ -137,14 +139,14 @@ class FakeRunner:
         """The state that holds `tokens`."""
         state = self.shape.initial_state()
         if tokens not in self._numbers:
-            self._numbers[tokens] = len(self._states)
-            self._states.append(tokens)
+            self._numbers[tokens] = len(self.known_states)
+            self.known_states.append(tokens)
         state["att_shift"][0, 0] = self._numbers[tokens]
         return state
 
     def tokens_of(self, state: State) -> Tokens:
         """The tokens that a state of this runner holds."""
-        return self._states[int(state["att_shift"][0, 0])]
+        return self.known_states[int(state["att_shift"][0, 0])]
 
     def copy_state(self, source: int, target: int) -> None:
         self._undefined.discard(target)

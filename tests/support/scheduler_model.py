@@ -230,7 +230,7 @@ def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[
     kind = chance.choices(("send", "step", "leave", "pause", "fail", "without", "abort"), (25, 65, 6, 4, 1, 2, 0.05))[0]
     if kind == "send" and len(model.open) < 30:
         before = tuple(chance.choices((1, 2), k=chance.choice((0, 0, 0, 1, 2))))
-        return partial(model.send, _random_request(chance, bool(before)), before, logits_known=True)
+        return partial(model.send, random_request(chance, bool(before)), before, logits_known=True)
     if kind in ("leave", "pause") and model.open:
         return partial(model.leave if kind == "leave" else model.pause, chance.choice(list(model.open)))
     if kind == "without" and model.cache is not None:
@@ -238,7 +238,7 @@ def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[
     return {"fail": model.fail, "abort": model.abort}.get(kind, model.step)
 
 
-def _random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest:
+def random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest:
     parts = chance.choices(PARTS, k=chance.randint(0, 3))
     tail = chance.choices(range(VOCAB_SIZE), k=chance.randint(not (parts or may_be_empty), 6))
     prompt = [token for part in parts for token in part] + tail

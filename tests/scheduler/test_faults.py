@@ -1,0 +1,77 @@
+"""Requests on a device that fails in every way: each ends once and rightly, and nothing is lost but what must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.requests import GenerateRequest, SamplingParams
+from tests.support.fault_model import NUM_SLOTS, SPARE_SLOTS, FaultModel, run_random_faults
+from tests.support.fault_runner import Fault
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.scheduler.worker.RETRY_SECONDS", (0.0,) * 50)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_a_long_run_loses_nothing_but_what_was_on_the_device(seed: int, has_disk: bool, tmp_path: Path) -> None:
+    model = FaultModel(tmp_path if has_disk else None)
+    run_random_faults(model, seed, operations=400, check_every=5)
+    assert model.answers > 20
+    assert model.recoveries > 0
+    struck = {fault for fault, times in model.faults.struck.items() if times > 0}
+    assert len(struck) > len(Fault) // 2
+
+
+def serve(model: FaultModel, *requests: GenerateRequest) -> None:
+    """Send requests one after another, each when the one before has ended."""
+    for request in requests:
+        model.send(request)
+        run(model)
+
+
+def run(model: FaultModel) -> None:
+    while model.open:
+        model.turn()
+        model.check()
+
+
+def prompts(count: int, length: int) -> list[GenerateRequest]:
+    """Requests of which each begins with another token."""
+    return [GenerateRequest([n] * length, max_tokens=1, sampling=SamplingParams(seed=1)) for n in range(count)]
+
+
+def test_a_slot_whose_request_could_not_start_serves_the_next_one_in_the_same_step() -> None:
+    model = FaultModel()
+    model.arm(Fault.WRITE, times=2)  # of the first request: its start, and the one without the cache
+    for request in prompts(NUM_SLOTS + 1, 2):
+        model.send(request)
+    run(model)
+    assert (model.answers, model.errors, model.recoveries) == (NUM_SLOTS, 1, 0)
+
+
+def test_what_the_host_keeps_is_found_after_the_device_was_lost() -> None:
+    model = FaultModel(host_states=100)
+    requests = prompts(8, 30)
+    serve(model, *requests)
+    on_host = [one for one in model.cache.checkpoints() if "host" in one.sizes and one.length == 30]
+    assert 0 < len(on_host) < len(requests)
+    model.arm(Fault.LOST)
+    serve(model, *prompts(1, 2))
+    assert (model.errors, model.recoveries) == (1, 1)
+    hits = model.cache.stats().hits
+    serve(model, *requests)
+    assert model.cache.stats().hits - hits == len(on_host)
+
+
+def test_copies_that_fail_cost_the_device_tier_no_room() -> None:
+    model = FaultModel()
+    model.arm(Fault.COPY, times=100)
+    serve(model, *prompts(2 * SPARE_SLOTS, 20))
+    model.faults.disarm()
+    serve(model, *prompts(2 * SPARE_SLOTS, 30))
+    assert model.cache.stats().tiers[0].copies == SPARE_SLOTS
