@@ -8,7 +8,7 @@ import threading
 from asyncio import TimerHandle
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
 from rnn_engine.scheduler.batching import Adaptive
-from rnn_engine.types import Batch, InitialState, Runner
+from rnn_engine.types import InitialState, Runner
 from states.cache.cache import StateCache
 from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
+from tests.support.gate import Gate
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 TOKENIZER = ByteTokenizer()
@@ -42,25 +43,6 @@ GREEDY = SamplingParams(temperature=0.0, seed=0)
 HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
 ENDLESS = scripted_logits(TOKENIZER.size, [ord("x") + 1] * 1000)
 PATIENCE = 30.0  # seconds until a test that waits in vain fails
-
-
-@dataclass
-class Gate:
-    """Holds the worker before every step until it is let through."""
-
-    permits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    is_open: bool = False
-
-    def __call__(self, batch: Batch) -> None:
-        if not self.is_open:
-            self.permits.acquire()
-
-    def let(self, steps: int) -> None:
-        self.permits.release(steps)
-
-    def open(self) -> None:
-        self.is_open = True
-        self.permits.release()
 
 
 @asynccontextmanager
