@@ -403,7 +403,7 @@ class RunnerContract(ResultsContract):
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"ffn_shift": None}, "state: holds the fields att_shift; wkv; "),
+            ({"ffn_shift": None}, r"state: holds the fields \['att_shift', 'wkv'\]"),
             ({"more": np.zeros(1, np.float32)}, "state: holds the fields"),
             ({"wkv": np.zeros((1, 4, 16, 16), np.float32)}, r"state: wkv has shape \[1, 4, 16, 16\].*\[2, 4, 16, 16\]"),
             ({"att_shift": np.zeros((2, 64))}, "state att_shift: type float64.*float32"),
