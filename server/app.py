@@ -16,14 +16,27 @@ from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
-from server.http.context import ENGINE, HTTP_COUNTERS, LIFECYCLE, METRICS, SETTINGS, TRACER, Lifecycle
+from server.http.context import (
+    BUDGET,
+    ENGINE,
+    HTTP_COUNTERS,
+    LIFECYCLE,
+    METRICS,
+    SETTINGS,
+    TRACER,
+    WORKERS,
+    Lifecycle,
+)
+from server.http.memory import MemoryBudget
 from server.http.routing import add_routes
+from server.http.work import make_workers
 from server.listeners import open_listeners, url_of
 from server.middleware.admission import admission_middleware
 from server.middleware.clients import clients_middleware
 from server.middleware.connections import connections_middleware
 from server.middleware.deadlines import deadlines_middleware
 from server.middleware.errors import errors_middleware
+from server.middleware.memory import memory_middleware
 from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
 from server.routes import ALL_ROUTES
@@ -46,7 +59,6 @@ _log = logging.getLogger(__name__)
 def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer | None = None) -> web.Application:
     """Return the application over `engine`, which closes the engine and the tracer when it is cleaned up."""
     app = web.Application(
-        client_max_size=settings.limits.max_body_bytes,
         middlewares=[
             telemetry_middleware,
             connections_middleware,
@@ -55,16 +67,18 @@ def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer
             admission_middleware(settings),
             clients_middleware(settings.limits.max_client_requests),
             deadlines_middleware(settings.limits.max_request_seconds),
+            memory_middleware,
         ],
     )
     app[ENGINE] = engine
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
+    app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS]))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.append(_close_engine)
+    app.cleanup_ctx.extend((_close_engine, _run_workers))
     if tracer is not None:
         app[TRACER] = tracer
         app.cleanup_ctx.append(_close_tracer)
@@ -147,6 +161,12 @@ async def _drain(app: web.Application) -> None:
     if not await lifecycle.drain(seconds):
         _log.warning("ending %d request(s) that still run", lifecycle.active)
         await app[ENGINE].close()
+
+
+async def _run_workers(app: web.Application) -> AsyncIterator[None]:
+    app[WORKERS] = workers = make_workers()
+    yield
+    workers.shutdown(wait=False, cancel_futures=True)
 
 
 async def _close_engine(app: web.Application) -> AsyncIterator[None]:

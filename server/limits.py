@@ -27,6 +27,11 @@ class Limits:
     """
 
     max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
+    max_upload_bytes: Annotated[int, Bound("bytes", "Of a state's file.")] = 256 * 2**20
+    max_held_bytes: Annotated[
+        int,
+        Bound("bytes", "Of all bodies that are held at a time, and of what is read from them; one may take half."),
+    ] = 512 * 2**20
     max_messages: Annotated[int, Bound("messages", "Messages of a chat.")] = 8192
     max_text_bytes: Annotated[
         int, Bound("bytes", "Of all texts of a request as UTF-8; of a chat, the text that the template makes.")

@@ -113,9 +113,8 @@ def prefab(path: Path) -> None:
 
 def read_as_state(path: Path) -> None:
     files = make_registry().files
-    for read in (files.read, lambda path: files.read_upload(path.read_bytes())):
-        loaded = read(path)
-        files.freeze(loaded, "file")
+    loaded = files.read(path)
+    files.freeze(loaded, "file")
     read_summary(path, None) if loaded.form == "full" else None
 
 

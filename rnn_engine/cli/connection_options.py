@@ -43,7 +43,9 @@ _OPTIONS = (
     seconds_option("--idle-seconds", _DEFAULT.idle_seconds, "How long a connection may wait for a request."),
     seconds_option("--header-seconds", _DEFAULT.header_seconds, "How long the head of a request may take."),
     seconds_option(
-        "--body-seconds", _DEFAULT.body_seconds, "How long its body may take; a second more for each 4 kB of it."
+        "--body-seconds",
+        _DEFAULT.body_seconds,
+        "How long its body may take; each 4 kB that come give a second of it back.",
     ),
     seconds_option(
         "--stall-seconds",

@@ -70,7 +70,8 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._request is not None:
-            self._body_deadline += len(data) / BODY_RATE
+            latest = self._clock.time() + self._settings.body_seconds  # however much came quickly
+            self._body_deadline = min(self._body_deadline + len(data) / BODY_RATE, latest)
         elif data and not self._head_begun:
             self._head_begun = True
             self._set_timer(self._settings.header_seconds, self._end_head)

@@ -13,7 +13,7 @@ class ConnectionSettings:
     max_per_client: int = 256  # of one address; those through a Unix socket are not counted
     idle_seconds: float = 75.0  # without a request
     header_seconds: float = 20.0  # for the head of a request, from its first byte on
-    body_seconds: float = 30.0  # for its body, and a second more for each `BODY_RATE` bytes that have come
+    body_seconds: float = 30.0  # for its body; each `BODY_RATE` bytes that come give back one that has passed
     stall_seconds: float = 60.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
 
 

@@ -1,29 +1,111 @@
-"""Read the JSON bodies of requests into their schemas, and write those of answers."""
+"""Read the bodies of requests, and write those of answers.
+
+A body is read piece by piece, and each piece is counted in the server's budget of memory before the next one is
+waited for, so that clients together can't send more than the server holds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from json import dumps
-from typing import TypeVar
+from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from aiohttp import hdrs, web
 
-from server.http.context import SETTINGS
+from rnn_engine.errors import StorageError
+from server.http.context import LEASE, SETTINGS
+from server.http.work import work
 from server.schemas.base import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 
+_WRITE_BYTES = 1 << 20  # that are written to a file at a time
+_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
+
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """Return the body as an object. Raises InvalidRequestError, or an aiohttp exception if it can't be read."""
+    """Return the JSON body as an object.
+
+    Raises InvalidRequestError, OverloadedError where requests hold too much memory, or an aiohttp exception if the
+    body can't be read or is too large.
+    """
+    limits, lease = request.app[SETTINGS].limits, request[LEASE]
+    data = bytearray()
+    async for piece in _receive(request, limits.max_body_bytes):
+        data += piece
+    parsed_bytes = _parsed_bytes(data)
+    if parsed_bytes > lease.budget.most_each:
+        raise _too_large(f"the body would take about {parsed_bytes} bytes of memory", lease.budget.most_each)
+    lease.hold(len(data) + parsed_bytes)
+    body = await work(request, len(data), partial(kind.parse, data, limits))
+    lease.hold(parsed_bytes)
+    return body
+
+
+@asynccontextmanager
+async def received_file(request: web.Request) -> AsyncIterator[Path]:
+    """Write the body to a temporary file, which is removed after the block. Raises as `read_body` and StorageError."""
+    with _storage_errors():
+        folder = tempfile.TemporaryDirectory(prefix="rnn-engine-", ignore_cleanup_errors=True)
+    with folder as name:
+        path = Path(name) / "upload"
+        with _storage_errors(), path.open("wb") as file:
+            await _write(request, file)
+        yield path
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
     try:
-        data = await request.read()
+        yield
+    except ConnectionError:
+        raise  # of the client's
+    except OSError as error:
+        raise StorageError(f"the upload can't be written to a temporary file: {error.strerror}") from error
+
+
+async def _write(request: web.Request, file: BinaryIO) -> None:
+    unwritten = bytearray()
+    async for piece in _receive(request, request.app[SETTINGS].limits.max_upload_bytes):
+        unwritten += piece
+        if len(unwritten) >= _WRITE_BYTES:
+            await asyncio.to_thread(file.write, bytes(unwritten))
+            unwritten.clear()
+    await asyncio.to_thread(file.write, bytes(unwritten))
+    await asyncio.to_thread(file.flush)
+
+
+async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
+    """Yield the body piece by piece, each of which is held from then on; it may have `most` bytes."""
+    if request.content_length is not None and request.content_length > most:
+        raise _too_large(f"the body has {request.content_length} bytes", most)
+    received = 0
+    try:
+        async for piece in request.content.iter_any():
+            received += len(piece)
+            if received > most:
+                raise _too_large(f"the body has {received} bytes or more", most)
+            request[LEASE].hold(received)
+            yield piece
     except web.RequestPayloadError as error:
         encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
         message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
         # Where the next request begins is unknown.
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
-    return kind.parse(data, request.app[SETTINGS].limits)
+
+
+def _parsed_bytes(data: bytearray) -> int:
+    """Return about how much memory the values of a JSON text take. Texts in it that have such characters count too."""
+    return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
+
+
+def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(most, most, text=f"{found}; expected at most {most}")
 
 
 def to_json(body: Mapping[str, object]) -> str:

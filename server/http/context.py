@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
 from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
+from server.http.memory import MemoryBudget, MemoryLease
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
@@ -65,6 +67,9 @@ ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
 
 SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+BUDGET = web.AppKey("budget", MemoryBudget)
+WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
+LEASE = web.RequestKey("lease", MemoryLease)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)
 TRACER = web.AppKey("tracer", RequestTracer)

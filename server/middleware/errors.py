@@ -5,7 +5,6 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from server.http.context import SETTINGS
 from server.http.errors import describe, describe_http
 
 
@@ -28,6 +27,4 @@ def _explain(request: web.Request, error: web.HTTPException) -> str:
             return f"there is no {request.method} {request.path}"
         case web.HTTPMethodNotAllowed():
             return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method}"
-        case web.HTTPRequestEntityTooLarge():
-            return f"the body is larger than {request.app[SETTINGS].limits.max_body_bytes} bytes"
     return error.text or error.reason

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast, get_args
 
 from aiohttp import hdrs, web
 
 from rnn_engine.errors import InvalidRequestError
 from server.doors.scopes import Scope
-from server.http.bodies import json_response
+from server.http.bodies import json_response, received_file
 from server.http.context import engine_of
 from server.http.routing import Route
 from server.schemas.state_entry import StateEntry, state_entry
@@ -51,7 +52,8 @@ async def upload(request: web.Request) -> web.Response:
     engine = engine_of(request)
     name, retention = request.match_info["name"], _retention(request)
     await engine.states.check_place(name, retention, 0)
-    loaded, frozen = await asyncio.to_thread(_read, engine.state_files, await request.read())
+    async with received_file(request) as path:
+        loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path)
     named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
     return json_response(state_entry(named))
 
@@ -60,8 +62,8 @@ def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[byte
     return list(files.export(form, named.name, named.id, named.frozen))
 
 
-def _read(files: StateFiles, data: bytes) -> tuple[LoadedState, FrozenState]:
-    loaded = files.read_upload(data)
+def _read(files: StateFiles, path: Path) -> tuple[LoadedState, FrozenState]:
+    loaded = files.read(path)
     return loaded, files.freeze(loaded, "upload")
 
 

@@ -38,7 +38,7 @@ class RequestBody(BaseModel):
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
 
     @classmethod
-    def parse(cls, body: bytes, limits: Limits = _DEFAULT_LIMITS) -> Self:
+    def parse(cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS) -> Self:
         """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`."""
         try:
             data = from_json(body, allow_inf_nan=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rnn_engine.errors import StorageError
 from rnn_engine.types import F32, ModelShape
 from states.files.confine import confined_path
 from states.files.container import file_parts
@@ -41,16 +39,6 @@ class StateFiles:
     def read_requested(self, requested: str) -> LoadedState:
         """Read a state from a file that a request names, inside the folder alone."""
         return self.read(confined_path(self.folder, requested, "state.path"))
-
-    def read_upload(self, data: bytes) -> LoadedState:
-        """Read a state from the content of a file of any form. Raises StorageError where there is no room for it."""
-        try:
-            with tempfile.TemporaryDirectory(prefix="rnn-engine-") as folder:
-                path = Path(folder) / "upload"
-                path.write_bytes(data)
-                return self.read(path)
-        except OSError as error:
-            raise StorageError(f"the upload can't be written to a temporary file: {error.strerror}") from error
 
     def read_rows(self, values: Sequence[float] | F32, dims: Sequence[int]) -> LoadedState:
         """Read a state from an array in ai00's order; `dims` are [D, N + 2, L, 1]."""

@@ -142,7 +142,7 @@ BAD: list[tuple[Body, str, str]] = [
     ({"choices": ["a"], "input": {}}, "input", "null, a string"),
     ({"choices": ["a"], "calibrate": 1}, "calibrate", "true or false"),
     ({"choices": ["a"], "state": 1}, "state", "a name or an id"),
-    ({"choices": ["a"], "max_tokens": 1}, "max_tokens", "one of the fields calibrate, "),
+    ({"choices": ["a"], "max_tokens": 1}, "max_tokens", "one of the fields cache_salt, calibrate, "),
 ]
 
 

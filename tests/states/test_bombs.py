@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tempfile
 import tracemalloc
 import zipfile
 from collections.abc import Sequence
@@ -33,11 +34,18 @@ def bomb(path: Path, tensors: dict[str, bytes], storage_megabytes: int) -> bytes
 
 def refusal(data: bytes) -> str:
     """Why an upload is refused, in a few megabytes of memory besides itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "upload"
+        path.write_bytes(data)
+        return refusal_of_file(path)
+
+
+def refusal_of_file(path: Path) -> str:
     files = make_registry().files
     tracemalloc.start()
     try:
         with pytest.raises(StateError) as caught:
-            files.read_upload(data)
+            files.read(path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

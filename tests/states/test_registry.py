@@ -178,17 +178,21 @@ def test_logits_that_do_not_fit_are_refused(array: np.ndarray) -> None:
 def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
     files = make_registry().files
     save_tuned_state(tmp_path / "tuned", some_state(), SHAPE)
-    tuned = files.read_upload((tmp_path / "tuned").read_bytes())
-    prefab = files.read_upload(encode_prefab(Prefab("its own name", uuid.UUID(int=5), True, some_state(1)), SHAPE))
+    tuned = files.read(tmp_path / "tuned")
+    (tmp_path / "prefab").write_bytes(
+        encode_prefab(Prefab("its own name", uuid.UUID(int=5), True, some_state(1)), SHAPE)
+    )
+    prefab = files.read(tmp_path / "prefab")
     time_states = {f"blocks.{n}.att.time_state": np.full((2, 4, 4), n, np.float32) for n in range(2)}
-    pth = files.read_upload(save_pth(TensorModel(SHAPE, time_states), tmp_path / "pth").read_bytes())
+    pth = files.read(save_pth(TensorModel(SHAPE, time_states), tmp_path / "pth"))
     assert [loaded.form for loaded in (tuned, prefab, pth)] == ["tuned", "prefab", "tuned"]
     assert (prefab.name, prefab.id, prefab.default) == ("its own name", uuid.UUID(int=5), True)
     assert np.array_equal(tuned.state["wkv"], some_state()["wkv"])
     assert pth.state["wkv"][1, 0, 0, 0] == 1
     assert files.freeze(prefab, "upload").num_tokens is None  # it has taken in some
+    (tmp_path / "upload").write_bytes(b"rubbish")
     with pytest.raises(StateError, match="upload: is neither"):
-        files.read_upload(b"rubbish")
+        files.read(tmp_path / "upload")
 
 
 def default_of(states: StateRegistry) -> str | None:
