@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -91,15 +92,15 @@ def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
 
     A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
     The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
-    InvalidRequestError for an address that other machines reach where no API key is asked for, or for traces that
-    the environment asks for and nothing can send. `on_ready` gets the engine's facts and the server's URL once it
-    takes requests.
+    InvalidRequestError for an address that other machines reach where no API key is asked for, for a certificate that
+    does not serve, or for traces that the environment asks for and nothing can send. `on_ready` gets the engine's facts
+    and the server's URL once it takes requests.
     """
+    tls = None if settings.doors.tls is None else settings.doors.tls.make_context()
     with open_listeners(settings) as listeners:
-        if not settings.doors.keys and not settings.doors.open:
-            for listener in listeners:
-                check_listener(listener)
-        asyncio.run(_serve(load, settings, on_ready, listeners, make_tracer()))
+        for listener in listeners:
+            check_listener(listener, settings.doors)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer()))
 
 
 async def _serve(
@@ -107,12 +108,13 @@ async def _serve(
     settings: ServerSettings,
     on_ready: OnReady,
     listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
     tracer: RequestTracer | None,
 ) -> None:
     with stop_signals() as stop:
         engine = await _load_unless_stopped(load, stop)
-        async with serving(make_app(engine, settings, tracer), listeners, settings):
-            on_ready(engine.info, url_of(listeners[0]))
+        async with serving(make_app(engine, settings, tracer), listeners, settings, tls):
+            on_ready(engine.info, url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
             await stop.wait()
             notify("STOPPING=1")
@@ -131,7 +133,10 @@ async def _load_unless_stopped(load: LoadEngine, stop: asyncio.Event) -> EngineL
 
 @asynccontextmanager
 async def serving(
-    app: web.Application, listeners: Iterable[socket.socket], settings: ServerSettings
+    app: web.Application,
+    listeners: Iterable[socket.socket],
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
     """Serve the connections of bound sockets while the block runs; then drain, and clean the application up.
 
@@ -140,7 +145,7 @@ async def serving(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     assert runner.server is not None
-    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections))
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), tls)
     try:
         for listener in listeners:
             acceptor.listen(listener)

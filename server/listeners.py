@@ -35,13 +35,13 @@ def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
             yield [listener]
 
 
-def url_of(listener: socket.socket) -> str:
-    """Return the address of a socket as clients write it: http://HOST:PORT, or unix:PATH."""
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the address of a socket as clients write it: SCHEME://HOST:PORT, or unix:PATH."""
     address = listener.getsockname()
     if isinstance(address, str | bytes):
         return f"unix:{os.fsdecode(address)}"
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, read_keys
 from server.doors.origins import check_origin
 from server.doors.settings import DoorSettings
+from server.doors.tls import TlsFiles
 
 
 def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,6 +65,16 @@ _OPTIONS = (
         "May be given several times.",
     ),
     click.option(
+        "--tls-cert",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Speak HTTPS with the certificate in this file (PEM), and with those below its authority.",
+    ),
+    click.option(
+        "--tls-key",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The certificate's key (PEM, not encrypted).  [default: in the file of the certificate]",
+    ),
+    click.option(
         "--share-cache",
         is_flag=True,
         help="Let all API keys go on from what any of them has asked before; they can then guess what others asked.",
@@ -82,6 +93,8 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
         open_to_all: bool,
         allowed_hosts: tuple[str, ...],
         cors_origins: tuple[str, ...],
+        tls_cert: Path | None,
+        tls_key: Path | None,
         share_cache: bool,
         **others: object,
     ) -> None:
@@ -90,6 +103,9 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
             keys = (ApiKey.of(api_key), *keys)
         if key_file is not None and not keys:
             raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
-        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, share_cache), **others)
+        if tls_key is not None and tls_cert is None:
+            raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
+        tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
+        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache), **others)
 
     return with_options(with_doors, _OPTIONS)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 
 from rnn_engine.errors import InvalidRequestError
+from server.doors.settings import DoorSettings
+
+_log = logging.getLogger(__name__)
 
 
 def is_local(address: object) -> bool:
@@ -25,18 +29,23 @@ def is_local(address: object) -> bool:
     return (mapped or ip).is_loopback
 
 
-def check_listener(listener: socket.socket) -> None:
-    """Raise InvalidRequestError for a socket that other machines reach, for a server that asks for no API key.
+def check_listener(listener: socket.socket, doors: DoorSettings) -> None:
+    """Raise InvalidRequestError for a socket that other machines reach where no API key is asked for.
+
+    Where the operator admits everybody all the same, log a warning.
 
     llama-server and vLLM listen on `0.0.0.0` without a key and say nothing, and people copy that line from one machine
     to the next. Here the line ends with an error that names the two ways on, before the model is loaded; the server
     that others can use by accident is the worse surprise.
     """
     address = listener.getsockname()
-    if not is_local(address):
+    if doors.keys or is_local(address):
+        return
+    if not doors.open:
         raise InvalidRequestError(
             "host",
             address[0],
             "a loopback address such as 127.0.0.1, since no API key is asked for and other machines reach this one; "
             "set a key with --api-key or --api-key-file, or admit every machine with --open",
         )
+    _log.warning("no API key is asked for: whoever reaches %s may use the server and change what it keeps", address[0])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, check_keys
 from server.doors.origins import ANY
+from server.doors.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class DoorSettings:
     allowed_hosts: tuple[str, ...] = ()  # names by which clients may call the server
     cors_origins: tuple[str, ...] = ()  # of other web pages, as `https://chat.example`; `*` for all, with keys only
 
+    tls: TlsFiles | None = None  # None = no TLS
     share_cache: bool = False  # let all keys go on from what any of them has asked before
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from typing import Any
 
@@ -10,7 +11,7 @@ from aiohttp import ClientResponse, web
 
 from rnn_engine.errors import InvalidRequestError
 from server.app import run
-from server.doors.addresses import is_local
+from server.doors.addresses import check_listener, is_local
 from server.doors.hosts import AllowedHosts
 from server.doors.keys import ApiKey
 from server.doors.origins import Origins, check_origin
@@ -58,6 +59,22 @@ class TestMachines:
             return
         with pytest.raises(InvalidRequestError, match=r"no API key is asked for.*--api-key.*--open"):
             run(load, ServerSettings(host=host, port=0), lambda *_: None)
+
+    @pytest.mark.parametrize(
+        ("host", "doors", "warns"),
+        [
+            ("0.0.0.0", DoorSettings(open=True), True),
+            ("0.0.0.0", DoorSettings(KEYS), False),
+            ("127.0.0.1", DoorSettings(open=True), False),
+            ("127.0.0.1", DoorSettings(), False),
+        ],
+    )
+    def test_a_server_that_is_open_to_all_says_so(
+        self, caplog: pytest.LogCaptureFixture, host: str, doors: DoorSettings, warns: bool
+    ) -> None:
+        with socket.create_server((host, 0)) as listener, caplog.at_level(logging.WARNING):
+            check_listener(listener, doors)
+        assert ("whoever reaches 0.0.0.0 may use the server" in caplog.text) is warns
 
     @pytest.mark.parametrize(
         ("settings", "status"),
