@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -70,7 +71,7 @@ class LiveSequence:
         self._sampler = SequenceSampler(request.sampling, self._seed, request.penalised_prompt)
         self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
-        self._generated: list[int] = []
+        self._generated = array("I")  # 4 bytes a token: a text may be as long as its client likes
         self._max_tokens = request.max_tokens
         self._decode_demand = DECODE
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)

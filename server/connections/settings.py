@@ -14,7 +14,7 @@ class ConnectionSettings:
     idle_seconds: float = 75.0  # without a request
     header_seconds: float = 20.0  # for the head of a request, from its first byte on
     body_seconds: float = 30.0  # for its body; each `BODY_RATE` bytes that come give back one that has passed
-    stall_seconds: float = 60.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
+    stall_seconds: float = 30.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
 
 
 BODY_RATE = 4096

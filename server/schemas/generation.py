@@ -85,7 +85,7 @@ class GenerationBody(SamplingBody):
             limits.check("max_request_seconds", "timeout", self.timeout)
         answers = self.num_prompts * self.copies
         limits.check("max_answers", "n" if self.num_prompts == 1 else "prompt", answers)
-        if not self.stream:  # what is streamed is not kept
+        if not self.stream or self.save_as is not None:  # what is streamed is not kept, but to save its state
             limits.check("max_answer_tokens", "max_tokens", answers * self.max_tokens)
             if self.alternatives is not None:
                 entries = answers * self.max_tokens * (1 + self.alternatives)

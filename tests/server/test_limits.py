@@ -59,6 +59,7 @@ BEYOND: list[tuple[str, Body, str, str]] = [
     (COMPLETIONS, {**TEXT, "best_of": 7}, "n", "max_answers"),
     (COMPLETIONS, {**TEXT, "prompt": ["a", "b"], "n": 4}, "prompt", "max_answers"),
     (COMPLETIONS, {**TEXT, "n": 6, "max_tokens": 11}, "max_tokens", "max_answer_tokens"),
+    (COMPLETIONS, {**TEXT, "max_tokens": 61, "stream": True, "save_as": "a"}, "max_tokens", "max_answer_tokens"),
     (COMPLETIONS, {**TEXT, "logprobs": 5, "max_tokens": 10}, "logprobs", "max_logprob_entries"),
     (COMPLETIONS, {**TEXT, "prompt": "a" * 30, "echo": True, "logprobs": 1}, "logprobs", "max_logprob_entries"),
     (COMPLETIONS, {**TEXT, "stop": ["a"] * 3}, "stop", "max_stop_strings"),
