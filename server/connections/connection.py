@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -13,6 +14,7 @@ from server.connections.settings import ANSWER_RATE, BODY_RATE, ConnectionSettin
 from server.http.bodies import to_json
 from server.http.errors import Failure, describe, describe_http
 
+_SENT_BYTES = re.compile(r":? b?['\"].*")  # what of a request aiohttp shows in an error: it may hold an API key
 _NEVER = 1e8  # seconds: `Connection` itself closes what is idle, but not in the middle of a request's head
 _log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun; it can't become an error")
         if status < 500:
-            text = " ".join(line.strip() for line in (message or "").splitlines() if line.strip(" ^"))
+            text = _SENT_BYTES.sub("", " ".join((message or "").split()))
             _log.info("%s: no HTTP request: %s", request.remote, text)
             failure = Failure(status, f"no HTTP request: {text}", "invalid_request_error", "bad_request")
         else:
