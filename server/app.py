@@ -7,12 +7,13 @@ import logging
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeAlias
 
 from aiohttp import web
 
+from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
 from server.connections.descriptors import fit_descriptors
@@ -54,6 +55,7 @@ LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 OnReady: TypeAlias = Callable[[EngineInfo, str], None]
 
 _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
+_LOOK_SECONDS = 1.0  # between two looks whether the engine has failed
 _log = logging.getLogger(__name__)
 
 
@@ -116,8 +118,18 @@ async def _serve(
         async with serving(make_app(engine, settings, tracer), listeners, settings, tls):
             on_ready(engine.info, url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
-            await stop.wait()
+            await _stop_or_failure(engine, stop, settings)
             notify("STOPPING=1")
+
+
+async def _stop_or_failure(engine: EngineLike, stop: asyncio.Event, settings: ServerSettings) -> None:
+    """Wait for `stop`. Raises EngineClosedError where the engine fails for good, if that is to end the server."""
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)
+        health = engine.health()
+        if settings.exit_on_failure and health.status == "failed":
+            raise EngineClosedError(f"the engine has failed for good: {health.reason}")
 
 
 async def _load_unless_stopped(load: LoadEngine, stop: asyncio.Event) -> EngineLike:

@@ -20,6 +20,7 @@ class ServerSettings:
     unix_socket: Path | None = None  # instead of host and port
     unix_socket_mode: int = 0o660  # of its file: who may connect
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
+    exit_on_failure: bool = False  # end where the engine has failed for good, so that the server is started anew
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)

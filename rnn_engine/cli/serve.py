@@ -77,6 +77,11 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     show_default=True,
     help="How long running requests may go on after a signal to stop.",
 )
+@click.option(
+    "--exit-on-failure",
+    is_flag=True,
+    help="End with code 1 where the device does not come back, so that the server is started anew.",
+)
 @door_options
 @limit_options
 @connection_options
@@ -94,6 +99,7 @@ def command(
     unix_socket: Path | None,
     unix_socket_mode: int,
     drain_seconds: float,
+    exit_on_failure: bool,
     doors: DoorSettings,
     limits: Limits,
     connections: ConnectionSettings,
@@ -121,6 +127,7 @@ def command(
         unix_socket,
         unix_socket_mode,
         drain_seconds,
+        exit_on_failure,
         doors=doors,
         limits=limits,
         connections=connections,

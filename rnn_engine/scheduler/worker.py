@@ -36,6 +36,7 @@ RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
 
 
+IDLE_SECONDS = 60.0  # without work until one token is run, to see whether the device still answers
 STEP_SECONDS = 60.0  # for which a step may run until the engine counts as stalled
 LOAD_SECONDS = 600.0  # the same for each part of loading a model
 
@@ -73,6 +74,7 @@ class Worker:
         self._reopen = reopen
         self._reopen_seconds = 5.0  # that it took the last time
         self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._is_idle = False  # nothing has come for a while
         self._stop_called = False
         self._stopping = False  # the worker's thread alone touches it
         self._health = Health()
@@ -134,13 +136,16 @@ class Worker:
         For the worker's thread. Waits for commands while no step is due. Raises where the worker can't go on.
         """
         self._obey_and_step()
-        if self._scheduler.failure is not None:
+        if self._is_idle:
+            self._is_idle = False
+            self._check_idle_device()
+        elif self._scheduler.failure is not None:
             self._check_device(self._scheduler.failure)
 
     def _obey_and_step(self) -> None:
         try:
             self._obey()
-            if self._scheduler.has_work and not self._stopping:
+            if self._scheduler.has_work and not self._stopping and not self._is_idle:
                 self._deadline = Deadline("a step", time.monotonic(), STEP_SECONDS)
                 self._post(self._scheduler.step())
         except Exception:
@@ -161,10 +166,17 @@ class Worker:
                     self._commands.get()()
                 return
             try:
-                command = self._commands.get(timeout=wait_seconds)
+                command = self._commands.get(timeout=IDLE_SECONDS if wait_seconds is None else wait_seconds)
             except Empty:
+                self._is_idle = wait_seconds is None
                 return
             command()
+
+    def _check_idle_device(self) -> None:
+        """Run one token, so that a device that is lost while nobody asks is back before the next request."""
+        if not self._device_answers():
+            self._recover("it did not run a token while it was idle")
+            self._set_health(Health())
 
     def _check_device(self, failure: str) -> None:
         """Run one token before anything else does; open the device again where that or many steps have failed."""

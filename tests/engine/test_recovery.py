@@ -136,3 +136,14 @@ async def test_requests_are_refused_while_the_device_is_opened_again() -> None:
     assert isinstance(refusal, UnavailableError)
     assert str(refusal) == "the device failed and is being opened again, attempt 1 of 3: told to fail"
     assert refusal.retry_after > 0
+
+
+async def test_a_device_that_is_lost_while_nobody_asks_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.scheduler.worker.IDLE_SECONDS", 0.001)
+    faults = Faults(on_step=lambda number: setattr(faults, "lost", number < 2))
+    async with asyncio.timeout(WAIT_SECONDS), engine_of(FakeRunner(HELLO, fail_when=faults)) as engine:
+        while faults.steps < 5:
+            await asyncio.sleep(0)
+        await reach_ok(engine)
+        assert engine.counters().device_reopens == 1
+        assert (await listen(engine, ask())).text == "Hello"

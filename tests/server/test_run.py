@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, UnixConnector
 
+from rnn_engine.errors import EngineClosedError
+from rnn_engine.health import Health
 from server.app import run
 from server.settings import ServerSettings
 from server.systemd import notify, take_sockets
@@ -215,3 +217,15 @@ def test_port_in_use_is_told_before_the_model_is_loaded() -> None:
 def test_address_of_another_machine_is_told() -> None:
     with pytest.raises(OSError, match="can't listen on 192"):
         run(load_nothing, ServerSettings(host="192.0.2.1", port=0), lambda info, url: None)
+
+
+def test_engine_that_has_failed_for_good_ends_the_server_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.app._LOOK_SECONDS", 0.001)
+    engine = FakeEngine(condition=Health("failed", "the device did not come back"))
+
+    async def load() -> FakeEngine:
+        return engine
+
+    with pytest.raises(EngineClosedError, match="the engine has failed for good: the device did not come back"):
+        run(load, ServerSettings(port=0, exit_on_failure=True), lambda info, url: None)
+    assert engine.closed
