@@ -16,10 +16,12 @@ from aiohttp import web
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
+from server.connections.counters import ConnectionCounters
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
 from server.http.context import (
     BUDGET,
+    CONNECTIONS,
     ENGINE,
     HTTP_COUNTERS,
     LIFECYCLE,
@@ -78,7 +80,8 @@ def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer
     app[LIFECYCLE] = Lifecycle()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
-    app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS]))
+    app[CONNECTIONS] = ConnectionCounters()
+    app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.extend((_close_engine, _run_workers))
@@ -157,7 +160,7 @@ async def serving(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
     await runner.setup()
     assert runner.server is not None
-    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), tls)
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), app[CONNECTIONS], tls)
     try:
         for listener in listeners:
             acceptor.listen(listener)

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from rnn_engine.errors import OverloadedError
 from server.connections.connection import Connection, encode_refusal
+from server.connections.counters import ConnectionCounters
 from server.connections.settings import ConnectionSettings
 from server.http.errors import describe
 
@@ -37,11 +38,13 @@ class Acceptor:
         self,
         server: web.Server,
         settings: ConnectionSettings,
+        counters: ConnectionCounters,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
+        self._counters = counters
         self._tls = tls
-        self._make_connection = partial(Connection, server, settings, self._forget)
+        self._make_connection = partial(Connection, server, settings, counters, self._forget)
         self._connections: dict[Connection, str] = {}  # -> the client's address
         self._counts: Counter[str] = Counter()  # connections of each client
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,6 +83,7 @@ class Acceptor:
             self._make_room(client)
         except OverloadedError as error:
             self._complaints.log(str(error))
+            self._counters.closed["refused"] += 1
             with accepted, suppress(OSError):
                 if self._tls is None:
                     accepted.setblocking(False)
@@ -88,6 +92,7 @@ class Acceptor:
         connection = self._make_connection()
         self._connections[connection] = client
         self._counts[client] += 1
+        self._counters.open += 1
         self._start(self._set_up(connection, accepted))
 
     def _make_room(self, client: str) -> None:
@@ -107,7 +112,7 @@ class Acceptor:
             return False
         _, _, longest = min(waiting)
         self._forget(longest)
-        longest.drop()
+        longest.drop("made_room")
         return True
 
     async def _set_up(self, connection: Connection, accepted: socket.socket) -> None:
@@ -132,6 +137,7 @@ class Acceptor:
         """Stop counting a connection that is gone, or about to be. May be called again."""
         client = self._connections.pop(connection, None)
         if client is not None:
+            self._counters.open -= 1
             self._counts[client] -= 1
             if self._counts[client] == 0:
                 del self._counts[client]

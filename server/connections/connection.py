@@ -6,10 +6,12 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 
 from aiohttp import hdrs, web
 
+from server.connections.counters import CloseReason, ConnectionCounters
 from server.connections.settings import ANSWER_RATE, BODY_RATE, ConnectionSettings
 from server.http.bodies import to_json
 from server.http.errors import Failure, describe, describe_http
@@ -44,12 +46,14 @@ class Connection(web.RequestHandler):
         self,
         server: web.Server,
         settings: ConnectionSettings,
+        counters: ConnectionCounters,
         on_lost: Callable[[Connection], None],
     ) -> None:
         """`on_lost` is called once, when the connection is gone."""
         loop = asyncio.get_running_loop()
         super().__init__(server, loop=loop, keepalive_timeout=_NEVER)
         self._settings = settings
+        self._counters = counters
         self._on_lost = on_lost
         self._clock = loop
         self._request: web.BaseRequest | None = None
@@ -133,20 +137,22 @@ class Connection(web.RequestHandler):
         self._stop_stall_timer()
         super().resume_writing()
 
-    def drop(self) -> None:
+    def drop(self, reason: CloseReason) -> None:
         """Close the connection at once; what has not been sent is lost."""
         if self.transport is not None:
+            self._counters.closed[reason] += 1
             self.transport.abort()
 
     def _wait(self) -> None:
         self._request = None
         self._head_begun = False
         self.waiting_since = self._clock.time()
-        self._set_timer(self._settings.idle_seconds, self.drop)
+        self._set_timer(self._settings.idle_seconds, partial(self.drop, "idle"))
 
     def _end_head(self) -> None:
         """Answer 408 to a client that has not sent the head of a request in time, and close."""
         if self.transport is not None:
+            self._counters.closed["slow_head"] += 1
             message = f"the head of the request took longer than {self._settings.header_seconds:g} s"
             self.transport.write(encode_refusal(Failure(408, message, "invalid_request_error", "request_timeout")))
             self.transport.close()
@@ -162,6 +168,7 @@ class Connection(web.RequestHandler):
         if left > 0:
             self._set_timer(left, self._check_body)
             return
+        self._counters.closed["slow_body"] += 1
         text = (
             f"the body came too slowly; expected it in {self._settings.body_seconds:g} s, and a second for each "
             f"{BODY_RATE} bytes"
@@ -181,7 +188,7 @@ class Connection(web.RequestHandler):
                 self._watch_answer()
                 return
             _log.info("%s: the client takes no more of its answer; the connection is closed", self._address())
-            self.drop()
+            self.drop("stalled")
 
         self._stall_timer = self._clock.call_later(seconds, check)
 

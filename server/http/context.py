@@ -11,6 +11,7 @@ from aiohttp import web
 
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineLike
+from server.connections.counters import ConnectionCounters
 from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
@@ -70,6 +71,7 @@ LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 BUDGET = web.AppKey("budget", MemoryBudget)
 WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
+CONNECTIONS = web.AppKey("connections", ConnectionCounters)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)
 TRACER = web.AppKey("tracer", RequestTracer)

@@ -21,6 +21,8 @@ from prometheus_client.registry import Collector
 from rnn_engine.health import Health, HealthStatus
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.telemetry import EngineCounters, Histogram
+from server.connections.counters import ConnectionCounters
+from server.http.memory import MemoryBudget
 from server.telemetry.http_counters import HttpCounters
 from states.cache.counters import CacheStats
 from states.named.registry import RegistryUsage
@@ -39,13 +41,25 @@ class Readings:
     cache: CacheStats
     states: RegistryUsage
     http: HttpCounters
+    connections: ConnectionCounters
+    budget: MemoryBudget
 
     @classmethod
-    def of(cls, engine: EngineLike, http: HttpCounters) -> Self:
-        """Read an engine."""
+    def of(cls, engine: EngineLike, http: HttpCounters, connections: ConnectionCounters, budget: MemoryBudget) -> Self:
+        """Read an engine; the rest is given."""
         cache = engine.cache_stats() or CacheStats(())
         states = engine.states.usage()
-        return cls(engine.info, engine.health(), engine.stats(), engine.counters(), cache, states, http)
+        return cls(
+            engine.info,
+            engine.health(),
+            engine.stats(),
+            engine.counters(),
+            cache,
+            states,
+            http,
+            connections,
+            budget,
+        )
 
 
 class Metrics:
@@ -75,6 +89,7 @@ class ServerCollector(Collector):
         yield from _tokens(readings.counters)
         yield from _steps(readings.counters)
         yield from _http(readings.http)
+        yield from _connections(readings.connections, readings.budget)
         yield from _cache(readings.cache)
         yield from _states(readings.states)
 
@@ -138,6 +153,15 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
     yield _histograms("http_request_duration_seconds", text, http.seconds, "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
     yield _counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
+
+
+def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Iterator[Metric]:
+    yield _gauge("connections", "Open connections.", connections.open)
+    reasons = {str(reason): count for reason, count in connections.closed.items()}
+    text = "Connections that the server closed, or did not take, by reason."
+    yield _counter("connections_closed", text, reasons, "reason")
+    yield _gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
+    yield _gauge("request_memory_capacity_bytes", "The most bytes of them.", budget.capacity)
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:

@@ -68,6 +68,8 @@ class TestTime:
     async def test_a_silent_connection_is_closed(self) -> None:
         async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
             assert await (await server.connect()).ended() == b""
+            assert server.counters.closed["idle"] == 1
+            assert server.counters.open == 0
 
     async def test_a_connection_that_waits_for_its_next_request_is_closed(self) -> None:
         async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
@@ -85,6 +87,7 @@ class TestTime:
             status, error = await client.error()
             assert (status, error["message"]) == (408, "the head of the request took longer than 0.05 s")
             assert await client.ended() == b""
+            assert server.counters.closed["slow_head"] == 1
 
     async def test_a_slow_body(self, caplog: pytest.LogCaptureFixture) -> None:
         async with raw_server(FakeEngine(), ConnectionSettings(body_seconds=SHORT)) as server:
@@ -94,6 +97,7 @@ class TestTime:
             assert status == 408
             assert error["message"].startswith("the body came too slowly; expected it in 0.05 s, and a second for each")
             assert await client.ended() == b""
+            assert server.counters.closed["slow_body"] == 1
         assert caplog.text == ""
 
     async def test_a_running_request_is_neither_idle_nor_slow(self) -> None:
@@ -123,6 +127,7 @@ class TestTime:
             while engine.active:
                 await asyncio.sleep(0)
             assert (engine.produced < 3000) == stream
+            assert server.counters.closed["stalled"] == 1
 
 
 class TestNumber:
@@ -130,6 +135,7 @@ class TestNumber:
         async with raw_server(FakeEngine(), ConnectionSettings(max_connections=2)) as server:
             first, second, third = [await server.connect() for _ in range(3)]
             assert await first.ended() == b""
+            assert (server.counters.open, server.counters.closed["made_room"]) == (2, 1)
             for client in (second, third):
                 client.ask("/v1/models")
                 assert (await client.answer())[0] == 200
@@ -153,6 +159,7 @@ class TestNumber:
             status, error = await refused.error()
             assert (status, error["code"], error["message"]) == (429, "overloaded", message)
             assert await refused.ended() == b""
+            assert (server.counters.open, server.counters.closed["refused"]) == (2, 1)
             engine.release.set()
             assert b"[DONE]" in await busy[0].reader.readuntil(b"\r\n0\r\n\r\n")
             again = await server.connect()

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from server.app import make_app, serving
+from server.connections.counters import ConnectionCounters
 from server.connections.settings import ConnectionSettings
+from server.http.context import CONNECTIONS
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body
@@ -60,6 +62,7 @@ class RawServer:
 
     port: int
     clients: list[RawClient]
+    counters: ConnectionCounters
 
     async def connect(self, limit: int = 2**16) -> RawClient:
         """`limit` is the most that a client takes in before it is asked for."""
@@ -75,8 +78,9 @@ async def raw_server(
     """Serve while the block runs; the clients' connections are closed with it."""
     settings = settings or ServerSettings(connections=connections or ConnectionSettings())
     listener = socket.create_server(("127.0.0.1", 0))
-    server = RawServer(listener.getsockname()[1], [])
-    async with serving(make_app(engine, settings), [listener], settings):
+    app = make_app(engine, settings)
+    server = RawServer(listener.getsockname()[1], [], app[CONNECTIONS])
+    async with serving(app, [listener], settings):
         try:
             yield server
         finally:

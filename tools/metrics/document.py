@@ -11,6 +11,8 @@ from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from server.connections.counters import ConnectionCounters
+from server.http.memory import MemoryBudget
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Readings, ServerCollector
 from server.telemetry.record import CLIENT_LEFT, RequestRecord
@@ -68,4 +70,6 @@ def _readings() -> Readings:
     shape = ShapeV7(num_layers=1, width=1, ffn_width=1, vocab_size=1, num_heads=1, head_size=1, ranks=ranks)
     info = EngineInfo("model", shape, "device", "f16", 1, 1, "world", created=0, device_bytes=1)
     cache = CacheStats((TierStats("host", 0),))
-    return Readings(info, Health(), EngineStats(0, 0), EngineCounters(), cache, RegistryUsage(0, 0, 0, 0, 0), http)
+    states = RegistryUsage(0, 0, 0, 0, 0)
+    stats, counters = EngineStats(0, 0), EngineCounters()
+    return Readings(info, Health(), stats, counters, cache, states, http, ConnectionCounters(), MemoryBudget(0))
