@@ -58,7 +58,7 @@ class CheckedModel:
     """What the check of a file yields."""
 
     shape: ModelShape
-    tensors: Mapping[str, TensorInfo]  # in the layout's order, leading axes of size 1 gone
+    tensors: Mapping[str, TensorInfo]  # in the layout's order, surplus axes of size 1 gone
 
 
 def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedModel:
@@ -126,7 +126,10 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
 
 
 def _squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
+    """Drop surplus axes of size 1, the leading ones first: vectors are stored as [1, 1, D], or as [H, 1, 1]."""
     shape = info.shape
     while len(shape) > num_dims and shape[0] == 1:
         shape = shape[1:]
+    while len(shape) > num_dims and shape[-1] == 1:
+        shape = shape[:-1]
     return TensorInfo(shape, info.dtype)

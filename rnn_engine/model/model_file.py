@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -20,8 +20,8 @@ from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 from rnn_engine.types import ModelShape
 
-FindLayout: TypeAlias = Callable[[Iterable[str]], Layout]
-"""Finds the layout of the version whose tensors have these names. Raises ModelError where there is none."""
+FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]
+"""Finds the layout of the version that has such tensors. Raises ModelError where there is none."""
 
 
 class ModelFile:
@@ -96,8 +96,7 @@ class ModelFile:
         info, place = self._tensors[name], self._stored[name]
         array = self._source.read(place.name)
         turned = array.swapaxes(-1, -2) if place.swapped else array
-        view: NDArray[Any] = turned[(0,) * (turned.ndim - len(info.shape))]  # leading axes of size 1
-        return view
+        return turned.reshape(info.shape)  # without surplus axes of size 1
 
 
 def _check(path: Path, source: TensorSource, find_layout: FindLayout) -> tuple[dict[str, StoredTensor], CheckedModel]:

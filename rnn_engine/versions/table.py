@@ -6,7 +6,7 @@ A new version is a package beside this module and a row in `VERSIONS`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,8 @@ from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.tensor_files.listing import show_all
-from rnn_engine.versions import v6, v7
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.versions import v4, v5, v6, v7
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Version:
     layout: Layout
     run_layers: RunLayers  # the forward pass in numpy
     load_layers: LoadLayers  # the forward pass on a device
+    suits: Callable[[Mapping[str, TensorInfo]], bool] = lambda _: True  # tells apart those that share a pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,40 @@ class VersionTable:
     def served(self) -> tuple[Version, ...]:
         return tuple(row for row in self.rows if isinstance(row, Version))
 
-    def recognise(self, names: Iterable[str]) -> Version:
-        """Return the version whose tensors have these names. Raises ModelError for one that is not served."""
-        names = tuple(names)
+    def recognise(self, tensors: Mapping[str, TensorInfo]) -> Version:
+        """Return the version that has such tensors. Raises ModelError for one that is not served."""
         for row in self.rows:
-            if any(row.pattern.fullmatch(name) for name in names):
+            if any(row.pattern.fullmatch(name) for name in tensors):
                 if isinstance(row, Version):
-                    return row
+                    if row.suits(tensors):
+                        return row
+                    continue
                 served = ", ".join(version.title for version in self.served)
                 raise ModelError(
                     f"this is {row.title}, which is not served yet; expected {served} under BlinkDL's names"
                 )
-        found = show_all(names) or "none"
+        found = show_all(tuple(tensors)) or "none"
         raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
 
-    def find_layout(self, names: Iterable[str]) -> Layout:
-        """Return the layout of the version whose tensors have these names. Raises ModelError as `recognise` does."""
-        return self.recognise(names).layout
+    def find_layout(self, tensors: Mapping[str, TensorInfo]) -> Layout:
+        """Return the layout of the version that has such tensors. Raises ModelError as `recognise` does."""
+        return self.recognise(tensors).layout
 
     def get(self, name: str) -> Version:
         """Return the served version called `name`. Raises KeyError where there is none."""
         return {version.name: version for version in self.served}[name]
+
+
+def _v5_row(name: v5.VersionV5) -> Version:
+    return Version(
+        name=name,
+        title=f"RWKV-{name.removeprefix('v')}",
+        pattern=re.compile(r"blocks\.\d+\.att\.(ln_x\..*|gate\.weight|time_faaaa)"),
+        layout=v5.make_layout(name),
+        run_layers=v5.run_layers,
+        load_layers=v5.load_layers,
+        suits=lambda tensors: v5.find_version(tensors) == name,
+    )
 
 
 # Both spellings of a name stand here where the two file conventions differ.
@@ -95,7 +110,16 @@ VERSIONS: Final = VersionTable(
             run_layers=v6.run_layers,
             load_layers=v6.load_layers,
         ),
-        UnservedVersion("RWKV-5", re.compile(r"blocks\.\d+\.att\.(ln_x\..*|gate\.weight|time_faaaa)")),
-        UnservedVersion("RWKV-4", re.compile(r"blocks\.\d+\.att\.(time_decay|time_first|time_mix_[kvr])")),
+        _v5_row("v5.0"),
+        _v5_row("v5.1"),
+        _v5_row("v5.2"),
+        Version(
+            name="v4",
+            title="RWKV-4",
+            pattern=re.compile(r"blocks\.\d+\.att\.(time_decay|time_first|time_mix_[kvr])"),
+            layout=Layout(v4.list_tensors, v4.make_shape),
+            run_layers=v4.run_layers,
+            load_layers=v4.load_layers,
+        ),
     )
 )

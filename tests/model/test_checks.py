@@ -121,19 +121,6 @@ def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "title"),
-    [
-        (["time_decay", "time_first", "time_mix_k", "key.weight"], "RWKV-4"),
-        (["time_decay", "time_first", "time_mix_k", "ln_x.weight"], "RWKV-5"),
-        (["time_decay", "time_faaaa", "time_mix_g", "gate.weight", "ln_x.weight"], "RWKV-5"),
-    ],
-)
-def test_older_versions_are_named(names: list[str], title: str, tmp_path: Path) -> None:
-    message = refusal(tmp_path, names_only(f"blocks.{layer}.att.{name}" for layer in range(2) for name in names))
-    assert message.startswith(f"this is {title}, which is not served yet")
-
-
-@pytest.mark.parametrize(
     ("name", "title"),
     [
         ("model.layers.0.attn.r_k", "RWKV-7 under Hugging Face's tensor names"),

@@ -95,7 +95,7 @@ def save_safetensors(
         if convention == "ai00":
             stored_name = spec.ai00_name or name
             values = values.swapaxes(-1, -2) if spec.ai00_swaps else values
-        if values.ndim == 1 and _MIX_OR_BIAS.fullmatch(name):
+        if values.shape == (model.shape.width,) and _MIX_OR_BIAS.fullmatch(name):
             values = values.reshape(1, 1, -1)
         stored[stored_name] = np.ascontiguousarray(values, dtype=_FILE_DTYPES[dtype])
     save_file(stored, path)

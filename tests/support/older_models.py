@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
+from rnn_engine.versions.v4.shape import ShapeV4
+from rnn_engine.versions.v5 import ShapeV5, VersionV5
 from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
 
 F64 = NDArray[np.float64]
@@ -39,7 +42,32 @@ def tiny_v6(
     )
 
 
-OLDER_SHAPES: tuple[ModelShape, ...] = (tiny_v6(),)
+def tiny_v5(
+    version: VersionV5 = "v5.2",
+    layers: int = 2,
+    width: int = 64,
+    head_size: int = 16,
+    ffn: int = 100,
+    vocab: int = 96,
+) -> ShapeV5:
+    """A shape small enough for any test."""
+    return ShapeV5(
+        version=version,
+        num_layers=layers,
+        width=width,
+        num_heads=width // head_size,
+        head_size=head_size,
+        ffn_width=ffn,
+        vocab_size=vocab,
+    )
+
+
+def tiny_v4(layers: int = 2, width: int = 64, ffn: int = 100, vocab: int = 96) -> ShapeV4:
+    """A shape small enough for any test."""
+    return ShapeV4(num_layers=layers, width=width, ffn_width=ffn, vocab_size=vocab)
+
+
+OLDER_SHAPES: tuple[ModelShape, ...] = (tiny_v6(), *(tiny_v5(v) for v in get_args(VersionV5)), tiny_v4())
 """A shape of each version, with a vocabulary of 96."""
 
 
@@ -58,6 +86,8 @@ def _dimensions(shape: ModelShape) -> dict[str, int]:
         case ShapeV6():
             ranks = {"R_mixes": NUM_MIXES * shape.mix_rank, "R_mix": shape.mix_rank, "R_decay": shape.decay_rank}
             sizes |= {"H": shape.num_heads, "N": shape.head_size, "M": NUM_MIXES} | ranks
+        case ShapeV5():
+            sizes |= {"H": shape.num_heads, "N": shape.head_size}
     return sizes
 
 

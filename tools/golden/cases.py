@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.v7.shape import AdapterRanks
 from tests.support.models import tiny_shape
-from tests.support.older_models import tiny_v6
+from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,21 @@ CASES = (
         seed=603,
         num_tokens=33,
     ),
+    Case(
+        "v5.2-one-layer-head16",
+        tiny_v5("v5.2", layers=1, width=48, head_size=16, ffn=72, vocab=12),
+        seed=521,
+        num_tokens=300,
+    ),
+    Case(
+        "v5.2-deep-head16-odd-sizes",
+        tiny_v5("v5.2", layers=13, width=32, head_size=16, ffn=52, vocab=12),
+        seed=522,
+        num_tokens=40,
+    ),
+    Case("v5.1-head24", tiny_v5("v5.1", layers=2, width=72, head_size=24, ffn=100, vocab=12), seed=511, num_tokens=70),
+    Case("v5.0-head32", tiny_v5("v5.0", layers=2, width=96, head_size=32, ffn=100, vocab=12), seed=501, num_tokens=70),
+    Case("v4-one-layer", tiny_v4(layers=1, width=40, ffn=72, vocab=12), seed=401, num_tokens=300),
+    Case("v4-deep-odd-sizes", tiny_v4(layers=13, width=24, ffn=52, vocab=12), seed=402, num_tokens=40),
+    Case("v4-vocab256", tiny_v4(layers=2, width=72, ffn=100, vocab=256), seed=403, num_tokens=50),
 )

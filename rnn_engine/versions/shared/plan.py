@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors
@@ -14,6 +16,7 @@ from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.gpu import Buffer
+from rnn_engine.types import F32, Model
 from rnn_engine.versions.shared.shape import HeadsShape
 from shaders import Constant
 
@@ -79,9 +82,34 @@ class LayerBuilder:
         rows, columns = weights.values.shape
         return Matrix(weights, 0, round_up(columns, 8), 0, round_up(rows, 8), activation)
 
+    def output(self, mixed: Buffer) -> BoundMatMul:
+        """The matmul at the end of a time mix, from `mixed` [T, D] to the residual."""
+        matrix = self.alone("att.output.weight", Activation.RESIDUAL)
+        return self.matmul("output", [matrix], mixed, self.context.buffers.x)
+
     def between_planes(self, name: str, source: int, target: int, activation: Activation = Activation.NONE) -> Matrix:
         """A square matrix from a plane of the inputs to one of the outputs."""
         return Matrix(self.weights(name), source * self.plane, self.width, target * self.plane, self.width, activation)
+
+
+class ScratchBuffers:
+    """The buffers between the stages of a time mix without adapters; all layers share them."""
+
+    def __init__(self, context: BuildContext, num_mixes: int, num_projections: int) -> None:
+        plane = 4 * context.limits.max_tokens * context.model.shape.width
+        self.mixes = context.memory.create_buffer("mixes", num_mixes * plane)  # [M, T, D]
+        self.projected = context.memory.create_buffer("projected", num_projections * plane)  # [P, T, D]
+        self.mixed = context.memory.create_buffer("mixed", plane)  # [T, D]
+
+
+def block_lookup(model: Model, layer: int) -> Callable[[str], F32]:
+    """Return a function that gives a tensor of a layer in f32, by what follows `blocks.N.` in its name."""
+    return lambda name: model.tensor(f"blocks.{layer}.{name}").astype(np.float32)
+
+
+def static_mixes(lookup: Callable[[str], F32], names: Sequence[str]) -> dict[str, F32]:
+    """Return the mixes m of RWKV-4 and RWKV-5, x * m + previous * (1 - m), as x + (previous - x) * (1 - m)."""
+    return {name: 1 - lookup(name) for name in names}
 
 
 class GatedChannelMix:

@@ -69,7 +69,21 @@ def run_bonus_wkv(
 def channel_mix_with_receptance(block: Block, mixed_k: Array, mixed_r: Array) -> Array:
     """The channel mix of RWKV-4 to RWKV-6, after the token shift: [T, D] twice -> [T, D]."""
     k = np.square(np.maximum(block.matmul(mixed_k, "ffn.key.weight"), 0))
-    return sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
+    out: Array = sigmoid(block.matmul(mixed_r, "ffn.receptance.weight")) * block.matmul(k, "ffn.value.weight")
+    return out
+
+
+def static_mix(block: Block, name: str, x: Array, previous: Array) -> Array:
+    """The token shift of RWKV-4 and RWKV-5 with the mix `name`: [T, D] twice -> [T, D]."""
+    mix = block(name)
+    mixed: Array = x * mix + previous * (1 - mix)
+    return mixed
+
+
+def channel_mix_with_static_mixes(block: Block, x: Array, previous: Array) -> Array:
+    """The channel mix of RWKV-4 and RWKV-5: [T, D] twice -> [T, D]."""
+    mixed = (static_mix(block, f"ffn.time_mix_{kind}", x, previous) for kind in "kr")
+    return channel_mix_with_receptance(block, *mixed)
 
 
 def group_norm(y: Array, block: Block, epsilon: float) -> Array:
@@ -80,7 +94,8 @@ def group_norm(y: Array, block: Block, epsilon: float) -> Array:
 
 def silu(x: Array) -> Array:
     """Return x * sigmoid(x)."""
-    return x * sigmoid(x)
+    out: Array = x * sigmoid(x)
+    return out
 
 
 def double_exp_decay(w: Array) -> Array:

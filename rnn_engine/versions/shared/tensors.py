@@ -33,6 +33,12 @@ def list_projections(block: str, *names: str) -> Iterator[TensorSpec]:
         yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
 
 
+def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
+    """Yield the mixes of RWKV-4 and RWKV-5, one for each letter."""
+    for kind in kinds:
+        yield TensorSpec(f"{part}.time_mix_{kind}", ("D",))
+
+
 def tuned_state(block: str) -> TensorSpec:
     """Return the tensor of a tuned wkv [H, value, key], which a file need not have."""
     return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)

@@ -78,12 +78,7 @@ def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> t
             epsilon=_GROUP_NORM_EPSILON,
             has_gate=True,
         ),
-        builder.matmul(
-            "output",
-            [builder.alone("att.output.weight", Activation.RESIDUAL)],
-            scratch.mixed,
-            builder.context.buffers.x,
-        ),
+        builder.output(scratch.mixed),
         *scratch.channel_mix.stages(builder, "ffn.time_maa_k", "ffn.time_maa_r"),
     )
 

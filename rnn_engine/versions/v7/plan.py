@@ -95,7 +95,7 @@ class _Layer(LayerBuilder):
             self.matmul("projections", self._projections(), mixes, scratch.projected),
             self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
             self._recurrence(),
-            self.matmul("output", [self.alone("att.output.weight", Activation.RESIDUAL)], scratch.mixed, x),
+            self.output(scratch.mixed),
             self.norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift", mixes),
             self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
             self.matmul("value", [self.alone("ffn.value.weight", Activation.RESIDUAL)], hidden, x),

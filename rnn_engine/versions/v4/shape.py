@@ -1,0 +1,44 @@
+"""The sizes of an RWKV-4, and the tensors of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rnn_engine.model.layout import Sizes
+from rnn_engine.types import FieldKind, ModelShape, StateField
+
+LEAST_EXPONENT: Final = -1e30  # of a sum that nothing has been added to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeV4(ModelShape):
+    """The sizes of an RWKV-4. Its sums aa and bb are kept divided by e^pp, so that they don't overflow."""
+
+    version: str = field(default="v4", init=False)
+
+    @property
+    def state_fields(self) -> tuple[StateField, ...]:
+        size = (self.width,)
+        return (
+            StateField("att_shift", FieldKind.SHIFT, size),
+            StateField("aa", FieldKind.VECTOR, size),
+            StateField("bb", FieldKind.VECTOR, size),
+            StateField("pp", FieldKind.VECTOR, size, fill=LEAST_EXPONENT),
+            StateField("ffn_shift", FieldKind.SHIFT, size),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "num_layers": self.num_layers,
+            "width": self.width,
+            "ffn_width": self.ffn_width,
+            "vocab_size": self.vocab_size,
+        }
+
+
+def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
+    """Return the shape that follows from the sizes of the tensors' dimensions."""
+    return ShapeV4(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])

@@ -1,0 +1,11 @@
+"""RWKV-5: 5.0 without a gate, 5.1 with one, 5.2 with a decay for each channel.
+
+The names are those of BlinkDL's `rwkv` package; rwkv.cpp calls the first of them 5.1.
+"""
+
+from rnn_engine.versions.v5.plan import load_layers
+from rnn_engine.versions.v5.reference import run_layers
+from rnn_engine.versions.v5.shape import ShapeV5, VersionV5
+from rnn_engine.versions.v5.tensors import find_version, make_layout
+
+__all__ = ["ShapeV5", "VersionV5", "find_version", "load_layers", "make_layout", "run_layers"]
