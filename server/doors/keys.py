@@ -32,7 +32,9 @@ class ApiKey:
 
     @classmethod
     def of(cls, key: str, name: str = "operator", scope: Scope = Scope.ADMIN) -> Self:
-        """Return what is kept of a key in plain text."""
+        """Return what is kept of a key in plain text. Raises InvalidRequestError for one that no request could send."""
+        if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
+            raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
         return cls(Principal(name, scope), _digest(key))
 
     @property

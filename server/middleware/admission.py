@@ -26,13 +26,12 @@ def admission_middleware(settings: ServerSettings) -> Middleware:
         route = route_of(request)
         if route is not None and route.always:
             return await handler(request)
-        principal = ANYONE if ring is None else _principal(request, ring)
+        principal = request[PRINCIPAL] = ANYONE if ring is None else _principal(request, ring)
         if route is not None and not principal.scope.includes(route.scope):
             raise web.HTTPForbidden(
                 text=f"the API key {principal.name!r} has the scope {principal.scope.value!r}; "
                 f"{request.method} {request.path} needs {route.scope.value!r}"
             )
-        request[PRINCIPAL] = principal
         with request.app[LIFECYCLE].request():
             return await handler(request)
 

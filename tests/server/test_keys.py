@@ -153,6 +153,11 @@ class TestFiles:
         assert message in str(caught.value)
         assert "s3cret" not in str(caught.value)
 
+    @pytest.mark.parametrize("key", ["", " ", "k ", "k\n", "k\xe9", "k\0"])
+    def test_a_key_that_nobody_can_send(self, key: str) -> None:
+        with pytest.raises(InvalidRequestError, match="expected a key of printable ASCII characters"):
+            ApiKey.of(key)
+
     @pytest.mark.parametrize(
         ("keys", "message"),
         [
@@ -163,6 +168,18 @@ class TestFiles:
     def test_keys_that_are_there_twice(self, keys: tuple[ApiKey, ...], message: str) -> None:
         with pytest.raises(InvalidRequestError, match=message):
             DoorSettings(keys)
+
+
+async def test_the_log_names_the_key(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    client = await serve(FakeEngine(), SETTINGS)
+    with caplog.at_level(logging.INFO):
+        await client.post("/tokenize", json={"content": "a"}, headers={"X-Api-Key": "bob-key"})
+        await client.delete("/v1/cache", headers={"X-Api-Key": "ann-key"})
+    lines = [record.getMessage() for record in caplog.records]
+    assert [("key=bob" in line, "key=ann" in line) for line in lines if "key=" in line] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 async def test_no_key_is_told_anywhere(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

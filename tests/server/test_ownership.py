@@ -64,6 +64,11 @@ class Clients:
         assert response.status == 200, await response.text()
         return dict(await response.json()) if response.content_type == "application/json" else {}
 
+    async def upload(self, key: str, name: str, data: bytes) -> Body:
+        response = await self._client.put(f"/v1/states/{name}", data=data, headers={"X-Api-Key": f"{key}-key"})
+        assert response.status == 200, await response.text()
+        return dict(await response.json())
+
     async def names(self, name: str) -> list[str]:
         return [entry["name"] for entry in (await self.ask(name, "GET", "/v1/states"))["data"]]
 
@@ -129,6 +134,16 @@ async def test_two_keys_may_use_one_name(clients: Clients) -> None:
     error = await clients.ask("bob", "GET", f"/v1/states/{SECRET}", status=404)
     assert error["message"] == f"state {SECRET!r} is gone: it was removed; there are: poet"
     assert await clients.names("ann") == ["poet", SECRET]
+
+
+async def test_an_upload_under_another_keys_name_is_ones_own(clients: Clients) -> None:
+    before = await clients.ask("ann", "GET", f"/v1/states/{SECRET}")
+    [named] = [entry for entry in clients.engine.registry.entries() if entry.name == f"ann/{SECRET}"]
+    data = b"".join(clients.engine.state_files.export("full", SECRET, named.id, named.frozen))
+    mine = await clients.upload("bob", SECRET, data)
+    assert (mine["name"], mine["id"] != before["id"]) == (SECRET, True)
+    await clients.ask("bob", "POST", f"/v1/states/{SECRET}/advance", {"input": "x"})
+    assert await clients.ask("ann", "GET", f"/v1/states/{SECRET}") == before
 
 
 async def test_ones_own_states_are_as_without_keys(clients: Clients) -> None:
