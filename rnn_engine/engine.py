@@ -30,6 +30,7 @@ from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
 from rnn_engine.watchdog import Watchdog, stack_of
+from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
@@ -42,6 +43,7 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0  # for the worker's last step and for what it writes at the end
 
+_WRITE_BEHIND_SECONDS = 1.0  # from one look for states that are to be written to the next
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
 
@@ -87,6 +89,8 @@ class Engine:
         self._worker.start()
         self._watchdog = Watchdog(self._worker, self._loop, self._note_stall)
         self._watchdog.start()
+        if self._cache is not None and self._cache.any_slow:
+            self._write_behind(self._cache)
 
     @classmethod
     async def load(
@@ -276,16 +280,27 @@ class Engine:
 
     def _forget_root(self, root: str) -> None:
         """Called on any thread."""
-        cache = self._cache
-        if cache is not None:
+        if self._cache is not None:
+            self._call_cache(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
 
-            def drop() -> None:
-                try:
-                    cache.drop_state(root)
-                except Exception:
-                    logger.exception("the cache of states failed; states that nobody can reach stay in it")
+    def _write_behind(self, cache: StateCache) -> None:
+        """Have states that are old enough written to disk, now and every second from now on."""
+        if self._closing or self._ended.is_set():
+            return
+        if cache.has_unwritten:
+            self._call_cache(cache.write_behind, "states are in memory alone until the end")
+        self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind, cache)
 
-            self._worker.call(drop)
+    def _call_cache(self, action: Callable[[], object], consequence: str) -> None:
+        """Have `action` done on the worker's thread; where it fails, that and its `consequence` are logged."""
+
+        def call() -> None:
+            try:
+                action()
+            except Exception:
+                logger.exception("the cache of states failed; %s", consequence)
+
+        self._worker.call(call)
 
     def _wake_worker(self) -> None:
         """Called on any thread."""

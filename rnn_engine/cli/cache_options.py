@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
@@ -44,6 +45,13 @@ _OPTIONS = (
         help=f"The most that these files take.  [default: {size_in_words(DiskConfig(Path()).capacity)}]",
     ),
     click.option(
+        "--cache-write-after",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Write a state there when it is so old, although memory has room for it: a crash loses no more.  "
+        f"[default: {DiskConfig(Path()).write_after:g}]",
+    ),
+    click.option(
         "--cache-precision",
         type=click.Choice(["f32", "f16"]),
         default=_DEFAULT.host_precision,
@@ -63,10 +71,11 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
         cache_host_bytes: int,
         cache_folder: Path | None,
         cache_disk_bytes: int | None,
+        cache_write_after: float | None,
         cache_precision: Precision,
         **others: object,
     ) -> None:
-        disk = _disk(cache_folder, cache_disk_bytes, cache_precision)
+        disk = _disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision)
         cache = CacheConfig(
             device_capacity=cache_device_bytes,
             host_capacity=cache_host_bytes,
@@ -78,11 +87,17 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_options(with_cache, _OPTIONS)
 
 
-def _disk(folder: Path | None, num_bytes: int | None, precision: Precision) -> DiskConfig | None:
+def _disk(
+    folder: Path | None, num_bytes: int | None, write_after: float | None, precision: Precision
+) -> DiskConfig | None:
     if folder is None:
-        if num_bytes is not None:
-            raise click.UsageError("--cache-disk-bytes needs --cache-folder, where the files are to be")
+        for option, value in (("--cache-disk-bytes", num_bytes), ("--cache-write-after", write_after)):
+            if value is not None:
+                raise click.UsageError(f"{option} needs --cache-folder, where the files are to be")
         return None
-    if num_bytes is None:
-        return DiskConfig(folder, precision=precision)
-    return DiskConfig(folder, num_bytes, precision)
+    disk = DiskConfig(folder, precision=precision)
+    return replace(
+        disk,
+        capacity=disk.capacity if num_bytes is None else num_bytes,
+        write_after=disk.write_after if write_after is None else write_after,
+    )

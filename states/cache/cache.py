@@ -16,6 +16,7 @@ forward pass. A match that is not restored is given back by `release`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -29,8 +30,9 @@ from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
 from states.cache.roots import is_of_state, is_within
+from states.cache.tiers.moves import Access
 from states.cache.tiers.tier import Tier
-from states.cache.tiers.tiered import Access, TieredStore
+from states.cache.tiers.tiered import TieredStore
 from states.cache.tree import TokenTree
 from states.payload import Payload
 from states.tokens import pack
@@ -54,7 +56,13 @@ class Match:
 class StateCache:
     """One model's cache. For the thread that owns the device; only `stats` may be called on others."""
 
-    def __init__(self, live: LiveStates, tiers: Sequence[Tier], config: CacheConfig) -> None:
+    def __init__(
+        self,
+        live: LiveStates,
+        tiers: Sequence[Tier],
+        config: CacheConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`tiers` are ordered from the quickest to the slowest, see `states.cache.make`.
 
         Takes in what earlier processes left in slow tiers.
@@ -62,7 +70,7 @@ class StateCache:
         self._trees: dict[str, TokenTree[Checkpoint]] = {}
         self._ghosts = GhostEntries(config.max_mark_tokens)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
-        self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config.fetch_capacity)
+        self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config, clock)
         self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
         self._tree_bytes = 0
         for tier in tiers:
@@ -220,6 +228,21 @@ class StateCache:
                 for stats, tier in zip(self._stats.tiers, tiers, strict=True)
             ),
         )
+
+    @property
+    def any_slow(self) -> bool:
+        """Whether there is a tier that outlives the process."""
+        return self._tiers.any_slow
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `write_behind` is to be called now and then. May be asked on any thread."""
+        return not self._tiers.behind.is_idle
+
+    def write_behind(self) -> None:
+        """Bring checkpoints that are old enough to a slow tier, a few at a time and without waiting."""
+        self._tiers.write_behind()
+        self._trim()
 
     def close(self) -> None:
         """Bring the most valuable checkpoints to the quickest slow tier, where there is one, and close all tiers."""

@@ -16,6 +16,7 @@ class DiskConfig:
     capacity: int = 2 << 30  # bytes
     precision: Precision = "f32"
     background_bytes: int = 256 << 20  # what may wait for the writing thread; 0 = write at once on the caller's thread
+    write_after: float = 5.0  # seconds after which a state is written though it still has room in memory
 
 
 @dataclass(frozen=True, slots=True)

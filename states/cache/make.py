@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from rnn_engine.types import ModelShape
@@ -22,11 +24,12 @@ def make_cache(
     config: CacheConfig | None = None,
     pool: DevicePool | None = None,
     writer: Writer | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> StateCache:
     """A cache with the tiers that are configured: the device's `pool` where there is one, host memory, disk.
 
     `model` is the fingerprint of whatever must be equal for a state to be continued: weights and their format.
-    `writer` writes the files; None is one as configured.
+    `writer` writes the files; None is one as configured. `clock` gives seconds that never go back.
     """
     config = config or CacheConfig()
     tiers: list[Tier] = []
@@ -38,4 +41,4 @@ def make_cache(
             writer = BackgroundWriter(disk.background_bytes) if disk.background_bytes > 0 else InlineWriter()
         reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         tiers.append(DiskTier(disk, model, shape, writer, reader))
-    return StateCache(live, tiers, config)
+    return StateCache(live, tiers, config, clock)

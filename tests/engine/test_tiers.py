@@ -148,6 +148,19 @@ async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_pa
     OwnedFolder(tmp_path, "cache folder", CACHE_LOCK).release()
 
 
+async def test_states_are_on_disk_soon_after_they_were_kept(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rnn_engine.engine._WRITE_BEHIND_SECONDS", 0.001)
+    config = CacheConfig(disk=DiskConfig(tmp_path, write_after=0.0))
+    async with await load(model_path, config) as engine:
+        await ask(engine, PROMPT)
+        async with asyncio.timeout(60):
+            while len(list(tmp_path.glob("*.state"))) < 2:  # of the prompt and of the answer
+                await asyncio.sleep(0.001)
+        assert copies(engine)["disk"] == 2
+
+
 async def test_a_folder_of_states_belongs_to_one_engine_at_a_time(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,10 @@ class Machine(RuleBasedStateMachine):
     def arrive(self) -> None:
         self.model.arrive()
 
+    @rule()
+    def write_behind(self) -> None:
+        self.model.write_behind()
+
     @rule(root=ROOTS, prompt=WORDS)
     def match(self, root: str, prompt: str) -> None:
         self.model.match(root, prompt)
@@ -87,5 +91,16 @@ def test_a_long_seeded_run_without_a_disk(tmp_path: Path) -> None:
     model = CacheModel(tmp_path, disk_bytes=0)
     run_random(model, seed=4, operations=4000, check_every=100)
     model.end()
-    expected = {"insert", "match", "let_go", "restore", "fork", "arrive", "fetch", "drop_root", "restart"}
+    expected = {
+        "insert",
+        "match",
+        "let_go",
+        "restore",
+        "fork",
+        "arrive",
+        "write_behind",
+        "fetch",
+        "drop_root",
+        "restart",
+    }
     assert set(model.operations) == expected  # without a disk nothing is fetched, so no fetch ends

@@ -71,7 +71,7 @@ class CacheModel:
         """With an `index_capacity` which paths the cache knows is read from its records, too."""
         self._folder = folder
         self._slabs = slabs
-        disk = DiskConfig(folder, disk_bytes, background_bytes=0) if disk_bytes > 0 else None
+        disk = DiskConfig(folder, disk_bytes, background_bytes=0, write_after=0.0) if disk_bytes > 0 else None
         self._config = CacheConfig(host_capacity=host_states * 480, disk=disk, index_capacity=index_capacity)
         self.words: set[tuple[str, str]] = set()  # (root, word) of every path that the cache knows
         self.held: list[tuple[str, str, Match]] = []  # root, prompt and what was found
@@ -88,6 +88,12 @@ class CacheModel:
         """Let the states that are being read from the device arrive."""
         self.operations["arrive"] += 1
         self.device.arrive()
+
+    def write_behind(self) -> None:
+        """Write some of what is in memory alone."""
+        self.operations["write_behind"] += 1
+        self.cache.write_behind()
+        self._forget_trimmed()
 
     def insert(self, root: str, word: str, *, logits: bool) -> None:
         self.operations["insert"] += 1
@@ -273,8 +279,8 @@ def _run_one(model: CacheModel, chance: random.Random) -> None:
     root = chance.choice(("none", "none", "none", "tuned"))
     word = _random_word(chance)
     kind = chance.choices(
-        ("insert", "match", "finish", "fork", "arrive", "fetch", "end_fetch", "drop_root", "restart"),
-        (30, 30, 30, 10, 20, 5, 5, 0.2, 0.2),
+        ("insert", "match", "finish", "fork", "arrive", "write_behind", "fetch", "end_fetch", "drop_root", "restart"),
+        (30, 30, 30, 10, 20, 5, 5, 5, 0.2, 0.2),
     )[0]
     if kind == "insert":
         model.insert(root, word, logits=chance.random() < 0.8)
@@ -288,6 +294,8 @@ def _run_one(model: CacheModel, chance: random.Random) -> None:
         model.fork(root, word, (_random_word(chance), _random_word(chance)))
     elif kind == "arrive":
         model.arrive()
+    elif kind == "write_behind":
+        model.write_behind()
     elif kind == "fetch":
         model.fetch(root, word)
     elif kind == "end_fetch":

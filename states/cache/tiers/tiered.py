@@ -12,47 +12,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import partial
 
 from rnn_engine.errors import StateError
 from rnn_engine.types import F32
 from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch, Fetches
+from states.cache.tiers.moves import Access, Move, Source
 from states.cache.tiers.tier import DevicePayload, PendingPayload, ReadyPayload, Tier
+from states.cache.tiers.write_behind import WriteBehind
 from states.payload import Payload
 
 _log = logging.getLogger(__name__)
-
-
-class Access(Enum):
-    """How a sequence gets at a checkpoint."""
-
-    AT_HAND = "at_hand"  # it can go on from it now
-    SLOW = "slow"  # it has to be fetched first
-    MOVING = "moving"  # between two slow tiers
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a tier gets a copy from: a live slot, for tiers on the device, or a copy on the host, read when needed."""
-
-    start_read: Callable[[], PendingPayload]
-    logits: F32 | None = None  # [V] where they are known before the copy has arrived
-    slot: int | None = None
-    slow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A copy on its way to a tier, whose queue counts it already."""
-
-    tier: Tier
-    source: _Source
-    pending: PendingPayload
 
 
 class TieredStore:
@@ -64,29 +39,34 @@ class TieredStore:
         tiers: Sequence[Tier],
         stats: CacheStats,
         on_lost: Callable[[Checkpoint], None],
-        fetch_capacity: int,
+        config: CacheConfig,
+        clock: Callable[[], float],
     ) -> None:
         """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
 
-        `on_lost` is called with each checkpoint that has just lost its last copy. `fetch_capacity` bounds the bytes
-        that are read ahead from slow tiers.
+        `on_lost` is called with each checkpoint that has just lost its last copy. `clock` gives seconds.
         """
         self.tiers = tuple(tiers)
         self._live = live
         self._stats = stats
         self._stats_of = {one.tier: one for one in stats.tiers}
         self._on_lost = on_lost
-        self._fetches = Fetches(fetch_capacity, self.touch)
-        self._moves: dict[Checkpoint, _Move] = {}
-        self.any_slow = any(tier.slow for tier in self.tiers)
+        self._fetches = Fetches(config.fetch_capacity, self.touch)
+        self._moves: dict[Checkpoint, Move] = {}
+        self._keeper = next((tier for tier in self.tiers if tier.slow), None)
+        self.any_slow = self._keeper is not None
+        write_after = 0.0 if config.disk is None else config.disk.write_after
+        self.behind = WriteBehind(write_after, clock, self._read_unwritten, self._write_unwritten)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
         """Keep the live state of `slot` in the quickest tier that has or makes room. False where none does."""
         checkpoint.has_logits = logits is not None
-        source = _Source(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
+        source = Source(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
             if self._add(tier, checkpoint, source):
                 self._stats_of[tier.name].stored += 1
+                if self._is_unwritten(checkpoint):
+                    self.behind.note(checkpoint)
                 return True
         self._stats.not_stored += 1
         return False
@@ -149,7 +129,7 @@ class TieredStore:
             raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
         if tier is not None:
-            self._promote(checkpoint, tier, _Source(partial(ReadyPayload, payload), payload.logits, slot))
+            self._promote(checkpoint, tier, Source(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value a checkpoint anew in every tier that has a copy."""
@@ -214,7 +194,7 @@ class TieredStore:
     def flush(self) -> None:
         """Write the most valuable checkpoints that no slow tier has yet to the quickest of these, as many as fit."""
         self._finish_moves(wait=True)
-        keeper = next((tier for tier in self.tiers if tier.slow), None)
+        keeper = self._keeper
         if keeper is None:
             return
         budget = keeper.queue.capacity
@@ -238,12 +218,58 @@ class TieredStore:
                     break
         self._finish_moves(wait=True)
 
+    def write_behind(self) -> None:
+        """Write the checkpoints that are old enough to the quickest slow tier, as many as fit."""
+        self.settle()
+        self.behind.run()
+
+    def _is_unwritten(self, checkpoint: Checkpoint) -> bool:
+        """Whether no slow tier has a copy, and one could be written."""
+        return self.any_slow and checkpoint.resumable and not self._has_slow_copy(checkpoint)
+
+    def _has_slow_copy(self, checkpoint: Checkpoint) -> bool:
+        return any(tier.slow and tier.name in checkpoint.sizes for tier in self.tiers)
+
+    def _read_unwritten(self, checkpoint: Checkpoint) -> PendingPayload | None:
+        if not self._is_unwritten(checkpoint):
+            return None
+        if checkpoint in self._moves:  # to another quick tier
+            self.behind.note(checkpoint)
+            return None
+        return self.quickest(checkpoint).start_read(checkpoint)
+
+    def _write_unwritten(self, checkpoint: Checkpoint, payload: Payload) -> None:
+        if self._keeper is None or not self._is_unwritten(checkpoint):
+            return
+        fits = True
+
+        def make_room(size: int) -> bool:
+            nonlocal fits
+            fits = self._make_room_for(checkpoint, size)
+            return fits
+
+        changed = checkpoint in self._moves or (payload.logits is not None) != checkpoint.has_logits
+        if (changed or not self._keeper.put(checkpoint, payload, make_room)) and fits:
+            self.behind.note(checkpoint)  # the writer is too far behind
+
+    def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
+        """Make room in the quickest slow tier, where only what is worth less than `checkpoint` gives way."""
+        keeper = self._keeper
+        if keeper is None or size > keeper.queue.capacity:
+            return False
+        while keeper.queue.free < size:
+            weakest = keeper.queue.weakest()
+            if weakest is None or _value(weakest) >= _value(checkpoint):
+                return False
+            self._evict_from(keeper, weakest)
+        return True
+
     def close(self) -> None:
         """Close every tier; what was put is written then."""
         for tier in self.tiers:
             tier.close()
 
-    def _add(self, tier: Tier, checkpoint: Checkpoint, source: _Source) -> bool:
+    def _add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
         """Copy a state into a tier that makes room for it; False where it does not."""
         if tier.on_device:
             if source.slot is None or not self._make_room(tier, tier.copy_bytes(checkpoint)):
@@ -258,10 +284,10 @@ class TieredStore:
             return tier.put(checkpoint, pending.result(), partial(self._make_room, tier))
         assert checkpoint not in self._moves, "a second move of one checkpoint"
         tier.queue.add(checkpoint, expected)
-        self._moves[checkpoint] = _Move(tier, source, pending)
+        self._moves[checkpoint] = Move(tier, source, pending)
         return True
 
-    def _promote(self, checkpoint: Checkpoint, tier: Tier, source: _Source) -> None:
+    def _promote(self, checkpoint: Checkpoint, tier: Tier, source: Source) -> None:
         for quicker in self.tiers[: self.tiers.index(tier)]:
             if self._add(quicker, checkpoint, source):
                 self._stats_of[quicker.name].promotions += 1
@@ -275,10 +301,13 @@ class TieredStore:
             weakest = queue.weakest()
             if weakest is None:
                 return False
-            self._stats_of[tier.name].evictions += 1
-            self._give_way(tier, weakest)
-            self._tell_if_lost(weakest)
+            self._evict_from(tier, weakest)
         return True
+
+    def _evict_from(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        self._stats_of[tier.name].evictions += 1
+        self._give_way(tier, checkpoint)
+        self._tell_if_lost(checkpoint)
 
     def _give_way(self, tier: Tier, checkpoint: Checkpoint) -> None:
         """Drop a tier's copy, which is demoted unless a slower tier has one."""
@@ -297,13 +326,13 @@ class TieredStore:
         else:
             tier.drop(checkpoint)
 
-    def _source(self, tier: Tier, checkpoint: Checkpoint, move: _Move | None) -> _Source:
+    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> Source:
         if move is not None:
             return replace(move.source, start_read=lambda: move.pending)
         logits = None if tier.slow else tier.logits(checkpoint)
-        return _Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
+        return Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
 
-    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: _Source) -> None:
+    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: Source) -> None:
         for tier in slower:
             if self._add(tier, checkpoint, source):
                 self._stats_of[tier.name].demotions += 1
@@ -330,7 +359,7 @@ class TieredStore:
             return None
         if not move.tier.put(checkpoint, payload, partial(self._make_room, move.tier)):
             slower = self.tiers[self.tiers.index(move.tier) + 1 :]
-            self._demote(checkpoint, slower, _Source(partial(ReadyPayload, payload), payload.logits))
+            self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
         return payload
 
     def _drop_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
@@ -346,6 +375,8 @@ class TieredStore:
         self._drop_copy(tier, checkpoint)
         if not checkpoint.resumable:
             checkpoint.absence = MissReason.DAMAGED
+        elif self._is_unwritten(checkpoint):
+            self.behind.note(checkpoint)
         self._tell_if_lost(checkpoint)
 
     def _tell_if_lost(self, checkpoint: Checkpoint) -> None:
