@@ -75,7 +75,6 @@ class Worker:
         self._reopen_seconds = 5.0  # that it took the last time
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._is_idle = False  # nothing has come for a while
-        self._stop_called = False
         self._stopping = False  # the worker's thread alone touches it
         self._health = Health()
         self._health_since = time.monotonic()
@@ -109,7 +108,6 @@ class Worker:
 
     def stop(self) -> None:
         """Have the worker finish its step, end every request with EngineClosedError, and end."""
-        self._stop_called = True
         self.call(self._stop)
 
     def join(self) -> None:
@@ -162,8 +160,7 @@ class Worker:
         while not self._stopping:
             wait_seconds = self._scheduler.wait_seconds()
             if wait_seconds == 0.0:
-                for _ in range(self._commands.qsize()):
-                    self._commands.get()()
+                self._obey_waiting()
                 return
             try:
                 command = self._commands.get(timeout=IDLE_SECONDS if wait_seconds is None else wait_seconds)
@@ -171,6 +168,11 @@ class Worker:
                 self._is_idle = wait_seconds is None
                 return
             command()
+
+    def _obey_waiting(self) -> None:
+        """Run the commands that have come until now."""
+        for _ in range(self._commands.qsize()):
+            self._commands.get()()
 
     def _check_idle_device(self) -> None:
         """Run one token, so that a device that is lost while nobody asks is back before the next request."""
@@ -262,8 +264,12 @@ class Worker:
             self._deadline = None
 
     def _note_progress(self) -> None:
-        """Let the next part of a load begin. Raises EngineClosedError if `stop` was called: it would be for nothing."""
+        """Obey the commands that have come while a model is loaded, and let its next part begin.
+
+        Raises EngineClosedError where the worker is to stop, so that nothing is loaded in vain.
+        """
         if self._deadline is not None:
             self._deadline = self._deadline._replace(begun=time.monotonic())
-        if self._stop_called:
+        self._obey_waiting()
+        if self._stopping:
             raise EngineClosedError("the engine is stopping")

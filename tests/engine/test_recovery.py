@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, StepError, UnavailableError
+from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
@@ -147,3 +149,32 @@ async def test_a_device_that_is_lost_while_nobody_asks_is_opened_again(monkeypat
         await reach_ok(engine)
         assert engine.counters().device_reopens == 1
         assert (await listen(engine, ask())).text == "Hello"
+
+
+async def test_a_request_that_waits_may_leave_and_the_engine_close_while_the_model_is_loaded() -> None:
+    loading, go_on = threading.Event(), threading.Event()
+    parts_loaded: list[int] = []
+
+    def load(progress: Progress) -> FakeRunner:
+        loading.set()
+        assert go_on.wait(WAIT_SECONDS)
+        for part in range(3):
+            parts_loaded.append(part)
+            progress("loading", part, 3)
+        raise AssertionError("the load goes on although the engine is closed")
+
+    faults = Faults(frozenset({1}), on_step=lambda number: setattr(faults, "lost", number > 0))
+    runner = FakeRunner(HELLO, num_slots=1, fail_when=faults)
+    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", load_runner=load)
+    async with asyncio.timeout(WAIT_SECONDS):
+        engine = Engine(parts)
+        requests = [asyncio.create_task(listen(engine, ask())) for _ in range(3)]
+        while not loading.is_set():
+            await asyncio.sleep(0)
+        requests[-1].cancel()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        results = await asyncio.gather(*requests, closing, return_exceptions=True)
+    assert [type(result) for result in results[:3]] == [StepError, EngineClosedError, asyncio.CancelledError]
+    assert parts_loaded == [0]
