@@ -6,18 +6,20 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from aiohttp import web
 
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
-from rnn_engine.requests import Event, Finished, GenerateRequest
-from server.formatting.choices import Choice, ChoiceFormatter, Outcome
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored
+from server.formatting.choices import ChoiceFormatter, Outcome
 from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
 from server.formatting.usage import Tally
-from server.http.bodies import json_response
+from server.http.bodies import long_json_response
 from server.http.context import SETTINGS, engine_of
 from server.http.errors import describe
 from server.http.sse import DONE, EventStream, encode_event
+from server.http.work import work
 from server.schemas.generation import GenerationBody
 from server.state.resolve import ResolvedState
 from server.state.saving import EndSaver
@@ -30,15 +32,13 @@ async def answer(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, all of which start at `resolved`, and answer.
+    """Run `calls`, one a choice, which have been checked and all start at `resolved`, and answer.
 
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
     calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
-    for call in calls:
-        call.check(engine.info.shape, engine.info.max_logprobs)
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
@@ -48,8 +48,8 @@ async def answer(
     async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
             encoder = ChunkEncoder(envelope, formatter, calls, include_usage=body.include_usage)
-            return await _Streaming(EventStream(request), encoder, tally, end).run(running, body.include_usage)
-        return await _answer_whole(running, envelope, formatter, body, tally, end)
+            return await _Streaming(request, encoder, tally, end).run(running, body.include_usage)
+        return await _answer_whole(request, running, envelope, formatter, body, tally, end)
 
 
 class _End:
@@ -74,6 +74,7 @@ class _End:
 
 
 async def _answer_whole(
+    request: web.Request,
     running: ParallelRequests,
     envelope: ResponseEnvelope,
     formatter: ChoiceFormatter,
@@ -82,8 +83,7 @@ async def _answer_whole(
     end: _End,
 ) -> web.Response:
     outcomes = [Outcome() for _ in running.requests]
-    choices: dict[int, Choice] = {}
-    means: dict[int, float] = {}
+    ends: dict[int, Finished] = {}
     saved: Mapping[str, object] = {}
     async for events in running:
         for index, event in events:
@@ -91,11 +91,18 @@ async def _answer_whole(
             outcomes[index].add(event)
             saved = await end.note(event)
             if isinstance(event, Finished):
-                choices[index] = formatter.whole(index, outcomes[index], event)
-                means[index] = _mean_logprob(outcomes[index], event)
-    kept = _best([means[index] for index in range(len(means))], body.copies, body.n)
-    in_order = [{**choices[place], "index": index} for index, place in enumerate(kept)]
-    return json_response(envelope.whole(in_order, tally.usage(), saved))
+                ends[index] = event
+
+    def make() -> Mapping[str, object]:
+        means = [_mean_logprob(outcome, ends[index]) for index, outcome in enumerate(outcomes)]
+        kept = _best(means, body.copies, body.n)
+        choices = [
+            {**formatter.whole(place, outcomes[place], ends[place]), "index": index} for index, place in enumerate(kept)
+        ]
+        return envelope.whole(choices, tally.usage(), saved)
+
+    size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
+    return await long_json_response(request, size, make)
 
 
 def _mean_logprob(outcome: Outcome, finished: Finished) -> float:
@@ -114,8 +121,9 @@ def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
 class _Streaming:
     """Sends the events of the requests of one call as they come."""
 
-    def __init__(self, stream: EventStream, encoder: ChunkEncoder, tally: Tally, end: _End) -> None:
-        self._stream = stream
+    def __init__(self, request: web.Request, encoder: ChunkEncoder, tally: Tally, end: _End) -> None:
+        self._request = request
+        self._stream = EventStream(request)
         self._encoder = encoder
         self._tally = tally
         self._end = end
@@ -148,5 +156,9 @@ class _Streaming:
                     await self._stream.write(b"".join(parts))  # saving takes a while
                     parts.clear()
                 saved = await self._end.note(event)
-            parts.append(self._encoder.encode(index, event, saved))
+            if isinstance(event, PromptScored):
+                encode = partial(self._encoder.encode, index, event)
+                parts.append(await work(self._request, len(event.tokens), encode))
+            else:
+                parts.append(self._encoder.encode(index, event, saved))
         await self._stream.write(b"".join(parts))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from json import dumps
@@ -19,11 +19,12 @@ from aiohttp import hdrs, web
 
 from rnn_engine.errors import StorageError
 from server.http.context import LEASE, SETTINGS
-from server.http.work import work
+from server.http.work import SHORT_WORK, work
 from server.schemas.base import RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 
+_PIECE_ITEMS = 1024  # of a list that are encoded at a time
 _WRITE_BYTES = 1 << 20  # that are written to a file at a time
 _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
 
@@ -110,7 +111,40 @@ def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
 
 def to_json(body: Mapping[str, object]) -> str:
     """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
-    return dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _encode(body)
+
+
+def _encode(value: object) -> str:
+    return dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
+    """Yield `value` as `to_json` writes it, in pieces, between which other threads run. The lists lie `depth` deep."""
+    if isinstance(value, Mapping) and depth:
+        yield "{"
+        for number, (name, part) in enumerate(value.items()):
+            yield f"{',' if number else ''}{dumps(name)}:"
+            yield from _encode_pieces(part, depth - 1)
+        yield "}"
+    elif isinstance(value, list) and len(value) > _PIECE_ITEMS:
+        for start in range(0, len(value), _PIECE_ITEMS):
+            yield "," if start else "["
+            yield _encode(value[start : start + _PIECE_ITEMS])[1:-1]
+        yield "]"
+    elif isinstance(value, list) and depth:
+        yield "["
+        for number, item in enumerate(value):
+            yield "," if number else ""
+            yield from _encode_pieces(item, depth - 1)
+        yield "]"
+    else:
+        yield _encode(value)
+
+
+async def long_json_response(request: web.Request, size: int, make: Callable[[], Mapping[str, object]]) -> web.Response:
+    """Return an answer that holds what `make` gives as JSON; see `work` for `size`."""
+    text = await work(request, size, lambda: "".join(_encode_pieces(make())) if size > SHORT_WORK else to_json(make()))
+    return web.Response(text=text, content_type="application/json")
 
 
 def json_response(

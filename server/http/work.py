@@ -24,6 +24,9 @@ NUM_WORKERS = 2
 SHORT_WORK = 4096
 """Work up to this size is done at once: it takes about as long as handing it to a thread."""
 
+CALL_WORK = 64
+"""The size of the work that making one `GenerateRequest` is."""
+
 
 def make_workers() -> ThreadPoolExecutor:
     """Return the threads for work that may take long."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, takewhile
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.http.work import CALL_WORK, work
 from server.limits import Limits
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
 from server.state.resolve import ResolvedState, resolve_state
@@ -29,7 +31,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    calls = _calls(engine, request.app[SETTINGS].limits, body, resolved)
+    size = body.chat_template.most_characters(body.conversation) + CALL_WORK * body.n
+    calls = await work(request, size, partial(_calls, engine, request.app[SETTINGS].limits, body, resolved))
     return await answer(request, body, ChatFormatter(engine, body, calls), calls, resolved)
 
 
@@ -53,6 +56,7 @@ def _calls(engine: EngineLike, limits: Limits, body: ChatRequest, resolved: Reso
         penalised_prompt=_earlier_replies(engine, body),
         priority=body.priority,
     )
+    call.check(engine.info.shape, engine.info.max_logprobs)
     return [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
 
 

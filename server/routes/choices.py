@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -13,9 +14,10 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
 from server.formatting.logprobs import token_text
 from server.formatting.usage import usage_of
-from server.http.bodies import json_response, read_body
+from server.http.bodies import long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.http.work import work
 from server.limits import Limits
 from server.schemas.choices import (
     ChoiceEntry,
@@ -34,36 +36,59 @@ from server.state.resolve import resolve_initial_state
 async def choices(request: web.Request) -> web.Response:
     body = await read_body(request, ChoicesRequest)
     engine = engine_of(request, body.cache_salt)
-    scores = await _score(engine, request.app[SETTINGS].limits, body)
-    likely = probabilities(_figures(body, scores))
-    ranked = _rank(engine, body, scores)
-    answer: Choices = {
-        "object": "list",
-        "model": engine.info.model,
-        "data": [_entry(body, choice, scores[choice["index"]], likely[choice["index"]]) for choice in ranked],
-        "usage": usage_of([total_cost(scores)]),
-    }
-    return json_response(answer)
+    scores = await _score(request, engine, body)
+
+    def make() -> Choices:
+        likely = probabilities(_figures(body, scores))
+        ranked = _rank(engine, body, scores)
+        return {
+            "object": "list",
+            "model": engine.info.model,
+            "data": [_entry(body, choice, scores[choice["index"]], likely[choice["index"]]) for choice in ranked],
+            "usage": usage_of([total_cost(scores)]),
+        }
+
+    return await long_json_response(request, _size(scores), make)
 
 
 async def chooses(request: web.Request) -> web.Response:
     body = await read_body(request, ChoosesRequest)
     engine = engine_of(request, body.cache_salt)
-    scores = await _score(engine, request.app[SETTINGS].limits, body)
-    data: list[ChoosesEntry] = [
-        {**choice, "perplexity": -scores[choice["index"]].mean} for choice in _rank(engine, body, scores)
-    ]
-    answer: Chooses = {"object": "list", "model": engine.info.model, "data": data}
-    return json_response(answer)
+    scores = await _score(request, engine, body)
+
+    def make() -> Chooses:
+        data: list[ChoosesEntry] = [
+            {**choice, "perplexity": -scores[choice["index"]].mean} for choice in _rank(engine, body, scores)
+        ]
+        return {"object": "list", "model": engine.info.model, "data": data}
+
+    return await long_json_response(request, _size(scores), make)
 
 
-async def _score(engine: EngineLike, limits: Limits, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
+async def _score(request: web.Request, engine: EngineLike, body: ChoosesRequest) -> tuple[ChoiceScore, ...]:
+    size = len(body.input) + sum(map(len, body.choices))
+    make = partial(_context_and_options, engine, request.app[SETTINGS].limits, body)
+    context, options = await work(request, size, make)
+    initial_state = await resolve_initial_state(engine, body.state)
+    return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
+
+
+def _context_and_options(
+    engine: EngineLike, limits: Limits, body: ChoosesRequest
+) -> tuple[Sequence[int], list[Sequence[int]]]:
+    """Return the tokens of the context and of each choice.
+
+    Raises InvalidRequestError, also where they are more than `limits` allow.
+    """
     context = _tokens(engine, "input", body.input)
     options = [_tokens(engine, f"choices.{number}", choice) for number, choice in enumerate(body.choices)]
     num_scored = sum(map(len, options)) * (2 if body.calibrate else 1)
     limits.check("max_prompt_tokens", "choices", len(context) * len(options) + num_scored)
-    initial_state = await resolve_initial_state(engine, body.state)
-    return await score_choices(engine, context, options, initial_state=initial_state, calibrate=body.calibrate)
+    return context, options
+
+
+def _size(scores: Sequence[ChoiceScore]) -> int:
+    return sum(len(score.given.tokens) for score in scores)
 
 
 def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:

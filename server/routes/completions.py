@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from server.formatting.completion import CompletionFormatter
 from server.http.bodies import read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.http.work import CALL_WORK, work
 from server.limits import Limits
 from server.schemas.completions import Completion, CompletionRequest
 from server.schemas.prompt import Prompt, text_of
@@ -25,21 +27,28 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    calls = _calls(engine, request.app[SETTINGS].limits, body, resolved.initial_state)
-    echoes = [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
+    size = sum(map(len, body.prompt)) + CALL_WORK * len(body.prompt) * body.copies
+    make = partial(_calls_and_echoes, engine, request.app[SETTINGS].limits, body, resolved.initial_state)
+    calls, echoes = await work(request, size, make)
     return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, resolved)
 
 
-def _calls(
+def _calls_and_echoes(
     engine: EngineLike, limits: Limits, body: CompletionRequest, initial_state: InitialState | None
-) -> list[GenerateRequest]:
-    """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
+) -> tuple[list[GenerateRequest], list[str]]:
+    """Return the requests of all answers, and with what the answers to each prompt begin.
+
+    Raises InvalidRequestError, also where they are more than `limits` allow.
+    """
     prompts = [_tokens(engine, prompt, initial_state) for prompt in body.prompt]
     num_tokens = sum(map(len, prompts)) * body.copies
     limits.check("max_prompt_tokens", "prompt", num_tokens)
     if body.echo and body.logprobs is not None:
         limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
-    return [call for prompt in prompts for call in _copies(body, prompt, initial_state)]
+    calls = [call for prompt in prompts for call in _copies(body, prompt, initial_state)]
+    for call in calls[:: body.copies]:  # the copies of a prompt are alike
+        call.check(engine.info.shape, engine.info.max_logprobs)
+    return calls, [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 
 def _copies(

@@ -19,7 +19,7 @@ from server.formatting.vectors import VectorEntry, send_vectors
 from server.http.bodies import read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
-from server.limits import Limits
+from server.http.work import work
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
 from server.schemas.prompt import Prompt, tokens_of
 from server.state.resolve import resolve_initial_state
@@ -29,15 +29,15 @@ from states.files.prefab import prefab_dims, rows_from_state
 async def embeddings(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, EmbeddingsRequest)
     engine = engine_of(request, body.cache_salt)
-    shape, limits = engine.info.shape, request.app[SETTINGS].limits
+    shape = engine.info.shape
     settings = body.settings
     settings.check(shape)
-    inputs = _inputs(engine, limits, "input", body.input, settings.dimensions or settings.size(shape))
+    inputs = await _inputs(request, engine, "input", body.input, settings.dimensions or settings.size(shape))
     initial_state = await resolve_initial_state(engine, body.state)
     costs: list[Cost] = []
     centre = None
     if body.center_on:
-        others = _inputs(engine, limits, "center_on", body.center_on, settings.size(shape))
+        others = await _inputs(request, engine, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
     begun = centre is not None
     found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
@@ -54,7 +54,7 @@ async def states(request: web.Request) -> web.StreamResponse:
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     dims = prefab_dims(shape)
-    inputs = _inputs(engine, request.app[SETTINGS].limits, "input", body.input, math.prod(dims))
+    inputs = await _inputs(request, engine, "input", body.input, math.prod(dims))
     initial_state = await resolve_initial_state(engine, body.state)
     entries: dict[int, VectorEntry] = {}
     costs: list[Cost] = []
@@ -67,15 +67,20 @@ async def states(request: web.Request) -> web.StreamResponse:
     return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
 
 
-def _inputs(
-    engine: EngineLike, limits: Limits, field: str, prompts: Sequence[Prompt], numbers_each: int
+async def _inputs(
+    request: web.Request, engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_each: int
 ) -> list[Sequence[int]]:
     """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
+    limits = request.app[SETTINGS].limits
     fitting = max(limits.max_vector_numbers // numbers_each, 1)
     if len(prompts) > fitting:
         allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"
         raise InvalidRequestError(field, len(prompts), allowed)
-    inputs = [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+
+    def tokenize() -> list[Sequence[int]]:
+        return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+
+    inputs = await work(request, sum(map(len, prompts)), tokenize)
     limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
     return inputs
 

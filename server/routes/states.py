@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
+from server.http.work import work
 from server.schemas.prompt import tokens_of
 from server.schemas.retention import NewStateBody
 from server.schemas.state_entry import StateEntry, state_entry
@@ -44,7 +46,7 @@ async def create(request: web.Request) -> web.Response:
     body = await read_body(request, CreateStateRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    tokens = tokens_of(engine, body.prompt)
+    tokens = await work(request, len(body.prompt), partial(tokens_of, engine, body.prompt))
     request.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
     named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)
     answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
@@ -89,7 +91,8 @@ async def take(request: web.Request) -> web.Response:
 async def advance(request: web.Request) -> web.Response:
     engine = engine_of(request)
     body = await read_body(request, AdvanceStateRequest)
-    tokens, limits = tokens_of(engine, body.input), request.app[SETTINGS].limits
+    tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
+    limits = request.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))
     if body.logprobs is not None:
         limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + body.logprobs))

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rnn_engine.checks import check_token_ids
 from rnn_engine.interface import EngineLike
-from server.http.bodies import json_response, read_body
+from server.http.bodies import long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.limits import Limits
@@ -19,17 +19,25 @@ _PIECE_TOKENS = 4096
 
 async def tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, TokenizeRequest)
-    tokens = engine_of(request).tokenize(body.content)
-    request.app[SETTINGS].limits.check("max_prompt_tokens", "content", len(tokens))
-    answer: Tokens = {"tokens": tokens, "count": len(tokens)}
-    return json_response(answer)
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+
+    def make() -> Tokens:
+        tokens = engine.tokenize(body.content)
+        limits.check("max_prompt_tokens", "content", len(tokens))
+        return {"tokens": tokens, "count": len(tokens)}
+
+    return await long_json_response(request, len(body.content), make)
 
 
 async def detokenize(request: web.Request) -> web.Response:
     body = await read_body(request, DetokenizeRequest)
-    data = _text_bytes(engine_of(request), request.app[SETTINGS].limits, body.tokens)
-    answer: Text = {"content": data.decode(errors="replace"), "bytes": list(data)}
-    return json_response(answer)
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+
+    def make() -> Text:
+        data = _text_bytes(engine, limits, body.tokens)
+        return {"content": data.decode(errors="replace"), "bytes": list(data)}
+
+    return await long_json_response(request, len(body.tokens), make)
 
 
 def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:

@@ -1,0 +1,90 @@
+"""The event loop answers others while a request is prepared or answered that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, Serve
+
+LONG = "a" * 10_000
+TOKENS = [98] * 10_000
+
+
+class BlockingEngine(FakeEngine):
+    """Blocks where it is asked for the tokens of a long text, or for the text of many tokens, until `open` is set."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reached = threading.Event()
+        self.open = threading.Event()
+
+    def tokenize(self, text: str) -> list[int]:
+        if len(text) >= len(LONG):
+            self._block()
+        return super().tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        if len(tokens) > 1:
+            self._block()
+        return super().detokenize(tokens)
+
+    def _block(self) -> None:
+        self.reached.set()
+        assert self.open.wait(60), "nothing else ran meanwhile"
+
+
+LONG_REQUESTS: list[tuple[str, Body]] = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
+    ("/v1/completions", {"prompt": LONG, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": TOKENS, "echo": True, "max_tokens": 1}),
+    ("/v1/choices", {"input": LONG, "choices": ["a"]}),
+    ("/v1/choices", {"choices": [TOKENS]}),
+    ("/v1/embeddings", {"input": LONG}),
+    ("/v1/states", {"name": "s", "prompt": LONG}),
+    ("/tokenize", {"content": LONG}),
+    ("/detokenize", {"tokens": TOKENS}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LONG_REQUESTS)
+async def test_others_are_answered_while_a_long_request_is_prepared(serve: Serve, path: str, body: Body) -> None:
+    engine = BlockingEngine()
+    client = await serve(engine)
+    call = asyncio.create_task(client.post(path, json=body))
+    await asyncio.to_thread(engine.reached.wait, 60)
+    assert (await client.get("/health")).status == 200
+    assert (await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status == 200
+    assert not call.done()
+    engine.open.set()
+    response = await call
+    assert response.status == 200, await response.text()
+
+
+async def test_advancing_by_a_long_text_keeps_nobody_waiting(serve: Serve) -> None:
+    engine = BlockingEngine()
+    client = await serve(engine)
+    assert (await client.post("/v1/states", json={"name": "s", "prompt": "a"})).status == 200
+    call = asyncio.create_task(client.post("/v1/states/s/advance", json={"input": LONG}))
+    await asyncio.to_thread(engine.reached.wait, 60)
+    assert (await client.get("/health")).status == 200
+    assert not call.done()
+    engine.open.set()
+    assert (await call).status == 200
+
+
+async def test_long_answers_are_the_same_as_short_ones(serve: Serve) -> None:
+    """They are encoded in pieces."""
+    client = await serve(FakeEngine())
+    for count in (10, 1024, 1025, 5000):
+        answer = await (await client.post("/tokenize", json={"content": "a" * count})).json()
+        assert answer == {"tokens": [98] * count, "count": count}
+        body = {"prompt": [98] * count, "echo": True, "logprobs": 1, "max_tokens": 1}
+        response = await client.post("/v1/completions", json=body)
+        assert response.content_type == "application/json"
+        [choice] = (await response.json())["choices"]
+        assert choice["logprobs"]["tokens"] == ["a"] * count + [" "]
