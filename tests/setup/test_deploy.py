@@ -1,0 +1,68 @@
+"""The files in deploy/ hold to the command line, the routes and the packages that there are."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+from rnn_engine.cli.serve import command
+from server.routes import ALL_ROUTES
+from server.settings import ServerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+OPTIONS = {name for parameter in command.params for name in parameter.opts}
+
+
+def unit(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(DEPLOY / name)
+    return parser
+
+
+def dockerfile() -> str:
+    return (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def long_options(words: list[str]) -> set[str]:
+    return {word for word in words if word.startswith("--")}
+
+
+def test_the_service_starts_with_options_that_there_are() -> None:
+    words = shlex.split(unit("rnn-engine.service")["Service"]["ExecStart"])
+    assert words[1] == "serve"
+    assert long_options(words) <= OPTIONS
+
+
+def test_the_socket_has_the_port_of_the_server() -> None:
+    text = (DEPLOY / "rnn-engine.socket").read_text()
+    assert f"ListenStream=127.0.0.1:{ServerSettings().port}\n" in text
+
+
+def test_the_image_starts_with_options_that_there_are() -> None:
+    [words] = [json.loads(words) for words in re.findall(r"^ENTRYPOINT (\[.*)$", dockerfile(), re.MULTILINE)]
+    assert words[:2] == ["rnn-engine", "serve"]
+    assert long_options(words) <= OPTIONS
+
+
+def test_the_image_is_asked_for_its_health_on_a_route_that_needs_no_key() -> None:
+    [(port, path)] = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", dockerfile())
+    assert int(port) == ServerSettings().port
+    assert path in {route.path for route in ALL_ROUTES if route.always}
+    assert f"EXPOSE {port}" in dockerfile()
+
+
+def test_the_image_holds_the_packages_of_the_wheel_and_runs_without_root() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    copied = {source for source, target in re.findall(r"^COPY (\w+) (\w+)$", dockerfile(), re.MULTILINE)}
+    allowed = set(re.findall(r"^!(.+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE))
+    assert copied == packages
+    assert packages <= allowed
+    assert all((ROOT / name).exists() for name in allowed)
+    assert re.findall(r"^USER (.+)$", dockerfile(), re.MULTILINE) == ["10001"]

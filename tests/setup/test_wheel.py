@@ -1,0 +1,67 @@
+"""The wheel: it holds all that the packages need, and serves from an environment that has no checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("rnn_engine", "server", "shaders", "states")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what git knows, since building leaves files in its folder."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in names.split("\0"):
+        if name.startswith(PACKAGES) or name in ("pyproject.toml", "README.md", "LICENSE"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", str(target), str(source)], check=True)
+    [wheel] = target.iterdir()
+    return wheel
+
+
+def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, check=True, text=True)
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == set(tracked.stdout.split())
+
+
+def test_it_serves_from_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:
+    """The packages that it needs are those of this environment, but not the checkout."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    scripts = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True)
+    place = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(place, check=True, capture_output=True, text=True).stdout.strip()
+    (Path(packages) / "others.pth").write_text(sysconfig.get_path("purelib"))  # its own .pth files are not read
+    command = [str(scripts / "rnn-engine"), "serve", "--device", "cpu", "--port", "0"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = "".join(process.stdout.readline() for _ in range(3))
+            [address] = re.findall(r"^address +(http://\S+)$", said, re.MULTILINE)
+            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "state": "pirate"}
+            request = Request(f"{address}/v1/chat/completions", json.dumps(body).encode())
+            with urlopen(request, timeout=60) as response:
+                answer = json.load(response)
+            assert answer["usage"]["completion_tokens"] > 0
+            process.terminate()
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
