@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from rnn_engine.health import Health
@@ -29,6 +30,7 @@ class EngineInfo:
     tokenizer: str
     created: int  # Unix time of the load, seconds
     device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
+    folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to: `cache` and `states`, where it does
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ class EngineParts:
     tokenizer: Tokenizer
     states: StateRegistry
     cache: StateCache | None
-    folders: tuple[OwnedFolder, ...]  # of the cache and of states
+    folders: Mapping[str, OwnedFolder]  # `cache` and `states`, those that there are
     load_runner: LoadRunner | None  # None = the runner can't be made anew
 
     def reopen(self, check: Callable[[], None]) -> Runner:
@@ -76,7 +76,7 @@ class EngineParts:
         """Write what is to be kept, and free the device and the folders. For the thread that owns the runner."""
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
-            for folder in self.folders:
+            for folder in self.folders.values():
                 last_first.callback(folder.release)
             if self.cache is not None:
                 last_first.callback(self.cache.close)
@@ -98,10 +98,10 @@ def open_parts(
     weights = "f32" if device == "cpu" else weights
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     with ExitStack() as undo, open_model(path) as model:
-        folders: list[OwnedFolder] = []
-        for folder in _own_folders(config, states):
+        folders: dict[str, OwnedFolder] = {}
+        for use, folder in _own_folders(config, states):
             undo.callback(folder.release)
-            folders.append(folder)
+            folders[use] = folder
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         registry = open_registry(model, states)
 
@@ -140,7 +140,7 @@ def open_parts(
         num_slots=num_slots,
         states=registry,
         cache=kept,
-        folders=tuple(folders),
+        folders=folders,
         load_runner=load_again,
     )
 
@@ -156,7 +156,7 @@ def assemble(
     num_slots: int | None = None,
     states: StateRegistry | None = None,
     cache: StateCache | None = None,
-    folders: tuple[OwnedFolder, ...] = (),
+    folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
@@ -170,21 +170,22 @@ def assemble(
         tokenizer=tokenizer.name,
         created=int(time.time()),
         device_bytes=device_bytes,
+        folders={use: folder.path for use, folder in (folders or {}).items()},
     )
     registry = states or make_registry(runner.shape, model)
-    return EngineParts(info, runner, tokenizer, registry, cache, folders, load_runner)
+    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner)
 
 
-def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[OwnedFolder]:
-    """Take the folders that this process alone may write to."""
+def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
+    """Take the folders that this process alone may write to, with what they are for."""
     if config.disk is not None:
-        yield OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
+        yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)
     if states.folder is None:
         return
     if states.folder.is_dir() and not os.access(states.folder, os.W_OK):
         _log.warning("the folder of states, %s, is read-only: no state can be kept in it", states.folder)
     else:
-        yield OwnedFolder(states.folder, "folder of states", STATES_LOCK)
+        yield "states", OwnedFolder(states.folder, "folder of states", STATES_LOCK)
 
 
 def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from aiohttp import hdrs, web
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -10,7 +12,8 @@ from server.http.routing import Route
 
 
 async def metrics(request: web.Request) -> web.Response:
-    return web.Response(body=request.app[METRICS].render(), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4})
+    body = await asyncio.to_thread(request.app[METRICS].render)
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4})
 
 
 ROUTES = (

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
+from pathlib import Path
 from typing import Self, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -63,7 +66,7 @@ class Readings:
 
 
 class Metrics:
-    """All metrics of one application. For its event loop."""
+    """All metrics of one application."""
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         """`read` gives the present numbers."""
@@ -72,7 +75,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:
-        """Return all metrics as Prometheus reads them."""
+        """Return all metrics as Prometheus reads them. For any thread; takes some milliseconds, or waits for a disk."""
         return generate_latest(self.registry)
 
 
@@ -104,6 +107,14 @@ def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Met
     yield _gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
     text = "Memory that weights, states and buffers take on the device; absent where the model runs on the CPU."
     yield _gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
+    text = "Bytes that are free on the disk of a folder that the engine writes to."
+    yield _gauge("disk_free_bytes", text, dict(_free_bytes(info.folders)), "folder")
+
+
+def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+    for use, path in folders.items():
+        with suppress(OSError):  # it is gone; whoever writes to it says so
+            yield use, shutil.disk_usage(path).free
 
 
 def _requests(counters: EngineCounters) -> Iterator[Metric]:
@@ -146,11 +157,11 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
     yield _gauge("http_requests_in_progress", "HTTP requests that have not ended.", http.in_progress)
     text = "HTTP requests; 499 is the status of those whose client left."
     requests = CounterMetricFamily(f"{_PREFIX}http_requests", text, labels=("method", "route", "status"))
-    for (method, route, status), count in http.requests.items():
+    for (method, route, status), count in list(http.requests.items()):
         requests.add_metric((method, route, str(status)), count)
     yield requests
     text = "From the head of an HTTP request to the end of its answer."
-    yield _histograms("http_request_duration_seconds", text, http.seconds, "route")
+    yield _histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
     yield _counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
 

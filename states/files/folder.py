@@ -41,6 +41,7 @@ class OwnedFolder:
 
         Raises StateError where it can't be used or another process has it.
         """
+        self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path / lock_name, os.O_RDWR | os.O_CREAT, 0o644)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,13 @@ async def test_named_states_and_leases(serve: Serve) -> None:
     assert value(samples, "named_states", retention="lease") == 2
     assert value(samples, "state_leases") == 1
     assert 0 < value(samples, "named_state_bytes") < value(samples, "named_state_capacity_bytes")
+
+
+async def test_free_bytes_of_the_folders_that_are_written_to(serve: Serve, tmp_path: Path) -> None:
+    client = await serve(FakeEngine(folders={"cache": tmp_path, "states": tmp_path / "gone"}))
+    samples = await scrape(client)
+    assert value(samples, "disk_free_bytes", folder="cache") > 0
+    assert ("rnn_engine_disk_free_bytes", frozenset({("folder", "states")})) not in samples
 
 
 async def test_any_key_may_read_them_and_nobody_without_one(serve: Serve) -> None:

@@ -11,6 +11,7 @@ import codecs
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -82,6 +83,7 @@ class FakeEngine:
     closed: bool = False
     condition: Health = field(default_factory=Health)
     counted: EngineCounters = field(default_factory=EngineCounters)
+    folders: dict[str, Path] = field(default_factory=dict)
     queue_seconds: float = 0.25  # as its reports say; it does not wait
     prefill_seconds: float = 0.5
 
@@ -103,6 +105,7 @@ class FakeEngine:
             max_logprobs=20,
             tokenizer="bytes",
             created=1_700_000_000,
+            folders=self.folders,
         )
 
     def stats(self) -> EngineStats:
