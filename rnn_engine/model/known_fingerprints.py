@@ -23,6 +23,7 @@ from rnn_engine.tensor_files.binary_file import FileStamp
 RECORDED_BYTES = 256 << 20
 """The size from which on a file's fingerprint is kept."""
 
+_SHOWN_DIGITS: Final = 16  # of a record's digest
 _RECIPE: Final = 1  # changes whenever `fingerprint` gives others for the same weights
 _SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file that changed since then may change again without a new time
 _log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
     settled = time.time_ns() - max(stamp.modified, stamp.status_changed) > _SETTLED_NANOSECONDS
     found = compute()
     if settled:
-        _write(record, {**key, "fingerprint": found})
+        _write(record, _checked({**key, "fingerprint": found}))
     return found
 
 
@@ -59,11 +60,17 @@ def cache_folder() -> Path:
 def _read(record: Path, key: dict[str, object]) -> str | None:
     try:
         content = json.loads(record.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or not isinstance(found := content.pop("fingerprint", None), str):
+    if not isinstance(content, dict) or not isinstance(found := content.get("fingerprint"), str):
         return None
-    return found if content == key else None
+    return found if content == _checked({**key, "fingerprint": found}) else None
+
+
+def _checked(content: dict[str, object]) -> dict[str, object]:
+    """Add a digest, by which a record that was damaged is told from a sound one."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {**content, "digest": digest[:_SHOWN_DIGITS]}
 
 
 def _write(record: Path, content: dict[str, object]) -> None:

@@ -295,13 +295,13 @@ class StateRegistry:
         try:
             for entry in entries:
                 self._sync(entry.id)
-        except StorageError as error:
+        except Exception as error:
             self._note_failure(error)
             with self._lock:
                 if all(self._table.holds(entry) for entry in entries):
                     undo()
             for entry in entries:
-                with suppress(StorageError):
+                with suppress(Exception):
                     self._sync(entry.id)
             raise
 
@@ -314,7 +314,7 @@ class StateRegistry:
             self._note_failure(error)
             raise
 
-    def _note_failure(self, error: StorageError) -> None:
+    def _note_failure(self, error: Exception) -> None:
         _log.warning("%s", error)
         with self._lock:
             self._failed_writes += 1

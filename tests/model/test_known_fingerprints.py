@@ -87,6 +87,18 @@ def test_a_damaged_record_is_replaced(content: bytes, path: Path, folder: Path, 
     assert ask(path, compute) == "fingerprint 2"
 
 
+def test_a_record_with_a_flipped_bit_is_not_believed(path: Path, folder: Path, compute: Computer) -> None:
+    ask(path, compute)
+    (record,) = folder.glob("fingerprints/*")
+    sound = record.read_bytes()
+    for position in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[position] ^= 1 << position % 8
+        record.write_bytes(damaged)
+        assert ask(path, compute) == f"fingerprint {compute.calls}"
+    assert compute.calls == 1 + len(sound)
+
+
 def test_a_folder_that_can_not_be_made_is_a_warning(
     path: Path, folder: Path, compute: Computer, caplog: pytest.LogCaptureFixture
 ) -> None:

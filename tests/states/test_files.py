@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.types import State
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
@@ -366,6 +369,25 @@ def test_a_pth_file_that_can_not_be_read_is_a_state_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_bytes(b"PK\x03\x04")
     with pytest.raises(StateError, match=r"^file: damaged or truncated zip file"):
         load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("reads_before", range(7))
+def test_a_file_that_is_cut_while_it_is_read_is_a_state_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_before: int
+) -> None:
+    """A mapping of the file would end the process."""
+    path = tmp_path / "file"
+    save_full_state(path, saved_state(some_state(), pack([1, 2])), "v7")
+    read, reads = BinaryFile.read, itertools.count()
+
+    def cut_and_read(file: BinaryFile, start: int, size: int) -> NDArray[np.uint8]:
+        if next(reads) == reads_before:
+            os.truncate(path, 20)
+        return read(file, start, size)
+
+    monkeypatch.setattr(BinaryFile, "read", cut_and_read)
+    with pytest.raises(StateError, match="file changed while it was read"):
+        load(path)
 
 
 def test_a_file_that_is_not_there_is_a_state_error(tmp_path: Path) -> None:
