@@ -230,7 +230,7 @@ class Engine:
                 timers = self._set_timers(key, request, wait_for_room)
                 try:
                     while not isinstance(event := await inbox.get(), Finished):
-                        if isinstance(event, Started):
+                        if type(event) is Started:
                             account.started(event.prompt_tokens, event.cached_tokens, event.timing)
                         yield event
                     self._admission.note_duration(time.monotonic() - begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rnn_engine.cli.logs import BackgroundHandler
+from rnn_engine.cli.logs import BackgroundHandler, log_on_stderr
+from server.telemetry.logs import LogLevel, LogSettings, request_logged_as
 
 
 @pytest.fixture
@@ -60,3 +62,19 @@ def test_a_reader_that_has_left_is_no_error(pipe: tuple[int, int]) -> None:
     os.close(writing)
     logger_to(handler).info("a line")
     handler.close()
+
+
+@pytest.mark.parametrize(("level", "number"), [("debug", 2), ("info", 1), ("error", 0)])
+def test_what_the_settings_ask_for_is_written(
+    monkeypatch: pytest.MonkeyPatch, pipe: tuple[int, int], level: LogLevel, number: int
+) -> None:
+    reading, writing = pipe
+    monkeypatch.setattr("rnn_engine.cli.logs._STANDARD_ERROR", writing)
+    logger = logging.getLogger("test")
+    with log_on_stderr(LogSettings("json", level)), request_logged_as("abc"):
+        logger.info("a line")
+        logger.debug("another")
+    os.close(writing)
+    lines = [json.loads(line) for line in os.read(reading, 100_000).splitlines()]
+    told = [(line["message"], line["request_id"]) for line in lines if line["logger"] == "test"]
+    assert told == [("a line", "abc"), ("another", "abc")][:number]

@@ -39,6 +39,15 @@ async def test_models(client: openai.AsyncOpenAI) -> None:
     assert (await client.models.retrieve("fake")).owned_by == "rnn-engine"
 
 
+async def test_every_answer_has_an_id_that_the_client_shows(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="any", prompt="Hi", extra_headers={"X-Request-Id": "mine"})
+    assert answer._request_id == "mine"
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await client.completions.create(model="any", prompt="Hi", top_p=7)
+    assert refusal.value.request_id
+    assert refusal.value.request_id != "mine"
+
+
 async def test_chat(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Hi"}], n=2, logprobs=True, top_logprobs=2, seed=1
