@@ -102,7 +102,7 @@ class Connection(web.RequestHandler):
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
-            if isinstance(request.content.exception(), web.HTTPRequestTimeout):
+            if request.content.exception() is not None:  # where the next request begins is unknown
                 self.force_close()
             self._wait()
 

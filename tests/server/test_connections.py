@@ -56,6 +56,16 @@ async def test_what_is_no_request_is_answered_without_a_traceback(
     assert not any(record.exc_info for record in caplog.records)
 
 
+async def test_a_body_that_nobody_reads_and_that_can_not_be_decoded(caplog: pytest.LogCaptureFixture) -> None:
+    async with raw_server(FakeEngine()) as server:
+        client = await server.connect()
+        client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: deflate\r\n")
+        client.send(b"Content-Length: 300\r\n\r\n" + b"\x1f\x8b" * 100)
+        assert (await client.answer())[0] == 200
+        assert await client.ended() == b""
+    assert not any(record.exc_info for record in caplog.records)
+
+
 async def test_an_expectation_that_is_not_known() -> None:
     async with raw_server(FakeEngine()) as server:
         client = await server.connect()

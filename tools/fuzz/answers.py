@@ -12,7 +12,7 @@ from tools.fuzz.cases import Case
 from tools.live_server.raw import connection
 
 _SILENCE = 2.0  # seconds without an answer after which what is no whole request is ended
-_HANGING = 60.0  # seconds after which a server hangs
+_HANGING = 300.0  # seconds after which a server hangs
 _STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})")
 
 
