@@ -53,6 +53,7 @@ class Limits:
     max_request_seconds: Annotated[
         int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
     ] = 3600
+    max_queued: Annotated[int, Bound("requests", "That wait for a slot at a time; one more gets 429.")] = 64
     max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
     max_client_requests: Annotated[
         int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")

@@ -120,6 +120,7 @@ def command(
         _with_demo_state(model, states),
         batching,
         limits.max_queue_seconds,
+        limits.max_queued,
     )
     settings = ServerSettings(
         host,

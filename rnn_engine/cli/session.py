@@ -33,6 +33,7 @@ class EngineChoice:
     states: StateSettings = field(default_factory=StateSettings)
     batching: str = "eager"
     queue_seconds: float | None = None
+    max_queued: int = 64
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -53,6 +54,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 num_slots=choice.slots,
                 batching=choice.batching,
                 queue_seconds=choice.queue_seconds,
+                max_queued=choice.max_queued,
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,

@@ -23,7 +23,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from server.routes import ALL_ROUTES
 from tools.fuzz.answers import faults, send
 from tools.fuzz.cases import Case, CaseMaker
+from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
+from tools.reliability.table import Row, command_line, record, record_option, where
 
 _AT_ONCE = 4
 _SLOWEST_HEALTH = 5.0  # seconds
@@ -41,6 +43,18 @@ class Findings:
     slowest_health: float = 0.0
     most_memory: int = 0
     health_checks: int = 0
+
+    def row(self, device: str) -> Row:
+        """Return the result for docs/reliability.md."""
+        return Row(
+            "damaged requests to every route",
+            f"{self.answers.total():,}",
+            f"{len(self.faults)} answers that are the server's fault",
+            f"slowest of {self.health_checks:,} health checks {1e3 * self.slowest_health:.0f} ms, memory "
+            f"+{self.most_memory / 1e6:.0f} MB",
+            where(device),
+            command_line("tools.fuzz.routes"),
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield tables of answers, and every fault."""
@@ -126,14 +140,16 @@ async def exported_states(url: str) -> dict[str, bytes]:
 @click.option("--cases", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--case", "only", type=int, help="Send the case of this number alone, and print request and answer.")
+@record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(cases: int, seed: int, only: int | None, serve_options: tuple[str, ...]) -> None:
+def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tuple[str, ...]) -> None:
     """Send damaged requests to every route of a server that is started for that."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:
             fuzzer = Fuzzer(server.url, server.pid)
             maker = CaseMaker(ALL_ROUTES, asyncio.run(exported_states(server.url)), seed)
+            device = asyncio.run(_device_of(server.url))
             if only is not None:
                 case = maker.make(only)
                 click.echo(f"{case.route}, damaged {case.kind}\n{case.data!r}\n{asyncio.run(send(server.url, case))}")
@@ -149,7 +165,14 @@ def main(cases: int, seed: int, only: int | None, serve_options: tuple[str, ...]
         )
     if only is None:
         click.echo("\n".join(fuzzer.findings.lines()))
+        if save:
+            record(fuzzer.findings.row(device))
     sys.exit(1 if fuzzer.findings.faults else 0)
+
+
+async def _device_of(url: str) -> str:
+    async with ClientSession() as session:
+        return await device_of(session, url)
 
 
 if __name__ == "__main__":

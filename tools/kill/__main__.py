@@ -22,7 +22,9 @@ from aiohttp import ClientError, ClientSession
 from tools.kill.ledger import Ledger
 from tools.kill.writers import KnownAnswers, StateWriter
 from tools.live_server.caller import Caller, SurpriseError
+from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
+from tools.reliability.table import Row, command_line, record, record_option, where
 
 _WRITERS = 4
 _KNOWN = 10  # answers that are compared after each start
@@ -43,6 +45,7 @@ class Campaign:
     answers: KnownAnswers = field(default_factory=KnownAnswers)
     starts: list[float] = field(default_factory=list)  # seconds
     kills: int = 0
+    device: str = ""
     faults: list[str] = field(default_factory=list)
 
     async def live(self, *, kill: bool) -> None:
@@ -69,6 +72,7 @@ class Campaign:
             self.faults += self.ledger.check(found)
             for _ in range(_KNOWN):
                 await self.answers.ask(caller)
+            self.device = await device_of(session, url)
         except (SurpriseError, ClientError) as error:
             self.faults.append(f"after a start: {error}")
         left = [path.name for path in self.folder.glob("*/*.partial")]
@@ -101,6 +105,18 @@ class Campaign:
         if not held:
             self.faults.append(fault)
 
+    def row(self) -> Row:
+        """Return the result for docs/reliability.md."""
+        ledger, answers, states = self.ledger, self.answers, self.ledger.checks
+        return Row(
+            "SIGKILL at random moments during writes",
+            f"{self.kills} kills, {ledger.acknowledged.total()} writes acknowledged, {ledger.cut_off.total()} cut off",
+            f"{len(self.faults)} of {states + answers.asked} states and answers",
+            f"{states} states checked, {answers.asked} answers compared, {answers.cached} of them from the cache",
+            where(self.device),
+            command_line("tools.kill"),
+        )
+
     def lines(self) -> Iterator[str]:
         """Yield the table, and every fault."""
         ledger, answers = self.ledger, self.answers
@@ -123,8 +139,9 @@ class Campaign:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--kills", type=click.IntRange(min=1), default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-def main(kills: int, seed: int, serve_options: tuple[str, ...]) -> None:
+def main(kills: int, seed: int, save: bool, serve_options: tuple[str, ...]) -> None:
     """Kill a server at random moments during writes, and check each time that nothing acknowledged is lost."""
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder), serve_options, Random(seed))
@@ -133,6 +150,8 @@ def main(kills: int, seed: int, serve_options: tuple[str, ...]) -> None:
             if sys.stderr.isatty():
                 click.echo(f"\r{number}/{kills} kills, {len(campaign.faults)} faults", err=True, nl=number == kills)
     click.echo("\n".join(campaign.lines()))
+    if save:
+        record(campaign.row())
     sys.exit(1 if campaign.faults else 0)
 
 

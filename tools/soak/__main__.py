@@ -15,7 +15,9 @@ from typing import IO
 import click
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
+from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
+from tools.reliability.table import command_line, record, record_option, where
 from tools.soak.driver import Driver, Record
 from tools.soak.operations import make_operations
 from tools.soak.samples import Sample, Sampler
@@ -36,6 +38,7 @@ _INTERVAL = 60.0  # seconds between samples
 @click.option("--pid", type=int, help="The process of the server at --url, if it is on this machine.")
 @click.option("--api-key", help="Sent to the server at --url.")
 @click.option("--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="The samples.")
+@record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 def main(
     minutes: float,
@@ -46,6 +49,7 @@ def main(
     pid: int | None,
     api_key: str | None,
     out: Path,
+    save: bool,
     serve_options: tuple[str, ...],
 ) -> None:
     """Send mixed traffic to a server, and tell at the end whether it grew, slowed down or failed."""
@@ -55,22 +59,24 @@ def main(
     exit_status = None
     with tempfile.TemporaryDirectory() as folder, out.open("w") as file:
         if url is not None:
-            samples, left, record = asyncio.run(plan(url, pid, file))
+            samples, left, happened, device = asyncio.run(plan(url, pid, file))
         else:
             folders = ("--cache-folder", f"{folder}/cache", "--state-folder", f"{folder}/states")
             with ServerProcess(out.with_suffix(".log"), (*_SMALL_CACHE, *folders, *serve_options)) as server:
-                samples, left, record = asyncio.run(plan(server.url, server.pid, file))
+                samples, left, happened, device = asyncio.run(plan(server.url, server.pid, file))
                 exit_status = server.stop()
-    verdict = Verdict(samples, record, left, growth(samples, warm_up_seconds), exit_status)
+    verdict = Verdict(samples, happened, left, growth(samples, warm_up_seconds), exit_status)
     click.echo(f"{minutes:g} minutes at {rate:g} operations a second, seed {seed}, serve {' '.join(serve_options)}")
     click.echo("\n".join(verdict.lines()))
+    if save:
+        record(verdict.row(minutes, where(device), command_line("tools.soak")))
     sys.exit(0 if verdict.good else 1)
 
 
 async def _soak(
     url: str, pid: int | None, out: IO[str], *, rate: float, seed: int, seconds: float, api_key: str | None
-) -> tuple[list[Sample], Sample, Record]:
-    """Return the samples, one after the end of all operations, and what happened."""
+) -> tuple[list[Sample], Sample, Record, str]:
+    """Return the samples, one after the end of all operations, what happened, and the device."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     samples: list[Sample] = []
     async with ClientSession(
@@ -84,7 +90,7 @@ async def _soak(
         await driver.run(seconds)
         sampling.cancel()
         await asyncio.sleep(_SECONDS_TO_SETTLE)
-        return samples, await sampler.take(seconds), record
+        return samples, await sampler.take(seconds), driver.record, await device_of(session, url)
 
 
 if __name__ == "__main__":

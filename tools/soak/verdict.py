@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tools.reliability.table import Row
 from tools.soak.driver import Record, Timing
 from tools.soak.samples import Sample
 
@@ -68,6 +69,18 @@ class Verdict:
             yield f"requests are left: {self.left.requests}, active {self.left.active}, queued {self.left.queued}"
         if self.exit_status:
             yield f"the server ended with {self.exit_status} at SIGTERM"
+
+    def row(self, minutes: float, where: str, command: str) -> Row:
+        """Return the result for docs/reliability.md."""
+        memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
+        return Row(
+            "mixed traffic",
+            f"{minutes:g} minutes, {self.record.done.total():,} operations",
+            f"{self.record.num_surprises} errors that were not provoked",
+            memory,
+            where,
+            command,
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield the whole report, as Markdown."""

@@ -1,0 +1,19 @@
+"""What a running server says of itself."""
+
+from __future__ import annotations
+
+from aiohttp import ClientSession
+
+
+async def metric(session: ClientSession, url: str, name: str) -> float:
+    """Return the value of a metric without labels."""
+    async with session.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    [value] = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
+    return float(value)
+
+
+async def device_of(session: ClientSession, url: str) -> str:
+    """Return the name of the server's device."""
+    async with session.get(f"{url}/v1/models") as response:
+        return str((await response.json())["data"][0]["meta"]["device"])

@@ -1,0 +1,70 @@
+"""The table of docs/reliability.md: one row a tool, which the tool itself writes with `--record`."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "reliability.md"
+HEAD = "| what was tried | how often | lost or wrong | measured | where and when | command |"
+_RULE = "| --- | --- | --- | --- | --- | --- |"
+
+record_option = click.option(
+    "--record", "save", is_flag=True, help="Write the result into the table of docs/reliability.md."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. A row with the same `what` is replaced."""
+
+    what: str
+    often: str
+    lost: str
+    measured: str
+    where: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"| {' | '.join(cell.replace('|', '/') for cell in astuple(self))} |"
+
+
+def where(device: str) -> str:
+    """Return on which device, system and revision a run is made, and on which day."""
+    command = ("git", "rev-parse", "--short", "HEAD")
+    revision = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return f"{device}, {platform.system()} {platform.machine()}, {revision}, {datetime.now(UTC):%Y-%m-%d}"
+
+
+def command_line(module: str) -> str:
+    """Return how this process was called, without --record."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
+    return f"`{' '.join(['python -m', module, *arguments])}`"
+
+
+def record(row: Row) -> None:
+    """Write `row` into the document, in place of the one with the same beginning, or as the last."""
+    DOCUMENT.write_text(with_row(DOCUMENT.read_text("utf-8"), row), "utf-8")
+
+
+def with_row(text: str, row: Row) -> str:
+    """Return the document `text` with `row` in its table. Raises ValueError where it has no table."""
+    before, head, rest = text.partition(f"{HEAD}\n{_RULE}\n")
+    if not head:
+        raise ValueError("docs/reliability.md has no table of results")
+    lines = rest.split("\n")
+    count = next(number for number, line in enumerate(lines) if not line.startswith("|"))
+    rows = lines[:count]
+    places = [number for number, line in enumerate(rows) if line.startswith(f"| {row.what} |")]
+    if places:
+        rows[places[0]] = str(row)
+    else:
+        rows.append(str(row))
+    return before + head + "\n".join([*rows, *lines[count:]])
