@@ -6,7 +6,6 @@ asked for.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -30,15 +29,19 @@ _PICKLE_LIMIT: Final = 1 << 20  # bytes; a model of a thousand tensors needs 0.2
 class PthFile:
     """An open .pth file. Closes `file` with itself."""
 
-    def __init__(self, file: BinaryFile) -> None:
+    def __init__(self, file: BinaryFile, most_inflated: int | None = None) -> None:
+        """Where storages are compressed, at most `most_inflated` bytes are inflated to read a tensor; None is no bound.
+
+        Raises ModelError where the file is damaged.
+        """
         self._file = file
+        self._most_inflated = most_inflated
         self._zip = ZipArchive(file)
         self._folder = _find_folder(file.path, self._zip)
         _check_byte_order(file.path, self._zip, f"{self._folder}byteorder")
         self._refs = _read_refs(file.path, self._zip, f"{self._folder}{_PICKLE_NAME}")
         for name, ref in self._refs.items():
             _check_inside(file.path, self._zip, self._entry(ref), name, ref)
-        self._check_compressed()
         self._tensors = {name: _info(file.path, name, ref) for name, ref in self._refs.items()}
 
     @property
@@ -54,6 +57,7 @@ class PthFile:
         if 0 in ref.shape:
             return np.empty(ref.shape, ref.storage.dtype)
         dtype, count = ref.storage.dtype, _reach(ref) - ref.offset
+        self._check_inflation(name, ref)
         data = self._zip.read(self._entry(ref), ref.offset * dtype.itemsize, count * dtype.itemsize)
         elements = data.view(dtype)  # [count] the part of the storage that the tensor reaches over
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
@@ -62,18 +66,14 @@ class PthFile:
     def close(self) -> None:
         self._file.close()
 
-    def _check_compressed(self) -> None:
-        """Raise ModelError where compressed bytes belong to no tensor: to skip them takes time without bound."""
-        used = Counter[str]()
-        for ref in self._refs.values():
-            used[self._entry(ref)] += prod(ref.shape) * ref.storage.dtype.itemsize
-        for entry, num_bytes in used.items():
-            size = self._zip.size(entry)
-            if self._zip.is_compressed(entry) and size > num_bytes:
-                raise ModelError(
-                    f"{self._file.path}: the compressed zip entry {show(entry)} has {size} bytes and its tensors "
-                    f"{num_bytes}; expected no more than these"
-                )
+    def _check_inflation(self, name: str, ref: TensorRef) -> None:
+        end = _reach(ref) * ref.storage.dtype.itemsize
+        most = self._most_inflated
+        if most is not None and end > most and self._zip.is_compressed(self._entry(ref)):
+            raise ModelError(
+                f"{self._file.path}: tensor {show(name)} ends at byte {end} of a compressed storage; expected at most "
+                f"{most} there, or a storage that is not compressed"
+            )
 
     def _entry(self, ref: TensorRef) -> str:
         return f"{self._folder}data/{ref.storage.key}"

@@ -79,6 +79,8 @@ _STORAGE_DTYPES: Final[Mapping[_Name, np.dtype[Any]]] = {
     _Name("torch.IntStorage"): np.dtype(np.int32),
 }
 
+_MOST_OPERATIONS: Final = 200_000
+
 _DICT: Final = _Name("collections.OrderedDict")
 _TENSOR: Final = _Name("torch._utils._rebuild_tensor_v2")
 _PARAMETER: Final = _Name("torch._utils._rebuild_parameter")
@@ -95,7 +97,9 @@ class _Machine:
 
     def run(self, data: bytes) -> object:
         """Run the program and return the value that it leaves."""
-        for opcode, argument, _ in pickletools.genops(data):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if number == _MOST_OPERATIONS:
+                raise ModelError(f"the pickle has more than {_MOST_OPERATIONS} operations; a tensor takes some 40")
             if opcode.name == "STOP":
                 return self._stack.pop()
             self._step(opcode.name, argument)

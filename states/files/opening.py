@@ -8,7 +8,11 @@ from pathlib import Path
 
 from rnn_engine.errors import ModelError, StateError
 from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.formats import read_source
+from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.source import TensorSource
+from rnn_engine.types import ModelShape
 
 _HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
 
@@ -29,6 +33,13 @@ def opened(path: Path) -> Iterator[BinaryFile]:
 def read_safetensors(file: BinaryFile) -> SafetensorsFile:
     """Read the header of a safetensors file with states. Raises ModelError where it is damaged."""
     return SafetensorsFile(file, _HEADER_LIMIT)
+
+
+def read_pth(file: BinaryFile, shape: ModelShape) -> TensorSource:
+    """Read what a .pth file says of its tensors; the result closes it. Raises ModelError where it is damaged."""
+    if file.read(0, min(2, file.stamp.size)).tobytes() != b"PK":
+        return read_source(file)  # which tells what else it is
+    return PthFile(file, most_inflated=2 * shape.state_bytes)  # tensors in f64 have twice the bytes
 
 
 def modified(path: Path) -> float:

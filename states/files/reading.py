@@ -23,12 +23,11 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.listing import show
 from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import F32, ModelShape, State
 from states.files.full import SavedState, full_state_of, is_full_state
-from states.files.opening import opened, read_safetensors
+from states.files.opening import opened, read_pth, read_safetensors
 from states.files.prefab import decode_prefab, prefab_dims
 from states.files.tuned import Layout, check_tuned, is_time_state, state_from_tuned
 from states.frozen import MAX_LAST_TOKENS
@@ -68,7 +67,7 @@ def read_state(path: Path, shape: ModelShape, model: str | None, layout: Layout 
         if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size:
             return _read_safetensors(file, shape, model, layout)
         if head[:2] == b"PK" or head[:1] == b"\x80":
-            with closing(read_source(file)) as source:
+            with closing(read_pth(file, shape)) as source:
                 return _read_tuned(source, shape, layout or "value_key", path.name)
         if head[:1] and 0xA0 <= head[0] <= 0xBF:  # a CBOR map
             return _read_prefab(file, shape)

@@ -91,12 +91,12 @@ def test_a_record_with_a_flipped_bit_is_not_believed(path: Path, folder: Path, c
     ask(path, compute)
     (record,) = folder.glob("fingerprints/*")
     sound = record.read_bytes()
-    for position in range(len(sound)):
+    for position in range(0, len(sound), 7):
         damaged = bytearray(sound)
         damaged[position] ^= 1 << position % 8
         record.write_bytes(damaged)
-        assert ask(path, compute) == f"fingerprint {compute.calls}"
-    assert compute.calls == 1 + len(sound)
+        before = compute.calls
+        assert ask(path, compute) == f"fingerprint {before + 1}"
 
 
 def test_a_folder_that_can_not_be_made_is_a_warning(
