@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, TimeLimitError, UnavailableError
-from rnn_engine.forward import Progress, WeightFormatName
+from rnn_engine.forward import Progress
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
@@ -100,7 +100,7 @@ class Engine:
         name: str | None = None,
         tokenizer: str = "auto",
         device: str = "auto",
-        weights: WeightFormatName = "f16",
+        weights: str = "f16",
         num_slots: int = 8,
         max_queued: int = 64,
         queue_seconds: float | None = None,

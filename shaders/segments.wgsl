@@ -5,8 +5,6 @@
 // A kernel loads 8 columns at once, and no column beyond the last 8 that the matrix has: what follows in the inputs is
 // another token's, and even times zero it would make a NaN of infinity.
 
-const PANEL = 8u; // rows of a panel
-
 struct Segment {
     first_row: u32,     // where it starts among the rows of all segments, a multiple of 64
     num_rows: u32,      // rows that are real; the next segment starts at the next multiple of 64

@@ -21,7 +21,7 @@ from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import device_option, model_argument, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward import GpuRunner, WeightFormatName
+from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
@@ -113,7 +113,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 def command(
     model: Path,
     device: str,
-    weights: WeightFormatName,
+    weights: str,
     slots: list[int],
     lengths: list[int],
     repeats: int,
@@ -149,7 +149,7 @@ def _measure(
     return results
 
 
-def _device_and_weights(runner: Runner, weights: WeightFormatName) -> tuple[str, str]:
+def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
     return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
 
 

@@ -14,7 +14,6 @@ from rnn_engine.cli.options import device_option, model_argument, parse_tokens, 
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.forward import WeightFormatName
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
@@ -42,7 +41,7 @@ _SLOT = 0
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write: OUT.npz."
 )
 def command(
-    model: Path, tokens: list[int], device: str, weights: WeightFormatName, chunk: int, state: Path | None, output: Path
+    model: Path, tokens: list[int], device: str, weights: str, chunk: int, state: Path | None, output: Path
 ) -> None:
     """Write the logits of tokens, and the state after them, to a file.
 

@@ -11,6 +11,8 @@ import numpy as np
 
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward.weight_choice import STORED, WeightChoice
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,12 +38,24 @@ device_option = click.option(
     metavar="auto|INDEX|NAME|cpu",
     help="auto, the index or a part of the name of a device that `rnn-engine devices` lists, or cpu (numpy, slow).",
 )
+
+
+def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        WeightChoice.parse(value)
+    except InvalidRequestError as error:
+        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
+    return value
+
+
 weights_option = click.option(
     "--weights",
-    type=click.Choice(["f16", "f32"]),
     default="f16",
     show_default=True,
-    help="How the matrices are kept on the device. f32 takes twice the memory and is exact.",
+    metavar="FORMAT[,CLASS=FORMAT...][,layers=N]",
+    callback=_weights,
+    help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, head, "
+    "emb or adapters; with layers, those from layer N on are f16. Example: int4,head=int8.",
 )
 tokenizer_option = click.option(
     "--tokenizer",

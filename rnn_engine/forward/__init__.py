@@ -3,6 +3,7 @@
 from rnn_engine.forward.cpu import CpuRunner
 from rnn_engine.forward.forward_pass import Progress
 from rnn_engine.forward.gpu_runner import GpuRunner
-from rnn_engine.forward.weight_formats import WeightFormat, WeightFormatName
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.forward.weight_formats import WeightFormat
 
-__all__ = ["CpuRunner", "GpuRunner", "Progress", "WeightFormat", "WeightFormatName"]
+__all__ = ["CpuRunner", "GpuRunner", "Progress", "WeightChoice", "WeightFormat"]

@@ -15,7 +15,7 @@ from rnn_engine.forward.stages import KernelStage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.weight_formats import FormatOf
+from rnn_engine.forward.weight_choice import FormatOf, stored_format
 from rnn_engine.gpu import Buffer, Kernels, Memory
 from rnn_engine.types import Model
 from shaders import Constant, Include
@@ -39,7 +39,8 @@ class BuildContext:
     def weights(self, name: str, *, transposed: bool = False) -> Weights:
         """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
         tensor = self.model.tensor(name)
-        return Weights(tensor.T if transposed else tensor, self.format_of(name))
+        chosen = self.format_of(name) or stored_format(tensor.dtype)
+        return Weights(tensor.T if transposed else tensor, chosen)
 
     def kernel_stage(
         self,

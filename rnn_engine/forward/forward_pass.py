@@ -16,7 +16,7 @@ from rnn_engine.forward.packing import COLUMNS_AT_ONCE
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
-from rnn_engine.forward.weight_formats import FormatOf
+from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
 from rnn_engine.types import F32, Model
 

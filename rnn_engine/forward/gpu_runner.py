@@ -17,7 +17,7 @@ from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.weight_formats import FormatOf
+from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import (
     F32,

@@ -18,6 +18,7 @@ from rnn_engine.forward.segments import (
 )
 from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.tuning import MatMulVariant, Tuning
+from rnn_engine.forward.upload import create_weight_buffers, upload_rows
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
@@ -116,15 +117,9 @@ class MatMul:
         return BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows)
 
     def _load(self, part: Part, memory: Memory) -> _LoadedPart:
-        buffers = {
-            variable: memory.create_buffer(f"{self._label} {variable}", part.num_blocks * num_bytes)
-            for variable, num_bytes in part.format.block_bytes.items()
-        }
+        buffers = create_weight_buffers(memory, self._label, part.format, part.num_blocks)
         for segment in part.segments:
-            for start, rows in segment.chunks():
-                block = segment.weights_start + start * segment.row_blocks
-                for variable, packed in part.format.pack(rows).items():
-                    memory.upload(buffers[variable], block * part.format.block_bytes[variable], packed)
+            upload_rows(memory, buffers, part.format, segment.rows, segment.weights_start)
         table = [int(self._counts_rows), len(part.segments)]
         table += [field for segment in part.segments for field in segment.pack()]
         table += [0] * (2 + MAX_SEGMENTS * SEGMENT_WORDS - len(table))

@@ -15,7 +15,6 @@ from rnn_engine.forward.weight_formats import WeightFormat
 ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
 MAX_SEGMENTS = 8  # of a part
 SEGMENT_WORDS = 12  # of struct Segment
-_CHUNK_BYTES = 16 << 20  # of weights in f32 that are packed at once
 
 
 class Activation(IntEnum):
@@ -69,12 +68,10 @@ class Segment:
     first_row: int
     weights_start: int  # blocks
 
-    def chunks(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield the rows in pieces of whole panels, each with the place of its first row in the segment."""
-        values = self.matrix.weights.values[self.start : self.end]
-        chunk = max(1, _CHUNK_BYTES // (4 * values.shape[1]) // PANEL_ROWS) * PANEL_ROWS
-        for start in range(0, len(values), chunk):
-            yield start, values[start : start + chunk]
+    @property
+    def rows(self) -> NDArray[Any]:
+        """Its weights [rows, C]."""
+        return self.matrix.weights.values[self.start : self.end]
 
     @property
     def row_blocks(self) -> int:

@@ -1,20 +1,30 @@
 """How the weights of a matrix are stored on a device.
 
 A new format is a class with these fields and methods, a WGSL file with its load function, and an entry in
-`WEIGHT_FORMATS`. The kernels have no format in them: they ask `load_weights` for 8 columns of a row.
+`WEIGHT_FORMATS`; `weight_choice` says which matrix has which. The kernels have no format in them: they ask
+`load_weights` for 8 columns of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rnn_engine.errors import DeviceError
 from rnn_engine.forward.packing import from_panels, to_panels
+from rnn_engine.forward.quantised import (
+    NF4_LEVELS,
+    SF4_LEVELS,
+    AffineInt4,
+    Codebook4,
+    RangeInt8,
+    ScaledInt4,
+    ScaledInt8,
+)
 from rnn_engine.types import F32
 from shaders import Include
 
@@ -23,6 +33,7 @@ class WeightFormat(Protocol):
     """A way to store matrices. A block is `block_columns` consecutive weights of one row.
 
     The blocks of a matrix lie in panels of 8 rows: [rows / 8][columns / block_columns][8 rows], both rounded up.
+    How the bytes of the 8 blocks side by side are ordered is the format's own affair.
     """
 
     @property
@@ -43,7 +54,8 @@ class WeightFormat(Protocol):
         """A WGSL file that declares these variables, one at binding 2 and the others from 6 on, and a load function.
 
         `fn load_weights(row: u32, eight: u32) -> Eight` returns the 8 columns from 8 * `eight` on of the row whose
-        first block is the block number `row`. The row's next block is 8 blocks further on.
+        first block is the block number `row`. The row's next block is 8 blocks further on; every panel begins at
+        a multiple of 8.
         """
         ...
 
@@ -76,20 +88,18 @@ class FloatFormat:
         return from_panels(arrays["weights"], num_rows, num_columns)
 
 
-WeightFormatName: TypeAlias = Literal["f16", "f32"]
-
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
-    "f16": FloatFormat("f16", np.float16, "weights_f16"),
-    "f32": FloatFormat("f32", np.float32, "weights_f32"),
+    each.name: each
+    for each in (
+        FloatFormat("f16", np.float16, "weights_f16"),
+        FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
+        FloatFormat("f32", np.float32, "weights_f32"),
+        RangeInt8(),
+        ScaledInt8(),
+        AffineInt4("int4", 64, "weights_int4"),
+        AffineInt4("q4_1", 32, "weights_q4_1"),
+        ScaledInt4(),
+        Codebook4("nf4", NF4_LEVELS, "weights_nf4"),
+        Codebook4("sf4", SF4_LEVELS, "weights_sf4"),
+    )
 }
-
-FormatOf: TypeAlias = Callable[[str], WeightFormat]
-"""The format of each matrix, by the name of its tensor."""
-
-
-def one_format(name: str) -> FormatOf:
-    """Return the format called `name` for all matrices. Raises DeviceError that names those that there are."""
-    if name not in WEIGHT_FORMATS:
-        raise DeviceError(f"no weight format {name!r}; expected one of {', '.join(WEIGHT_FORMATS)}")
-    chosen = WEIGHT_FORMATS[name]
-    return lambda _tensor: chosen

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rnn_engine.errors import ModelError
-from rnn_engine.forward import GpuRunner, Progress, WeightFormatName
+from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
@@ -88,7 +88,7 @@ def open_parts(
     name: str | None,
     tokenizer: str,
     device: str,
-    weights: WeightFormatName,
+    weights: str,
     num_slots: int,
     cache: CacheConfig | None,
     states: StateSettings,

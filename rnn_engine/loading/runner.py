@@ -6,11 +6,11 @@ import logging
 from contextlib import ExitStack
 
 from rnn_engine.errors import DeviceMemoryError
-from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightFormatName
+from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightChoice
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.weight_formats import FormatOf, one_format
+from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import measure_subgroup_size, open_device
 from rnn_engine.types import Model, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
@@ -29,7 +29,7 @@ def load_runner(
     model: Model,
     device: str = "auto",
     *,
-    weights: WeightFormatName | FormatOf = "f16",
+    weights: str | FormatOf = "f16",
     num_slots: int = 8,
     spare_bytes: int = 0,
     max_tokens: int | None = None,
@@ -42,7 +42,7 @@ def load_runner(
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
-    `weights` is the format of all matrices on a GPU, or gives the format of each by its tensor's name.
+    `weights` says how matrices are kept on a GPU, as `WeightChoice.parse` reads it, or gives the format of each.
     After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
     room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
     index. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
@@ -54,7 +54,7 @@ def load_runner(
     num_candidates = min(num_candidates, vocab_size)
     if max_rows is None:
         max_rows = max(num_slots, min(64, _LOGITS_BYTES // (4 * vocab_size)))
-    format_of = one_format(weights) if isinstance(weights, str) else weights
+    format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
     if device == "cpu":
         return CpuRunner(
             model,

@@ -20,12 +20,12 @@ from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked
-from tests.support.int8_format import Int8Format
 
 LIMITS = StepLimits(num_slots=1, max_tokens=150, max_rows=1, num_candidates=1)
 TOKEN_COUNTS = (1, 2, 3, 5, 8, 16, 17, 63, 65, 150)
 F32_FORMAT = WEIGHT_FORMATS["f32"]
-FORMATS: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS.values(), Int8Format())
+Q8_0 = WEIGHT_FORMATS["q8_0"]
+FORMATS: tuple[WeightFormat, ...] = (WEIGHT_FORMATS["f16"], F32_FORMAT, Q8_0)
 
 for_each_format = pytest.mark.parametrize("weights", FORMATS, ids=lambda weights: weights.name)
 
@@ -115,7 +115,7 @@ def test_any_token_count(bench: Bench, count: int, weights: WeightFormat) -> Non
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64)])
 @pytest.mark.parametrize("count", [1, 20])
-@for_each_format
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS.values(), ids=lambda weights: weights.name)
 def test_any_matrix_size(bench: Bench, rows: int, columns: int, count: int, weights: WeightFormat) -> None:
     matrix, inputs = draw(rows, columns), draw(count, columns, seed=6)
     (found,), _ = bench.multiply([matrix], inputs, weights=weights)
@@ -158,10 +158,10 @@ def test_matrices_of_several_formats(bench: Bench, count: int) -> None:
 def test_no_buffer_of_a_format_outgrows_a_binding(bench: Bench, count: int) -> None:
     matrices, inputs = [draw(rows, 40, seed=rows) for rows in (300, 10, 129)], draw(count, 40)
     room_for_128_rows = 64 * 150  # each has two blocks of 32 bytes
-    found, num_dispatches = bench.multiply(matrices, inputs, weights=Int8Format(), max_binding_bytes=room_for_128_rows)
+    found, num_dispatches = bench.multiply(matrices, inputs, weights=Q8_0, max_binding_bytes=room_for_128_rows)
     assert num_dispatches == 5
     for matrix, outputs in zip(matrices, found, strict=True):
-        np.testing.assert_allclose(outputs, inputs @ stored(matrix, Int8Format()).T, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(outputs, inputs @ stored(matrix, Q8_0).T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 20])

@@ -1,17 +1,25 @@
-"""Weight formats alone: what is packed comes out again, in blocks of the size that the format says."""
+"""Weight formats alone: what is packed comes out again, as near and in as many bytes as the format says."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from statistics import NormalDist
+
+import ml_dtypes
 import numpy as np
 import pytest
 
-from rnn_engine.errors import DeviceError
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, one_format
+from rnn_engine.forward.quantised import NF4_LEVELS, SF4_LEVELS
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.types import F32
-from tests.support.int8_format import Int8Format
 
-FORMATS: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS.values(), Int8Format())
 SIZES = [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64), (16, 33)]
+FLOATS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+QUANTISED = sorted({*WEIGHT_FORMATS} - {*FLOATS})
+
+for_each_format = pytest.mark.parametrize("weights", WEIGHT_FORMATS.values(), ids=lambda weights: weights.name)
+for_each_quantised = pytest.mark.parametrize("name", QUANTISED)
+for_each_size = pytest.mark.parametrize(("rows", "columns"), SIZES)
 
 
 def draw(rows: int, columns: int) -> F32:
@@ -22,30 +30,91 @@ def round_trip(weights: WeightFormat, matrix: F32) -> F32:
     return weights.unpack(weights.pack(matrix), *matrix.shape)
 
 
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_f32_comes_out_as_it_went_in(rows: int, columns: int) -> None:
+@for_each_size
+@pytest.mark.parametrize("name", FLOATS)
+def test_floats_are_rounded_to_their_type(name: str, rows: int, columns: int) -> None:
     matrix = draw(rows, columns)
-    assert np.array_equal(round_trip(WEIGHT_FORMATS["f32"], matrix), matrix)
+    expected = matrix.astype(FLOATS[name]).astype(np.float32)
+    assert np.array_equal(round_trip(WEIGHT_FORMATS[name], matrix), expected)
 
 
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_f16_is_rounded(rows: int, columns: int) -> None:
-    matrix = draw(rows, columns)
-    assert np.array_equal(round_trip(WEIGHT_FORMATS["f16"], matrix), matrix.astype(np.float16).astype(np.float32))
+def half_a_step_of_range(blocks: F32, steps: int) -> F32:
+    """For blocks [..., B] that are cut in `steps` equal steps; with some room for figures that are halves."""
+    span: F32 = np.maximum(blocks.max(axis=-1), 0) - np.minimum(blocks.min(axis=-1), 0)
+    room: F32 = np.abs(blocks).max(axis=-1) * np.float32(2**-10)
+    return span / np.float32(2 * steps) + room
 
 
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_a_block_has_a_scale_of_its_own(rows: int, columns: int) -> None:
-    matrix = draw(rows, columns)
-    found = round_trip(Int8Format(), matrix)
-    for start in range(0, columns, 32):
-        block, other = matrix[:, start : start + 32], found[:, start : start + 32]
-        half_a_step = np.abs(block).max(axis=1, keepdims=True) / 127 / 2
-        assert (np.abs(block - other) <= half_a_step * 1.0001).all()
+def half_a_step_of_greatest(blocks: F32, steps: float) -> F32:
+    greatest: F32 = np.abs(blocks).max(axis=-1)
+    return greatest * np.float32(0.5 / steps + 2**-10)
 
 
-@pytest.mark.parametrize("weights", FORMATS, ids=lambda weights: weights.name)
-@pytest.mark.parametrize(("rows", "columns"), SIZES)
+WIDEST_GAP = {name: float(np.diff(levels).max()) for name, levels in (("nf4", NF4_LEVELS), ("sf4", SF4_LEVELS))}
+BOUNDS: dict[str, Callable[[F32], F32]] = {
+    "int8": lambda blocks: half_a_step_of_range(blocks, 255),
+    "int4": lambda blocks: half_a_step_of_range(blocks, 15),
+    "q4_1": lambda blocks: half_a_step_of_range(blocks, 15),
+    "q8_0": lambda blocks: half_a_step_of_greatest(blocks, 127),
+    "q4_0": lambda blocks: half_a_step_of_greatest(blocks, 4),  # the side that has 7 steps may miss its end by a step
+    "nf4": lambda blocks: half_a_step_of_greatest(blocks, 1 / WIDEST_GAP["nf4"]),
+    "sf4": lambda blocks: half_a_step_of_greatest(blocks, 1 / WIDEST_GAP["sf4"]),
+}
+
+
+@for_each_quantised
+@for_each_size
+def test_a_weight_is_missed_by_half_a_step_of_its_own_block(name: str, rows: int, columns: int) -> None:
+    weights = WEIGHT_FORMATS[name]
+    matrix = draw(rows, columns) * np.float32(10.0) ** np.arange(-2, 3)[np.arange(columns) * 5 // columns]
+    found = round_trip(weights, matrix)
+    for start in range(0, columns, weights.block_columns):
+        end = start + weights.block_columns
+        block = matrix[:, start:end]
+        bound = BOUNDS[name](block)
+        assert (np.abs(block - found[:, start:end]) <= bound[:, np.newaxis]).all()
+
+
+@for_each_quantised
+@for_each_size
+def test_what_was_quantised_before_stays_as_it_is(name: str, rows: int, columns: int) -> None:
+    weights = WEIGHT_FORMATS[name]
+    once = round_trip(weights, draw(rows, columns))
+    assert np.array_equal(round_trip(weights, once), once)
+
+
+@for_each_quantised
+@pytest.mark.parametrize("value", [0.0, 3.5, -0.25, 1e-9, 1e9])
+def test_blocks_of_one_value(name: str, value: float) -> None:
+    matrix = np.full((3, 40), value, np.float32)
+    found = round_trip(WEIGHT_FORMATS[name], matrix)
+    assert np.isfinite(found).all()
+    if abs(value) in (0.0, 3.5, 0.25):
+        np.testing.assert_allclose(found, matrix, rtol=2**-10)
+
+
+def test_the_levels_of_nf4_are_quantiles_of_the_normal_distribution() -> None:
+    check_levels(NF4_LEVELS, NormalDist().inv_cdf)
+
+
+def test_the_levels_of_sf4_are_quantiles_of_students_t_with_5_degrees_of_freedom() -> None:
+    places = np.linspace(-20, 20, 2_000_001)
+    density = (1 + places**2 / 5) ** -3
+    chance = np.cumsum(density)
+    chance /= chance[-1]
+    check_levels(SF4_LEVELS, lambda probability: float(np.interp(probability, chance, places)), tolerance=1e-3)
+
+
+def check_levels(levels: tuple[float, ...], quantile: Callable[[float], float], tolerance: float = 1e-6) -> None:
+    """The levels are 8 evenly spaced quantiles up to the median and 9 from there, as the papers have it."""
+    edge = (1 / 32 + 1 / 30) / 2
+    chances = [*np.linspace(edge, 0.5, 8), *np.linspace(0.5, 1 - edge, 9)[1:]]
+    found = [quantile(float(chance)) for chance in chances]
+    np.testing.assert_allclose(levels, np.array(found) / np.abs(found).max(), atol=tolerance)
+
+
+@for_each_format
+@for_each_size
 def test_buffers_have_the_bytes_that_the_format_says(weights: WeightFormat, rows: int, columns: int) -> None:
     assert weights.block_columns % 8 == 0
     num_blocks = -(-rows // 8) * 8 * -(-columns // weights.block_columns)
@@ -55,18 +124,13 @@ def test_buffers_have_the_bytes_that_the_format_says(weights: WeightFormat, rows
     }
 
 
-def test_rows_may_be_packed_a_few_panels_at_a_time() -> None:
-    for weights in FORMATS:
-        matrix = draw(40, 50)
-        whole, first, last = weights.pack(matrix), weights.pack(matrix[:16]), weights.pack(matrix[16:])
-        for name, array in whole.items():
-            assert np.array_equal(array, np.concatenate([first[name], last[name]]))
+@for_each_format
+def test_rows_may_be_packed_a_few_panels_at_a_time(weights: WeightFormat) -> None:
+    matrix = draw(40, 50)
+    whole, first, last = weights.pack(matrix), weights.pack(matrix[:16]), weights.pack(matrix[16:])
+    for name, array in whole.items():
+        assert np.array_equal(array, np.concatenate([first[name], last[name]]))
 
 
 def test_a_weight_beyond_f16_becomes_its_greatest_value() -> None:
     assert round_trip(WEIGHT_FORMATS["f16"], np.array([[1e6, -1e6, 1]], np.float32)).tolist() == [[65504, -65504, 1]]
-
-
-def test_a_format_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
-    with pytest.raises(DeviceError, match="no weight format 'f8'; expected one of f16, f32"):
-        one_format("f8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.weight_formats import FormatOf, WeightFormatName, one_format
+from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS
@@ -28,7 +28,7 @@ def make_gpu_runner(
     max_rows: int,
     num_candidates: int,
     kind: str = "software",
-    weights: WeightFormatName | FormatOf = "f32",
+    weights: str | FormatOf = "f32",
     max_binding_bytes: int | None = None,
 ) -> GpuRunner:
     device, tuning = open_checked(kind)
@@ -42,7 +42,7 @@ def make_gpu_runner(
         device,
         memory,
         tuning,
-        format_of=one_format(weights) if isinstance(weights, str) else weights,
+        format_of=WeightChoice.parse(weights) if isinstance(weights, str) else weights,
         limits=limits,
         progress=lambda what, done, total: None,
     )

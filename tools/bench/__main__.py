@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
-from rnn_engine.forward import GpuRunner, WeightFormatName
+from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun
 from tools.bench.measure import copy_bandwidth, host_seconds, seconds_by_part
@@ -42,7 +42,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 def main(
     shapes: str,
     device: str,
-    weights: WeightFormatName,
+    weights: str,
     slots: list[int],
     lengths: list[int],
     repeats: int,
@@ -66,7 +66,7 @@ def main(
 
 
 def measure(
-    name: str, device: str, weights: WeightFormatName, slots: list[int], lengths: list[int], repeats: int, parts: bool
+    name: str, device: str, weights: str, slots: list[int], lengths: list[int], repeats: int, parts: bool
 ) -> dict[str, Any]:
     """Load one shape, print its figures, and return them."""
     begun = time.perf_counter()

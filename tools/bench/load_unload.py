@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.forward import GpuRunner, WeightFormatName
+from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import open_device
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
@@ -23,7 +23,7 @@ from rnn_engine.types import TokenRun, run_step
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
 @click.option("--weights", type=click.Choice(["f16", "f32"]), default="f16", show_default=True)
 @click.option("--rounds", default=20, show_default=True)
-def main(model: Path, device: str, weights: WeightFormatName, rounds: int) -> None:
+def main(model: Path, device: str, weights: str, rounds: int) -> None:
     """Print a line of JSON a round: megabytes while the model is loaded, and after it was closed."""
     for number in range(1, rounds + 1):
         with open_model(model) as opened:

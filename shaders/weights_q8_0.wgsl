@@ -1,7 +1,8 @@
-// Weights as signed bytes: a block is 32 of them with one scale, in eights of two u32.
+// Weights as signed bytes times the scale of their block: 32 of them, in eights of two u32.
+
+#include block_scales
 
 @group(0) @binding(2) var<storage, read> weights: array<vec2<u32>>;
-@group(0) @binding(6) var<storage, read> scales: array<f32>;
 
 fn four_bytes(word: u32) -> vec4<f32> {
     return vec4<f32>(vec4<i32>(bitcast<i32>(word)) << vec4<u32>(24u, 16u, 8u, 0u) >> vec4<u32>(24u));
@@ -9,7 +10,7 @@ fn four_bytes(word: u32) -> vec4<f32> {
 
 fn load_weights(row: u32, eight: u32) -> Eight {
     let block = row + eight / 4u * PANEL;
-    let bytes = weights[4u * block + eight % 4u];
-    let scale = scales[block];
+    let bytes = weights[eight_index(row, eight, 4u)];
+    let scale = block_scale(block);
     return Eight(scale * four_bytes(bytes.x), scale * four_bytes(bytes.y));
 }

@@ -1,0 +1,92 @@
+"""Which weight format each matrix of a model has: chosen by name, for classes of matrices, and by layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
+
+STORED: Final = "stored"
+"""The name of the choice to keep each matrix in the float type that its file has."""
+
+FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
+"""The format of each matrix, by the name of its tensor; None for the float type in which the file has it."""
+
+_CLASSES: Final = ("att", "ffn", "head", "emb", "adapters")
+_LAYERS: Final = "layers"
+_LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """A format for each class of matrices. Calling it gives the format of a tensor, as `FormatOf` says.
+
+    Matrices of time mix (att) and channel mix (ffn), the head, the embedding (emb), and all low-rank matrices in layers
+    (adapters). From layer `num_layers` on, matrices of layers are f16; None is no such layer.
+    """
+
+    formats: Mapping[str, str]  # class -> name of a format, or STORED
+    num_layers: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> WeightChoice:
+        """Read a choice such as `int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
+
+        A format by itself is for att, ffn and head; but of 4 bits not for the head, on which more depends and which
+        becomes int8. The adapters have it if it is a float type, else f16. The embedding stays as it is stored.
+        """
+        first, *rest = (part.strip() for part in text.split(","))
+        _check_format(text, first)
+        is_float = first == STORED or isinstance(WEIGHT_FORMATS[first], FloatFormat)
+        head = "int8" if not is_float and bits(WEIGHT_FORMATS[first]) < 8 else first
+        adapters = first if is_float else "f16"
+        formats = {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters}
+        num_layers = None
+        for part in rest:
+            name, equals, value = part.partition("=")
+            if name == _LAYERS and value.isdecimal():
+                num_layers = int(value)
+                continue
+            if not equals or name not in _CLASSES:
+                raise InvalidRequestError(
+                    "weights", text, f"a format, then perhaps {', '.join(f'{c}=FORMAT' for c in _CLASSES)}, layers=N"
+                )
+            _check_format(text, value)
+            formats[name] = value
+        return cls(formats, num_layers)
+
+    def __call__(self, name: str) -> WeightFormat | None:
+        match = _LAYER.fullmatch(name)
+        if match is None:
+            return _format("emb" if name.startswith("emb.") else "head", self.formats)
+        layer, group, rest = match.groups()
+        if self.num_layers is not None and int(layer) >= self.num_layers:
+            return WEIGHT_FORMATS["f16"]
+        return _format(group if rest.endswith(".weight") else "adapters", self.formats)
+
+
+def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:
+    name = formats[group]
+    return None if name == STORED else WEIGHT_FORMATS[name]
+
+
+def bits(weights: WeightFormat) -> float:
+    """Return how many bits a weight takes."""
+    return 8 * sum(weights.block_bytes.values()) / weights.block_columns
+
+
+def _check_format(text: str, name: str) -> None:
+    if name != STORED and name not in WEIGHT_FORMATS:
+        raise InvalidRequestError("weights", text, f"one of the formats {STORED}, {', '.join(WEIGHT_FORMATS)}")
+
+
+def stored_format(dtype: np.dtype[Any]) -> WeightFormat:
+    """Return the format that keeps numbers of a float type as they are; f32 where there is none."""
+    name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
+    return WEIGHT_FORMATS[name]

@@ -1,0 +1,55 @@
+"""Which format a matrix has, from what a user writes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import DTypeLike
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward.weight_choice import WeightChoice, stored_format
+
+ATT, FFN, HEAD, EMB = "blocks.3.att.key.weight", "blocks.12.ffn.value.weight", "head.weight", "emb.weight"
+ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
+
+
+def formats(text: str) -> list[str]:
+    """The formats of one tensor of each class: att, ffn, head, emb, adapters."""
+    choice = WeightChoice.parse(text)
+    assert choice(ADAPTER) == choice(V6_ADAPTER)
+    found = [choice(name) for name in (ATT, FFN, HEAD, EMB, ADAPTER)]
+    return ["stored" if one is None else one.name for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f16", ["f16", "f16", "f16", "stored", "f16"]),
+        ("f32", ["f32", "f32", "f32", "stored", "f32"]),
+        ("stored", ["stored"] * 5),
+        ("int8", ["int8", "int8", "int8", "stored", "f16"]),
+        ("int4", ["int4", "int4", "int8", "stored", "f16"]),
+        ("int4,head=q4_0", ["int4", "int4", "q4_0", "stored", "f16"]),
+        ("nf4, emb=q8_0, adapters=f32", ["nf4", "nf4", "int8", "q8_0", "f32"]),
+        ("f16,ffn=q4_0", ["f16", "q4_0", "f16", "stored", "f16"]),
+        ("sf4,layers=12", ["sf4", "f16", "int8", "stored", "f16"]),
+        ("int8,layers=0,head=f16", ["f16", "f16", "f16", "stored", "f16"]),
+    ],
+)
+def test_a_choice(text: str, expected: list[str]) -> None:
+    assert formats(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1"])
+def test_what_is_no_choice_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"one of the formats stored, f16|att=FORMAT.*layers=N") as refused:
+        WeightChoice.parse(text)
+    assert refused.value.field == "weights"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(np.float16, "f16"), (ml_dtypes.bfloat16, "bf16"), (np.float32, "f32"), (np.float64, "f32")]
+)
+def test_a_stored_type_is_kept(dtype: DTypeLike, name: str) -> None:
+    assert stored_format(np.dtype(dtype)).name == name
