@@ -47,21 +47,25 @@ class Bench:
         activation: Activation = Activation.NONE,
         bias: F32 | None = None,
         before: F32 | None = None,
+        factors: F32 | None = None,
         max_binding_bytes: int | None = None,
     ) -> tuple[list[F32], int]:
         """All `matrices` [R, C] times `inputs` [T, C] by one matmul, and how many dispatches it took.
 
-        `weights` is the format of all matrices, or that of each.
+        `weights` is the format of all matrices, or that of each. `bias` are operands that all tokens share, `factors`
+        those of each token, which follow the outputs in their buffer.
         """
         formats = weights if isinstance(weights, Sequence) else [weights] * len(matrices)
         count, columns = inputs.shape
         stride = round_up(columns, 8)
         total = sum(len(matrix) for matrix in matrices)
+        after = np.zeros((count, total), np.float32) if factors is None else factors
+        first, step = (0, 0) if factors is None else (count * total, total)
         buffers = MatMulBuffers(
             batch=self._buffer(np.array([count, 1, 0, 0], np.uint32), 4 * LIMITS.batch_words),
             vectors=self._buffer(np.zeros(total, np.float32) if bias is None else bias),
             inputs=self._buffer(np.pad(inputs, ((0, 0), (0, stride - columns)))),
-            outputs=self._buffer(np.full((count, total), 7, np.float32) if before is None else before),
+            outputs=self._buffer(np.concatenate([np.full_like(after, 7) if before is None else before, after])),
         )
         starts = np.cumsum([0, *(len(matrix) for matrix in matrices)]).tolist()
         limit = self.memory.max_binding_bytes
@@ -69,7 +73,7 @@ class Bench:
         matmul = MatMul(
             "test",
             [
-                Matrix(Weights(matrix, form), 0, stride, start, total, activation, start)
+                Matrix(Weights(matrix, form), 0, stride, start, total, activation, first + start, step)
                 for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
             MatMulKernels(self.device.kernels, self.tuning, LIMITS.constants()),
@@ -179,13 +183,17 @@ def sigmoid(value: F32) -> F32:
 
 
 ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
-    Activation.NONE: lambda total, bias, before: total,
-    Activation.TANH: lambda total, bias, before: np.tanh(total),
-    Activation.SIGMOID: lambda total, bias, before: sigmoid(total),
-    Activation.SQUARED_RELU: lambda total, bias, before: np.maximum(total, 0) ** 2,
-    Activation.BIASED_SIGMOID: lambda total, bias, before: sigmoid(total + bias),
-    Activation.DECAY: lambda total, bias, before: np.exp(np.float32(-0.606531) * sigmoid(total + bias)),
-    Activation.RESIDUAL: lambda total, bias, before: before + total,
+    Activation.NONE: lambda total, operand, before: total,
+    Activation.TANH: lambda total, operand, before: np.tanh(total),
+    Activation.SIGMOID: lambda total, operand, before: sigmoid(total),
+    Activation.SQUARED_RELU: lambda total, operand, before: np.maximum(total, 0) ** 2,
+    Activation.BIASED_SIGMOID: lambda total, operand, before: sigmoid(total + operand),
+    Activation.DECAY: lambda total, operand, before: np.exp(np.float32(-0.606531) * sigmoid(total + operand)),
+    Activation.RESIDUAL: lambda total, operand, before: before + total,
+    Activation.SILU: lambda total, operand, before: total * sigmoid(total),
+    Activation.DOUBLE_EXP_DECAY: lambda total, operand, before: np.exp(-np.exp(total + operand)),
+    Activation.SCALED_RESIDUAL: lambda total, operand, before: before + total * operand,
+    Activation.SHIFTED_MIX: lambda total, operand, before: before + total * operand,
 }
 
 
@@ -193,8 +201,9 @@ ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
 @pytest.mark.parametrize("count", [1, 20])
 def test_activations(bench: Bench, activation: Activation, count: int) -> None:
     matrix, inputs, bias, before = draw(70, 16), draw(count, 16), draw(70, seed=8), draw(count, 70, seed=9)
-    (found,), _ = bench.multiply([matrix], inputs, activation=activation, bias=bias, before=before)
-    expected = ACTIVATIONS[activation](inputs @ matrix.T, bias, before)
+    factors = draw(count, 70, seed=10) if activation is Activation.SHIFTED_MIX else None
+    (found,), _ = bench.multiply([matrix], inputs, activation=activation, bias=bias, before=before, factors=factors)
+    expected = ACTIVATIONS[activation](inputs @ matrix.T, bias if factors is None else factors, before)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-4)
 
 
