@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.slots import Slots
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
@@ -68,11 +68,9 @@ class Scheduler:
         self._prefixes = Prefixes(runner, cache, wake)
         self._token_bytes = token_bytes
         self._queue = Queue()
-        self._live: dict[int, LiveSequence] = {}  # oldest first
-        self._paused: set[int] = set()  # keys of live ones that take part in no step
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
-        self._free = list(range(self.capacity))  # a heap
+        self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
         self._policy = policy
         self._clock = clock
@@ -92,7 +90,7 @@ class Scheduler:
     @property
     def num_live(self) -> int:
         """How many requests hold a slot and have not been cancelled."""
-        return len(self._live)
+        return len(self._slots.live)
 
     @property
     def num_waiting(self) -> int:
@@ -106,9 +104,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: not where all are paused, or have their states read first."""
-        if self._steps or len(self._live) > len(self._paused):
+        if self._steps or self._slots.num_advancing > 0:
             return True
-        return bool(self._free) and self._queue.num_ready > 0
+        return self._slots.num_free > 0 and self._queue.num_ready > 0
 
     def wait_seconds(self) -> float | None:
         """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
@@ -124,7 +122,7 @@ class Scheduler:
         now = self._clock()
         if self._ready_since is None:
             self._ready_since = now
-        sequences = len(self._live) - len(self._paused) + min(self._queue.num_ready, len(self._free))
+        sequences = self._slots.num_advancing + min(self._queue.num_ready, self._slots.num_free)
         return self._policy.wait_seconds(Load(sequences, self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
@@ -144,18 +142,15 @@ class Scheduler:
         Its slot is free at once, or as soon as the step in flight that it is part of has been collected.
         """
         self._queue.discard(key)
-        if key in self._live:
-            self._release(self._live[key])
+        if (live := self._slots.live.get(key)) is not None:
+            self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
         """Leave a request that runs out of all further steps, in its slot, or let it go on where not `paused`.
 
         Does nothing for one that has ended or has no slot.
         """
-        if paused and key in self._live:
-            self._paused.add(key)
-        else:
-            self._paused.discard(key)
+        self._slots.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
         """End a request with `error` if it waits for a slot."""
@@ -166,12 +161,12 @@ class Scheduler:
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
         """End a request whose time is up: with the text that it has, or with `error` where it has none."""
-        live = self._live.get(key)
+        live = self._slots.live.get(key)
         if live is None:
             return self.withdraw(key, error)
         if live.cut():
             return []
-        self._release(live)
+        self._slots.release(live)
         return [Delivery(key, error)]
 
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
@@ -179,7 +174,7 @@ class Scheduler:
 
         Without `queued`, only those that hold a slot.
         """
-        keys = [*self._live, *(self._queue.keys if queued else ())]
+        keys = [*self._slots.live, *(self._queue.keys if queued else ())]
         for key in keys:
             self.cancel(key)
         while self._steps:
@@ -189,9 +184,9 @@ class Scheduler:
     def device_answers(self) -> bool:
         """Run a token after `failure`, which is then None; whether its logits come and are finite. Waits for them."""
         self.failure = None
-        if not self._free:
+        slot = self._slots.lowest_free
+        if slot is None:
             return True  # others have started in the slots of those that failed, and their next step tells
-        slot = self._free[0]
         try:
             self._runner.write_state(slot, None)
             return bool(run_step(self._runner, [TokenRun(slot, (0,), rows=1)]).sound.all())
@@ -247,16 +242,11 @@ class Scheduler:
         """
         if len(self._steps) != 1 or self._chunk_seconds is None or self._chunk_seconds >= SHORT_STEP:
             return False
-        return not any(one.awaits_token for one in self._live.values()) and bool(self._runnable())
-
-    def _runnable(self) -> list[LiveSequence]:
-        """The sequences that a step that is submitted now can run."""
-        live = [one for one in self._live.values() if one.can_run]
-        return [one for one in live if one.key not in self._paused] if self._paused else live
+        return not any(one.awaits_token for one in self._slots.live.values()) and bool(self._slots.runnable())
 
     def _submit_step(self) -> list[Delivery]:
         """Submit a step of all sequences that can run; return the errors of those that it fails."""
-        live = self._runnable()
+        live = self._slots.runnable()
         if not live:
             return []
         demands = [one.demand for one in live]
@@ -294,7 +284,7 @@ class Scheduler:
         for (live, run), sound in zip(step.runs, readout.sound.tolist(), strict=True):
             rows = range(first, first + run.rows)
             first += run.rows
-            self._end_run(live)
+            self._slots.end_run(live)
             if live.released:
                 continue
             if sound:
@@ -314,8 +304,8 @@ class Scheduler:
 
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        for waiting in self._queue.ready() if self._free else ():
-            if not self._free:
+        for waiting in self._queue.ready() if self._slots.num_free else ():
+            if not self._slots.num_free:
                 break
             if not self._prefixes.hold_back(waiting):
                 self._queue.take(waiting)
@@ -323,7 +313,7 @@ class Scheduler:
         return deliveries
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
-        slot = heapq.heappop(self._free)
+        slot = self._slots.take()
         started = self._meter.started(waiting.arrived)
         start = None
         try:
@@ -342,12 +332,12 @@ class Scheduler:
             logger.exception("a request could not start")
             if start is not None:
                 start.plan.close()
-            heapq.heappush(self._free, slot)
+            self._slots.give_back(slot)
             self.failure = str(error)
             return [Delivery(waiting.key, step_error(error))]
         finally:
             waiting.set_fetch(None)
-        self._live[waiting.key] = live
+        self._slots.hold(live)
         for other in self._queue.ready():
             if self._prefixes.concerns(start, other):
                 self._prefixes.hold_back(other)
@@ -362,7 +352,7 @@ class Scheduler:
             self.failure = str(error)
             return [self._fail(live, error)]
         if live.finished:
-            self._release(live)
+            self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
 
     def _advance(self, live: LiveSequence, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
@@ -380,7 +370,7 @@ class Scheduler:
             self._prefixes.keep(live.request, live.tokens_run, live.slot, point, logit_rows[-1].read_full)
         live.passed()
         if live.finished:
-            self._release(live)
+            self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
 
     def _fail_step(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
@@ -389,23 +379,9 @@ class Scheduler:
         self.failed_in_a_row += 1
         self.failure = str(error)
         for live, _ in runs:
-            self._end_run(live)
+            self._slots.end_run(live)
         return [self._fail(live, error) for live, _ in runs if not live.released]
 
-    def _end_run(self, live: LiveSequence) -> None:
-        live.runs_in_flight -= 1
-        if live.released and live.runs_in_flight == 0:
-            heapq.heappush(self._free, live.slot)
-
     def _fail(self, live: LiveSequence, error: Exception) -> Delivery:
-        self._release(live)
+        self._slots.release(live)
         return Delivery(live.key, step_error(error))
-
-    def _release(self, live: LiveSequence) -> None:
-        """Take a sequence out; its slot is free once none of its runs is in flight."""
-        del self._live[live.key]
-        self._paused.discard(live.key)
-        live.close()
-        live.released = True
-        if live.runs_in_flight == 0:
-            heapq.heappush(self._free, live.slot)
