@@ -53,6 +53,7 @@ format: setup-dev ## Format the code, and repair style where that is safe
 
 types: setup-dev ## Check types
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
 unit: setup-dev ## Run the tests
 	$(BIN)/pytest

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import stat
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from server.settings import ServerSettings
@@ -53,7 +53,7 @@ def _bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise _cannot_listen(place, error) from error
     try:
-        if hasattr(signal, "SIGHUP"):  # elsewhere than on Windows, where the option would share the port
+        if sys.platform != "win32":  # where the option would share the port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
@@ -62,37 +62,40 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-@contextmanager
-def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
-    """Give a socket that listens at `path`, for whom the file's `mode` admits.
+if sys.platform == "win32":
 
-    It listens at once, so that another server sees that it is in use; connections wait until they are accepted.
-    """
-    if not hasattr(socket, "AF_UNIX"):
-        raise OSError(f"can't listen on {path}: this system has no Unix sockets")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            _remove_stale(path)
-            listener.bind(str(path))
-            path.chmod(mode)
-            listener.listen()
-            made = path.lstat()
-        except OSError as error:
-            raise _cannot_listen(str(path), error) from error
-        try:
-            yield listener
-        finally:
-            with suppress(OSError):
-                if os.path.samestat(path.lstat(), made):
-                    path.unlink()
+    def _unix_socket(path: Path, mode: int) -> AbstractContextManager[socket.socket]:  # noqa: ARG001
+        raise OSError(f"can't listen on {path}: Windows has no Unix sockets")
 
+else:
 
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a server that has ended. Raises OSError for another kind of file, and one that is in use."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(0, "there is a file that is no socket")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    @contextmanager
+    def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
+        """Give a socket that listens at `path`, for whom the file's `mode` admits.
+
+        It listens at once, so that another server sees that it is in use; connections wait until they are accepted.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                _remove_stale(path)
+                listener.bind(str(path))
+                path.chmod(mode)
+                listener.listen()
+                made = path.lstat()
+            except OSError as error:
+                raise _cannot_listen(str(path), error) from error
+            try:
+                yield listener
+            finally:
+                with suppress(OSError):
+                    if os.path.samestat(path.lstat(), made):
+                        path.unlink()
+
+    def _remove_stale(path: Path) -> None:
+        """Remove what an ended server left. Raises OSError for a socket in use, and for another kind of file."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise FileExistsError(0, "there is a file that is no socket")
             probe.setblocking(False)
             try:
                 probe.connect(str(path))
@@ -101,7 +104,7 @@ def _remove_stale(path: Path) -> None:
                 return
             except BlockingIOError:
                 pass  # so many wait that it does not take this one
-        raise FileExistsError(0, "another server uses it")
+            raise FileExistsError(0, "another server uses it")
 
 
 def _cannot_listen(place: str, error: OSError) -> OSError:

@@ -81,7 +81,7 @@ class BinaryFile:
 
     def _read_some(self, start: int, target: memoryview) -> int:
         if hasattr(os, "preadv"):
-            return os.preadv(self._file.fileno(), [target], start)
+            return int(os.preadv(self._file.fileno(), [target], start))
         with self._seeking:
             self._file.seek(start)
             return self._file.readinto(target) or 0

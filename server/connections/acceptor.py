@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
@@ -75,7 +76,11 @@ class Acceptor:
                     self._close_longest_waiting(self._connections)
                     await asyncio.sleep(_RETRY_SECONDS)
                     continue
-                self._admit(accepted, str(address[0]) if isinstance(address, tuple) else "")
+                try:
+                    self._admit(accepted, str(address[0]) if isinstance(address, tuple) else "")
+                except Exception:
+                    _log.exception("a connection was not taken")
+                    accepted.close()
                 await asyncio.sleep(0)  # `sock_accept` gives nobody a turn where the next client is there already
 
     def _admit(self, accepted: socket.socket, client: str) -> None:
@@ -120,9 +125,10 @@ class Acceptor:
         timeout = None if self._tls is None else self._settings.header_seconds
         loop = asyncio.get_running_loop()
         try:
-            if hasattr(socket, "TCP_NOTSENT_LOWAT") and accepted.family != getattr(socket, "AF_UNIX", None):
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             accepted.setblocking(False)
+            if sys.platform != "win32":
+                with suppress(OSError):  # a Unix socket has no such option
+                    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
             await loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout
             )

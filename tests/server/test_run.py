@@ -19,6 +19,7 @@ from rnn_engine.errors import EngineClosedError
 from rnn_engine.health import Health
 from server.app import run
 from server.settings import ServerSettings
+from server.stopping import stop_signals
 from server.systemd import notify, take_sockets
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import parse_event
@@ -186,6 +187,21 @@ async def test_a_socket_that_systemd_passes() -> None:
                 assert response.status == 200
             process.send_signal(signal.SIGTERM)
             assert read_ending(process) == "ended\n"
+
+
+async def test_signals_where_there_is_no_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows. The second signal ends the process, and the earlier handlers come back."""
+    codes: list[int] = []
+    monkeypatch.delattr(signal, "SIGHUP")
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        assert codes == []
+        signal.raise_signal(signal.SIGTERM)
+        assert codes == [128 + signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_sockets_for_another_process_are_left_alone() -> None:
