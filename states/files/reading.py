@@ -31,7 +31,7 @@ from states.files.opening import opened, read_pth, read_safetensors
 from states.files.prefab import decode_prefab, prefab_dims
 from states.files.tuned import Layout, check_tuned, is_time_state, state_from_tuned
 from states.frozen import MAX_LAST_TOKENS
-from states.tokens import unpack
+from states.tokens import TOKEN_BYTES, unpack
 
 StateForm: TypeAlias = Literal["full", "tuned", "prefab", "inline"]
 
@@ -101,7 +101,9 @@ def _read_prefab(file: BinaryFile, shape: ModelShape) -> LoadedState:
 
 def _from_saved(saved: SavedState, shape: ModelShape, name: str) -> LoadedState:
     origin = saved.origin
-    last_tokens = origin.last_tokens if saved.tokens is None else tuple(unpack(saved.tokens)[-MAX_LAST_TOKENS:])
+    last_tokens = (
+        origin.last_tokens if saved.tokens is None else tuple(unpack(saved.tokens[-MAX_LAST_TOKENS * TOKEN_BYTES :]))
+    )
     if len(last_tokens) > MAX_LAST_TOKENS or any(token >= shape.vocab_size for token in last_tokens):
         raise StateError(
             f"{name}: last_tokens are no token ids from 0 to {shape.vocab_size - 1}, at most {MAX_LAST_TOKENS}"

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cbor2
+import numpy as np
 import pytest
 
 from rnn_engine.errors import StateError
+from states.files.full import Origin, SavedState, save_full_state
+from states.payload import Payload
 from tests.support import pth
-from tests.support.named_states import SHAPE, make_registry
+from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, some_state
 
 MEGABYTE = 1 << 20
 NAMES = [f"blocks.{layer}.att.time_state" for layer in range(SHAPE.num_layers)]
@@ -121,3 +124,20 @@ def test_prefab_states_of_other_numbers(value: object) -> None:
 def test_cbor_of_many_small_values(item: bytes) -> None:
     content = b"\xa1\x61a" + b"\x99\xff\xff" + item * 60_000
     assert "upload: " in refusal(content)
+
+
+def test_a_state_after_very_many_tokens_takes_little_more_than_its_file(tmp_path: Path) -> None:
+    num_tokens = 2 * MEGABYTE
+    tokens = np.ones(num_tokens, np.uint32).tobytes()
+    origin = Origin(FINGERPRINT, "none", num_tokens, "named", "long")
+    path = tmp_path / "long.state"
+    save_full_state(path, SavedState(origin, tokens, Payload(some_state(), None)), "v7")
+    files = make_registry().files
+    tracemalloc.start()
+    try:
+        loaded = files.read(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (loaded.num_tokens, loaded.last_tokens) == (num_tokens, (1,) * 32)
+    assert peak < 3 * path.stat().st_size
