@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
@@ -20,6 +21,7 @@ class Waiting:
     request: GenerateRequest
     prefix: PromptPrefix
     arrived: float = 0.0  # by the scheduler's clock
+    context: Context = field(default_factory=copy_context)  # whoever asked; lines of the log tell it
     wait: Wait | None = None  # for what a running request shares with it
     fetch: Fetch | None = None  # of the state that it goes on from
 

@@ -309,7 +309,7 @@ class Scheduler:
                 break
             if not self._prefixes.hold_back(waiting):
                 self._queue.take(waiting)
-                deliveries += self._start(waiting)
+                deliveries += waiting.context.run(self._start, waiting)
         return deliveries
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
@@ -327,6 +327,7 @@ class Scheduler:
                 self._token_bytes,
                 self._runner.read_state,
                 partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
+                waiting.context,
             )
         except Exception as error:
             logger.exception("a request could not start")
@@ -363,11 +364,12 @@ class Scheduler:
             logit_rows = [LogitRow.of(readout, row, vocab_size, mask) for row, mask in zip(rows, masks, strict=True)]
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:
-            logger.exception("a request failed after its step")
+            live.context.run(logger.exception, "a request failed after its step")
             self.failure = str(error)
             return [self._fail(live, error)]
         if (point := live.due) is not None:
-            self._prefixes.keep(live.request, live.tokens_run, live.slot, point, logit_rows[-1].read_full)
+            read_logits = logit_rows[-1].read_full
+            live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
         live.passed()
         if live.finished:
             self._slots.release(live)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +51,16 @@ class LiveSequence:
         token_bytes: Callable[[int], bytes],
         read_state: Callable[[int], State],
         note_prompt_end: Callable[[], Timing],
+        context: Context,
     ) -> None:
-        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run."""
+        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run.
+
+        `context` is that of whoever asked.
+        """
         self.key = key
         self.request = request
         self.slot = slot
+        self.context = context
         self.position = start.cached_tokens  # tokens that have been run
         self.runs_in_flight = 0
         self.finished = False

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -99,8 +100,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: int, request: GenerateRequest, arrived: float) -> None:
-        """Have the worker run `request`, which has been checked and came at `arrived` by the scheduler's clock."""
-        self.call(partial(self._submit, key, request, arrived))
+        """Have the worker run `request`, which has been checked and came at `arrived` by the scheduler's clock.
+
+        What concerns this request alone is run, and logged, in the caller's context.
+        """
+        self.call(partial(copy_context().run, self._submit, key, request, arrived))
 
     def call(self, command: Command) -> None:
         """Have the worker run `command` before its next step; commands run in the order of their calls."""

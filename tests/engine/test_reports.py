@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import replace
 
 import pytest
 
@@ -96,3 +99,42 @@ async def test_a_failed_step_a_full_queue_and_a_closed_engine() -> None:
     assert told == [Outcome.FAILED_STEP, Outcome.OVERLOADED, Outcome.ABANDONED, Outcome.CLOSED]
     assert counters.outcomes[Outcome.OVERLOADED] == 2
     assert counters.failed_steps == 1
+
+
+class BrokenMask:
+    """Allows all tokens, but takes in only so many."""
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+
+    def next(self) -> None:
+        if self._left == 0:
+            raise RuntimeError("a fault of the mask")
+
+    def accept(self, token: int) -> None:
+        self._left -= 1
+
+
+@pytest.mark.parametrize("tokens", [0, 2])
+async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
+    """At its start, or after a step; both are on the worker's thread."""
+    asker = ContextVar("asker", default="nobody")
+    told: list[tuple[str, str]] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append((record.getMessage(), asker.get()))
+
+    handler, logger = Listener(), logging.getLogger("rnn_engine.scheduler.scheduler")
+    logger.addHandler(handler)
+
+    async def fail(name: str) -> None:
+        asker.set(name)
+        with pytest.raises(StepError, match="a fault of the mask"):
+            await read(engine, replace(ask(), token_mask=lambda: BrokenMask(tokens)))
+
+    async with engine_of(FakeRunner(HELLO)) as engine:
+        await asyncio.gather(fail("Ann"), fail("Bob"))
+    logger.removeHandler(handler)
+    message = "a request could not start" if tokens == 0 else "a request failed after its step"
+    assert sorted(told) == [(message, "Ann"), (message, "Bob")]
