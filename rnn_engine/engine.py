@@ -108,6 +108,7 @@ class Engine:
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
+        v5_group_norm_epsilon: float | None = None,
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
@@ -116,7 +117,8 @@ class Engine:
         for a slot, each for `queue_seconds` at most (None: as long as it takes). `batching` is eager, k:NUMBER,
         t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
         how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
-        requests may start from by name. `progress` is called on another thread.
+        requests may start from by name. `progress` is called on another thread. `v5_group_norm_epsilon` is for an
+        RWKV-5 that was not trained with 64e-5.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -132,6 +134,7 @@ class Engine:
             cache=cache,
             states=states,
             progress=progress,
+            v5_group_norm_epsilon=v5_group_norm_epsilon,
         )
         return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)
 

@@ -67,6 +67,11 @@ class ModelShape(ABC):
         """All sizes that people are shown, by name and in order."""
 
     @property
+    def settings(self) -> str:
+        """What was set by hand and changes the results; states made with other settings are not continued."""
+        return ""
+
+    @property
     def state_bytes(self) -> int:
         """The size of one state in f32."""
         return 4 * self.num_layers * sum(prod(field.shape) for field in self.state_fields)

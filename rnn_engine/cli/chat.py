@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
-from rnn_engine.cli.options import device_option, model_argument, tokenizer_option
+from rnn_engine.cli.options import device_option, model_argument, tokenizer_option, v5_epsilon_option
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
@@ -28,6 +28,7 @@ _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 @sampling_options
 @tokenizer_option
 @device_option
+@v5_epsilon_option
 @state_option
 def command(
     model: Path,
@@ -35,6 +36,7 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
+    v5_group_norm_epsilon: float | None,
     state: Path | None,
     sampling: SamplingParams,
 ) -> None:
@@ -43,7 +45,15 @@ def command(
     Ctrl-C ends an answer. /new starts a new conversation; /exit or Ctrl-D leaves.
     """
     beginning = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
-    choice = EngineChoice(model, tokenizer, device, slots=1, cache=CacheConfig(), states=only_state(state))
+    choice = EngineChoice(
+        model,
+        tokenizer,
+        device,
+        slots=1,
+        cache=CacheConfig(),
+        states=only_state(state),
+        v5_group_norm_epsilon=v5_group_norm_epsilon,
+    )
     with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
         conversation = Conversation(session, sampling, max_tokens, list(beginning))

@@ -12,6 +12,7 @@ from rnn_engine.cli.options import (
     model_argument,
     parse_tokens,
     tokenizer_option,
+    v5_epsilon_option,
 )
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
@@ -32,6 +33,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 @sampling_options
 @tokenizer_option
 @device_option
+@v5_epsilon_option
 @state_option
 def command(
     model: Path,
@@ -41,6 +43,7 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
+    v5_group_norm_epsilon: float | None,
     state: Path | None,
     sampling: SamplingParams,
 ) -> None:
@@ -49,7 +52,9 @@ def command(
         raise click.UsageError("--prompt and --tokens exclude each other")
     if prompt is None and tokens is None:
         prompt = _read_prompt()
-    choice = EngineChoice(model, tokenizer, device, slots=1, states=only_state(state))
+    choice = EngineChoice(
+        model, tokenizer, device, slots=1, states=only_state(state), v5_group_norm_epsilon=v5_group_norm_epsilon
+    )
     with engine_session(choice) as session:
         ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens
         initial = session.initial

@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from rnn_engine.atomic_file import atomic_file
-from rnn_engine.cli.options import device_option, model_argument, parse_tokens, weights_option
+from rnn_engine.cli.options import device_option, model_argument, parse_tokens, v5_epsilon_option, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
@@ -28,6 +28,7 @@ _SLOT = 0
     "--tokens", callback=parse_tokens, required=True, metavar="1,2,3|FILE.npy", help="The ids of the tokens to run."
 )
 @device_option
+@v5_epsilon_option
 @weights_option
 @click.option(
     "--chunk",
@@ -41,17 +42,24 @@ _SLOT = 0
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write: OUT.npz."
 )
 def command(
-    model: Path, tokens: list[int], device: str, weights: str, chunk: int, state: Path | None, output: Path
+    model: Path,
+    tokens: list[int],
+    device: str,
+    v5_group_norm_epsilon: float | None,
+    weights: str,
+    chunk: int,
+    state: Path | None,
+    output: Path,
 ) -> None:
     """Write the logits of tokens, and the state after them, to a file.
 
     The tokens run from an empty state unless one is given. The NumPy file holds `logits` [T, V] in f32, one row a
-    token, and the state after the last token: for each layer L `state.L.att_shift` [D], `state.L.wkv` [H, value, key]
-    and `state.L.ffn_shift` [D].
+    token, and the state after the last token: for each layer L the fields of the version's state, from RWKV-5 on
+    `state.L.att_shift` [D], `state.L.wkv` [H, value, key] and `state.L.ffn_shift` [D].
     """
     size = min(chunk, len(tokens))
     with atomic_file(output) as file, progress_bar("opening the model") as report:
-        with open_model(model) as opened:
+        with open_model(model, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             _check(tokens, opened.shape.vocab_size)
             initial = None if state is None else StateFiles(opened.shape, opened.fingerprint).read(state).state
             runner = load_runner(

@@ -57,6 +57,13 @@ weights_option = click.option(
     help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, head, "
     "emb or adapters; with layers, those from layer N on are f16. Example: int4,head=int8.",
 )
+v5_epsilon_option = click.option(
+    "--v5-group-norm-eps",
+    "v5_group_norm_epsilon",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="NUMBER",
+    help="For an RWKV-5 that was made with another epsilon of its group norm than 64e-5, such as 1e-5.",
+)
 tokenizer_option = click.option(
     "--tokenizer",
     default="auto",

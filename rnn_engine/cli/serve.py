@@ -16,7 +16,14 @@ from rnn_engine.cli.door_options import door_options
 from rnn_engine.cli.limit_options import limit_options
 from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
-from rnn_engine.cli.options import batching_option, device_option, model_argument, slots_option, tokenizer_option
+from rnn_engine.cli.options import (
+    batching_option,
+    device_option,
+    model_argument,
+    slots_option,
+    tokenizer_option,
+    v5_epsilon_option,
+)
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
 from rnn_engine.demo import model_path, pirate_state_path
@@ -43,6 +50,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 @model_argument
 @tokenizer_option
 @device_option
+@v5_epsilon_option
 @slots_option(8)
 @batching_option
 @cache_options
@@ -90,6 +98,7 @@ def command(
     model: Path,
     tokenizer: str,
     device: str,
+    v5_group_norm_epsilon: float | None,
     slots: int,
     batching: str,
     cache: CacheConfig,
@@ -121,6 +130,7 @@ def command(
         batching,
         limits.max_queue_seconds,
         limits.max_queued,
+        v5_group_norm_epsilon,
     )
     settings = ServerSettings(
         host,

@@ -34,6 +34,7 @@ class EngineChoice:
     batching: str = "eager"
     queue_seconds: float | None = None
     max_queued: int = 64
+    v5_group_norm_epsilon: float | None = None
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -58,6 +59,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,
+                v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
             )
         except asyncio.CancelledError:
             cancelled.set()

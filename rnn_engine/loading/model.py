@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from rnn_engine.errors import ModelError
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.versions.table import VERSIONS, VersionTable
+from rnn_engine.versions.v5 import ShapeV5
 
 
-def open_model(path: Path, versions: VersionTable = VERSIONS) -> ModelFile:
+def open_model(
+    path: Path, versions: VersionTable = VERSIONS, *, v5_group_norm_epsilon: float | None = None
+) -> ModelFile:
     """Open a model file and check what its header says. Close it, or use it as a context manager.
 
-    Raises ModelError where the file can't be read or does not make a model that is served; the message has the path.
+    `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with the usual one, 64e-5. Raises ModelError where it
+    is given for another version, and where the file can't be read or does not make a model that is served; the message
+    has the path.
     """
-    return ModelFile.open(path, versions.find_layout)
+    model = ModelFile.open(path, versions.find_layout)
+    if v5_group_norm_epsilon is not None:
+        if not isinstance(model.shape, ShapeV5):
+            model.close()
+            raise ModelError(
+                f"{path}: a group norm epsilon of {v5_group_norm_epsilon:g} is not allowed for RWKV "
+                f"{model.shape.version}; expected none, since it is a setting of RWKV-5 alone"
+            )
+        model.shape = replace(model.shape, group_norm_epsilon=v5_group_norm_epsilon)
+    return model

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -93,11 +94,13 @@ def open_parts(
     cache: CacheConfig | None,
     states: StateSettings,
     progress: Progress,
+    v5_group_norm_epsilon: float | None = None,
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
     weights = "f32" if device == "cpu" else weights
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
-    with ExitStack() as undo, open_model(path) as model:
+    open_file = partial(open_model, path, v5_group_norm_epsilon=v5_group_norm_epsilon)
+    with ExitStack() as undo, open_file() as model:
         folders: dict[str, OwnedFolder] = {}
         for use, folder in _own_folders(config, states):
             undo.callback(folder.release)
@@ -125,7 +128,7 @@ def open_parts(
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
 
     def load_again(progress: Progress) -> Runner:
-        with open_model(path) as again:
+        with open_file() as again:
             if again.fingerprint != fingerprint:
                 raise ModelError(f"{path}: the weights are not those that were loaded at the start; restart the server")
             return load(again, same_device, progress)

@@ -31,6 +31,11 @@ def fingerprint(version: str, names: Iterable[str], read: Callable[[str], NDArra
     return digest.hexdigest()[:_SHOWN_DIGITS]
 
 
+def with_settings(weights: str, settings: str) -> str:
+    """Return the fingerprint of a model whose results also depend on `settings`, where there are any."""
+    return hashlib.sha256(f"{weights} {settings}".encode()).hexdigest()[:_SHOWN_DIGITS] if settings else weights
+
+
 def _describe(name: str, tensor: NDArray[Any], pool: ThreadPoolExecutor) -> bytes:
     """Return the tensor's name, type and shape, and the digests of its chunks."""
     data = tensor.reshape(-1).view(np.uint8)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor, locate_tensors
-from rnn_engine.model.fingerprint import fingerprint
+from rnn_engine.model.fingerprint import fingerprint, with_settings
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.tensor_files.formats import open_source
@@ -65,14 +65,15 @@ class ModelFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all weights; see `rnn_engine.model.fingerprint`.
+        """A digest of all weights, and of the shape's settings; see `rnn_engine.model.fingerprint`.
 
         Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
         `tensor` does.
         """
-        return recall(
+        weights = recall(
             self.path, self._source.stamp, lambda: fingerprint(self.shape.version, self.names, self._oriented)
         )
+        return with_settings(weights, self.shape.settings)
 
     def has(self, name: str) -> bool:
         return name in self._tensors

@@ -44,14 +44,15 @@ class EmbeddingSettings:
     """
 
     layer: Layers = "mean"  # an index, from the end where it is negative; several; all joined; or the mean of all
-    part: str = "wkv"  # the name of a field, or ALL_PARTS
+    part: str | None = None  # the name of a field, or ALL_PARTS; None = the matrices where there are some, else all
     pooling: Pooling = "key_norms"  # of a matrix field
     dimensions: int | None = None  # None = as many as the part has
     normalize: bool = True  # scale the vector to length 1
 
     def check(self, shape: ModelShape) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
-        _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
+        if self.part is not None:
+            _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
         _check_choice("pooling", self.pooling, get_args(Pooling))
         self.layers(shape)
         size = self.size(shape)
@@ -83,16 +84,24 @@ class EmbeddingSettings:
             )
         return tuple(every[layer] for layer in chosen)
 
+    def fields(self, shape: ModelShape) -> tuple[StateField, ...]:
+        """The fields of a state that make up the part."""
+        every = shape.state_fields
+        if self.part == ALL_PARTS:
+            return every
+        if self.part is None:
+            return tuple(field for field in every if field.kind is FieldKind.MATRIX) or every
+        return tuple(field for field in every if field.name == self.part)
+
     def size(self, shape: ModelShape) -> int:
         """How many numbers the part has, before any projection."""
-        numbers = {field.name: _pooled_size(field, self.pooling) for field in shape.state_fields}
-        part = sum(numbers.values()) if self.part == ALL_PARTS else numbers[self.part]
+        part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
         return part * (1 if self.layer == "mean" else len(self.layers(shape)))
 
 
 def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
     """The part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
-    fields = [field for field in shape.state_fields if settings.part in (field.name, ALL_PARTS)]
+    fields = settings.fields(shape)
     rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
     return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
 
@@ -106,10 +115,8 @@ def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
 
 def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
     """The part of one layer. -> [n] f32"""
-    pooled = {field.name: _pool(field, state[field.name][layer], settings.pooling) for field in fields}
-    if settings.part == ALL_PARTS:
-        return np.concatenate([_unit(numbers) for numbers in pooled.values()])
-    return pooled[settings.part]
+    pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
+    return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
 
 
 def _unit(vector: F32) -> F32:

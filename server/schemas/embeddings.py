@@ -57,11 +57,12 @@ class EmbeddingsRequest(StatesRequest):
         default=_DEFAULT.layer,
         description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
     )
-    part: str = Field(
+    part: str | None = Field(
         default=_DEFAULT.part,
         description=(
-            "A field of the state (of RWKV-7: `att_shift`, `wkv`, `ffn_shift`), or `all`, which joins them, each"
-            " scaled to length 1."
+            "A field of the state (from RWKV-5 on: `att_shift`, `wkv`, `ffn_shift`; of RWKV-4: `att_shift`, `aa`, `bb`,"
+            " `pp`, `ffn_shift`), or `all`, which joins them, each scaled to length 1. Null is `wkv`, and `all` of an"
+            " RWKV-4."
         ),
     )
     pooling: Pooling = Field(

@@ -1,8 +1,10 @@
 """ai00's form of a state: one f32 array with rows of channels, alone in a JSON request or inside a CBOR file.
 
-The array is [L, N + 2, D], row-major: row 0 of a layer is the time-mix shift, the last row the channel-mix shift,
-and row 1 + j has at column h * N + i the wkv of head h at key j, value i. Its dimensions are named in the opposite
-order, the fastest first: [D, N + 2, L, 1]. The CBOR file is a map {name, id, default, data: {shape, data}}.
+The array is [L, R, D], row-major. The rows of a layer are its fields in the state's order: a vector is one row, and a
+matrix a head is N of them, of which row j has at column h * N + i head h at key j, value i. So there are N + 2 rows,
+the first one the time-mix shift and the last the channel-mix shift, and 5 before RWKV-5. The array's dimensions are
+named in the opposite order, the fastest first: [D, R, L, 1]. The CBOR file is a map {name, id, default, data: {shape,
+data}}.
 """
 
 from __future__ import annotations
@@ -27,8 +29,6 @@ _MAP: Final = 5
 _TAG: Final = 6
 _MOST_VALUES: Final = 256
 
-_FORM: Final = (FieldKind.SHIFT, FieldKind.MATRIX, FieldKind.SHIFT)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefab:
@@ -42,15 +42,14 @@ class Prefab:
 
 def prefab_dims(shape: ModelShape) -> tuple[int, int, int, int]:
     """The four dimensions of a model's state in this form, the fastest first."""
-    _, wkv, _ = _fields(shape, "prefab")
-    return (shape.width, wkv.shape[-1] + 2, shape.num_layers, 1)
+    return (shape.width, sum(_num_rows(field) for field in _fields(shape, "prefab")), shape.num_layers, 1)
 
 
 def state_from_rows(
     values: Sequence[float] | NDArray[np.float32], dims: Sequence[int], shape: ModelShape, source: str
 ) -> dict[str, F32]:
-    """The state that `values` [L * (N + 2) * D] describe. Raises StateError where they do not fit the model."""
-    att_shift, wkv, ffn_shift = _fields(shape, source)
+    """The state that `values` [L * R * D] describe. Raises StateError where they do not fit the model."""
+    fields = _fields(shape, source)
     expected = prefab_dims(shape)
     if tuple(dims) != expected:
         raise StateError(
@@ -61,25 +60,30 @@ def state_from_rows(
     except (TypeError, ValueError) as error:
         raise StateError(f"{source}: data is no flat list of numbers: {error}") from error
     check_array(flat, (int(np.prod(expected)),), f"{source}: data")
-    num_heads, num_values, num_keys = wkv.shape
-    rows = flat.reshape(shape.num_layers, num_keys + 2, shape.width)  # [L, N + 2, D]
-    keyed = rows[:, 1:-1].reshape(shape.num_layers, num_keys, num_heads, num_values)
-    return {
-        att_shift.name: rows[:, 0].copy(),
-        wkv.name: np.ascontiguousarray(keyed.transpose(0, 2, 3, 1)),  # [L, key, H, value] -> [L, H, value, key]
-        ffn_shift.name: rows[:, -1].copy(),
-    }
+    rows = flat.reshape(shape.num_layers, -1, shape.width)  # [L, R, D]
+    state = {}
+    start = 0
+    for field in fields:
+        own = rows[:, start : start + _num_rows(field)]
+        start += _num_rows(field)
+        if field.kind is FieldKind.MATRIX:
+            num_heads, num_values, num_keys = field.shape
+            keyed = own.reshape(-1, num_keys, num_heads, num_values)
+            state[field.name] = np.ascontiguousarray(keyed.transpose(0, 2, 3, 1))  # [L, H, value, key]
+        else:
+            state[field.name] = own[:, 0].copy()
+    return state
 
 
 def rows_from_state(state: State, shape: ModelShape) -> F32:
-    """A state in this form. -> [L * (N + 2) * D] f32"""
-    att_shift, wkv, ffn_shift = _fields(shape, "export")
-    num_keys = wkv.shape[-1]
-    rows = np.empty((shape.num_layers, num_keys + 2, shape.width), np.float32)
-    rows[:, 0] = state[att_shift.name]
-    rows[:, 1:-1] = state[wkv.name].transpose(0, 3, 1, 2).reshape(shape.num_layers, num_keys, shape.width)
-    rows[:, -1] = state[ffn_shift.name]
-    return rows.reshape(-1)
+    """A state in this form. -> [L * R * D] f32"""
+    rows = []
+    for field in _fields(shape, "export"):
+        values = state[field.name]
+        if field.kind is FieldKind.MATRIX:
+            values = values.transpose(0, 3, 1, 2)  # [L, key, H, value]
+        rows.append(values.reshape(shape.num_layers, _num_rows(field), shape.width))
+    return np.concatenate(rows, axis=1).astype(np.float32, copy=False).reshape(-1)
 
 
 def decode_prefab(data: bytes, shape: ModelShape, source: str) -> Prefab:
@@ -138,10 +142,17 @@ def _map_with(content: object, types: dict[str, type], source: str) -> dict[str,
     return content
 
 
-def _fields(shape: ModelShape, source: str) -> tuple[StateField, StateField, StateField]:
-    """The three fields that the form has rows for, in the order of its rows."""
-    match shape.state_fields:
-        case (first, wkv, last) if (first.kind, wkv.kind, last.kind) == _FORM:
-            if first.shape == last.shape == (shape.width,) and wkv.shape[0] * wkv.shape[1] == shape.width:
-                return first, wkv, last
-    raise StateError(f"{source}: this form has a shift, a matrix and a shift; a {shape.version} state has other fields")
+def _num_rows(field: StateField) -> int:
+    return field.shape[-1] if field.kind is FieldKind.MATRIX else 1
+
+
+def _fields(shape: ModelShape, source: str) -> tuple[StateField, ...]:
+    """All fields of the state, each of which fills whole rows. Raises StateError where one does not."""
+    for field in shape.state_fields:
+        sizes = (field.shape[0] * field.shape[1],) if field.kind is FieldKind.MATRIX else field.shape
+        if sizes != (shape.width,):
+            raise StateError(
+                f"{source}: this form has rows of {shape.width} numbers; "
+                f"{field.name} of a {shape.version} state is {list(field.shape)}"
+            )
+    return shape.state_fields

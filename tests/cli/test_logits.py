@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.cli import Command
-from tests.support.models import TensorModel
+from tests.support.models import TensorModel, random_model, save_safetensors
+from tests.support.older_models import tiny_v5
 from tests.support.reference import forward
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5]
@@ -39,6 +41,17 @@ def test_takes_tokens_from_a_file(rnn_engine: Command, model_file: Path, tmp_pat
         rnn_engine("logits", model_file, "--tokens", tokens, "--device", "cpu", "-o", tmp_path / name)
     with np.load(tmp_path / "a.npz") as first, np.load(tmp_path / "b.npz") as second:
         np.testing.assert_array_equal(first["logits"], second["logits"])
+
+
+@pytest.mark.parametrize("options", [[], ["--v5-group-norm-eps", "1e-5"]])
+def test_takes_the_group_norm_epsilon_of_an_rwkv_5(rnn_engine: Command, tmp_path: Path, options: list[str]) -> None:
+    model = random_model(tiny_v5(), seed=1)
+    path = save_safetensors(model, tmp_path / "v5.safetensors")
+    rnn_engine("logits", path, "--tokens", "3,1,4", "--device", "cpu", *options, "-o", tmp_path / "out.npz")
+    shape = replace(tiny_v5(), group_norm_epsilon=1e-5 if options else 64e-5)
+    logits, _ = forward(TensorModel(shape, model.tensors), [3, 1, 4])
+    with np.load(tmp_path / "out.npz") as file:
+        np.testing.assert_allclose(file["logits"], logits, atol=1e-4)
 
 
 @pytest.mark.parametrize(

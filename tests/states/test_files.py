@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import StateError
 from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.types import State
+from rnn_engine.types import ModelShape, State
 from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
 from states.files.prefab import Prefab, decode_prefab, encode_prefab, prefab_dims, rows_from_state, state_from_rows
 from states.files.reading import LoadedState, read_state
@@ -29,6 +29,7 @@ from states.payload import Payload
 from states.tokens import pack
 from tests.support.models import TensorModel, tiny_shape
 from tests.support.named_states import save_tuned_state
+from tests.support.older_models import tiny_v4
 from tests.support.pth import save_pth
 from tests.support.toy_states import same
 from tests.support.toy_version import TOY_SHAPE
@@ -37,10 +38,10 @@ SHAPE = tiny_shape(layers=3, width=8, head_size=4, ffn=8, vocab=10)  # H = 2, N 
 KEY = uuid.UUID(int=7)
 
 
-def some_state(seed: int = 0) -> dict[str, NDArray[np.float32]]:
+def some_state(seed: int = 0, shape: ModelShape = SHAPE) -> dict[str, NDArray[np.float32]]:
     generator = np.random.default_rng(seed)
     return {
-        name: generator.standard_normal(array.shape).astype(np.float32) for name, array in SHAPE.initial_state().items()
+        name: generator.standard_normal(array.shape).astype(np.float32) for name, array in shape.initial_state().items()
     }
 
 
@@ -398,5 +399,16 @@ def test_a_file_that_is_not_there_is_a_state_error(tmp_path: Path) -> None:
 def test_forms_are_refused_for_versions_whose_states_have_other_fields() -> None:
     with pytest.raises(StateError, match="file: a tuned state is one matrix a head; a toy state has no such field"):
         state_from_tuned({}, TOY_SHAPE, "value_key", "file")
-    with pytest.raises(StateError, match="file: this form has a shift, a matrix and a shift; a toy state has other"):
+    message = r"file: this form has rows of 16 numbers; memory of a toy state is \[3\]"
+    with pytest.raises(StateError, match=message):
         state_from_rows([], [8, 6, 3, 1], TOY_SHAPE, "file")
+
+
+def test_a_state_of_vectors_alone_has_a_row_a_field() -> None:
+    shape = tiny_v4(layers=3, width=8)
+    state = some_state(4, shape)
+    rows = rows_from_state(state, shape)
+    assert prefab_dims(shape) == (8, 5, 3, 1)
+    np.testing.assert_array_equal(rows.reshape(3, 5, 8)[1], [state[name][1] for name in state])
+    for name, values in state_from_rows(rows, prefab_dims(shape), shape, "file").items():
+        np.testing.assert_array_equal(values, state[name])

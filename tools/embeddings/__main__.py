@@ -119,9 +119,9 @@ def _vectors(states: Sequence[State], settings: EmbeddingSettings, shape: ModelS
 
 
 def _words(settings: EmbeddingSettings) -> str:
-    pooling = f" {settings.pooling}" if settings.part in ("wkv", "all") else ""
+    pooling = f" {settings.pooling}" if settings.part in (None, "wkv", "all") else ""
     projected = "" if settings.dimensions is None else f", projected to {settings.dimensions}"
-    return f"{settings.part}{pooling}, layer {settings.layer}{projected}"
+    return f"{settings.part or 'wkv'}{pooling}, layer {settings.layer}{projected}"
 
 
 def _row(what: str, vectors: Vectors, default: Vectors, labels: Labels) -> None:

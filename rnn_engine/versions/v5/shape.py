@@ -26,6 +26,11 @@ class ShapeV5(HeadsShape):
     def has_gate(self) -> bool:
         return self.version != "v5.0"
 
+    @property
+    def settings(self) -> str:
+        usual = self.group_norm_epsilon == GROUP_NORM_EPSILON
+        return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
+
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:
     """Return the shape that follows from the sizes of the tensors' dimensions. Raises ModelError where none does."""
