@@ -69,10 +69,9 @@ class ChatTemplate:
 
     def most_characters(self, messages: Sequence[ChatMessage]) -> int:
         """Return a bound on the length of the prompt, and on the work of rendering it; builds nothing."""
+        contents, roles = self.record.count("{content}"), self.record.count("{role}")
         of_messages = len(messages) * len(self.record + self.sep) + sum(
-            self.record.count("{content}") * len(message.content)
-            + self.record.count("{role}") * len(self._name(message.role))
-            for message in messages
+            contents * len(message.content) + roles * len(self._name(message.role)) for message in messages
         )
         of_names = sum(self.prefix.count(f"{{{role.value.lower()}}}") * len(self._name(role)) for role in Role)
         return of_messages + len(self.prefix) + of_names

@@ -36,11 +36,24 @@ class Adjustments:
         self._tokens: I32 = np.full(_FIRST_ROOM, _NO_TOKEN, np.int32)  # [room] ascending; the last one is _NO_TOKEN
         self._bias: F64 = np.zeros(_FIRST_ROOM)  # [room]
         self._penalty: F64 = np.zeros(_FIRST_ROOM)  # [room]
-        for token, number in bias.items():
-            self._bias[self._place(token)] = number
-        if self._penalises:
-            for distance, token in enumerate(reversed(earlier)):
-                self._see(token, frequency * decay**distance)
+        if bias or (self._penalises and len(earlier) > 0):
+            self._fill(bias, earlier if self._penalises else ())
+
+    def _fill(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
+        """Make the table of bias and earlier tokens at once: to insert a million one by one would stall every step."""
+        biased = np.fromiter(bias, np.int32, len(bias))
+        last_first = np.asarray(earlier, np.int32)[::-1]
+        seen, places = np.unique(last_first, return_inverse=True)
+        known = np.union1d(biased, seen)
+        room = max(_FIRST_ROOM, 2 * len(known))
+        self._seen = set(seen.tolist())
+        self._size = len(known)
+        self._tokens = np.full(room, _NO_TOKEN, np.int32)
+        self._tokens[: len(known)] = known
+        self._bias, self._penalty = np.zeros(room), np.zeros(room)
+        self._bias[known.searchsorted(biased)] = np.fromiter(bias.values(), np.float64, len(bias))
+        sights = self._frequency * np.power(self._decay, np.arange(len(last_first), dtype=np.float64))
+        self._penalty[known.searchsorted(seen)] = self._presence + np.bincount(places, sights, len(seen))
 
     def __len__(self) -> int:
         return self._size

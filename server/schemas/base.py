@@ -62,7 +62,7 @@ class RequestBody(BaseModel):
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
         for name in data:
             if name not in known:
-                raise RefusedError(data[name], f"one of the fields {', '.join(sorted(known))}", below=name)
+                raise RefusedError(data[name], f"one of the fields {', '.join(sorted(known))}", below=name[:80])
         fields = {name: value for name, value in data.items() if name not in cls.ignored}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
 

@@ -41,7 +41,7 @@ StateRef: TypeAlias = str | InlineState | StatePath
 
 def _parse_state(value: object) -> StateRef:
     match value:
-        case str() if value:
+        case str() if 0 < len(value) <= _MAX_NAME_BYTES:
             return value
         case {"data": data, "shape": [_, _, _, _] as shape, **rest} if rest.keys() <= _LABELS and is_integers(shape):
             return InlineState(_numbers(data), tuple(shape))

@@ -22,13 +22,20 @@ class ServerProcess:
     A context manager: what still runs at the end of the block is killed.
     """
 
-    def __init__(self, log: Path, options: Sequence[str] = ()) -> None:
-        """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long."""
+    def __init__(
+        self, log: Path, options: Sequence[str] = (), *, root: Path = ROOT, max_memory_mb: int | None = None
+    ) -> None:
+        """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
+
+        `root` is the checkout that is served; `max_memory_mb` bounds the address space, where that can be done.
+        """
         self.log = log
         command = [sys.executable, "-m", "rnn_engine.cli", "serve", "--port", "0", *options]
+        if max_memory_mb is not None:
+            command = ["sh", "-c", f'ulimit -v {1024 * max_memory_mb}; exec "$@"', "sh", *command]
         with log.open("ab") as output:
             begin = output.tell()
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            self._process = subprocess.Popen(command, cwd=root, stdout=output, stderr=output)
         try:
             self.url = self._wait_for_address(begin)
         except BaseException:

@@ -1,0 +1,95 @@
+"""The requests, each of a few kilobytes to 64 MB."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tests.support import pth
+
+MEGABYTE = 1 << 20
+CHAT, COMPLETIONS, STATE = "/v1/chat/completions", "/v1/completions", "/v1/states/attack"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One request, or many of them at the same time that never send their last byte."""
+
+    name: str
+    body: Callable[[], bytes]
+    path: str
+    method: str = "POST"
+    stalled: int = 0
+
+
+def _json(path: str, name: str, body: Mapping[str, object]) -> Attack:
+    return Attack(name, lambda: json.dumps(body).encode(), path)
+
+
+def _chat(name: str, content: str, count: int = 1, **fields: object) -> Attack:
+    return _json(CHAT, name, {"messages": [{"role": "user", "content": content}] * count, "max_tokens": 1, **fields})
+
+
+def _many(path: str, name: str, before: bytes, item: bytes, count: int) -> Attack:
+    """A list of one item again and again."""
+    return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]}", path)
+
+
+def _bomb(tensors: int, storage_megabytes: int) -> bytes:
+    """A deflated .pth whose tensors lie on one storage of zeros."""
+    content = io.BytesIO()
+    count = storage_megabytes * MEGABYTE // 4
+    entries = {
+        f"blocks.{layer}.att.time_state": pth.tensor(pth.storage("0", "float32", count), 0, (count,), (1,))
+        for layer in range(tensors)
+    }
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("archive/data.pkl", pth.program(pth.dict_of(entries)))
+        with archive.open("archive/data/0", "w", force_zip64=True) as entry:
+            for _ in range(storage_megabytes):
+                entry.write(bytes(MEGABYTE))
+    return content.getvalue()
+
+
+ATTACKS = (
+    _chat("a template of 20,000 contents", "a" * 50_000, template={"record": "{content}" * 20_000}),
+    _chat("2,000 messages of a user with a long name", "a", 2000, names={"user": "x" * 500_000}),
+    _chat("2,000 messages with a long separator", "a", 2000, template={"sep": "x" * 500_000}),
+    _chat("a prefix of 100,000 long names", "a", names={"user": "x" * 50_000}, template={"prefix": "{user}" * 100_000}),
+    _chat("2,000 empty messages of 20,000 contents", "", 2000, template={"record": "{content}" * 20_000}),
+    _chat("10 MB of text", "hello world " * 900_000),
+    _many(CHAT, "8 million messages that are none", b'{"messages":', b"{}", 8_000_000),
+    _json(
+        COMPLETIONS,
+        "1,000 prompts, 128 answers each",
+        {"prompt": ["a b"] * 1000, "n": 128, "max_tokens": 1},
+    ),
+    _json(COMPLETIONS, "4,000 prompts, 128 answers each", {"prompt": ["a b"] * 4000, "n": 128, "max_tokens": 1}),
+    _json(COMPLETIONS, "a stop string of 12 MB", {"prompt": "a", "stop": "x" * 12_000_000, "max_tokens": 1}),
+    _json(
+        COMPLETIONS,
+        "100,000 scored tokens with 20 alternatives",
+        {"prompt": [5] * 100_000, "echo": True, "logprobs": 20, "max_tokens": 0},
+    ),
+    _json(
+        COMPLETIONS,
+        "a state of texts of unequal length",
+        {"prompt": "a", "state": {"data": ["1" * 1_000_000, *["1"] * 1000], "shape": [1, 1, 1, 1]}},
+    ),
+    _many(COMPLETIONS, "20 million empty objects", b'{"prompt":', b"{}", 20_000_000),
+    _json("/v1/embeddings", "200,001 layers", {"input": "a", "layer": [0] * 200_001, "dimensions": 1}),
+    _json(
+        "/v1/choices",
+        "2,048 choices after 250,000 tokens",
+        {"input": [5] * 250_000, "choices": [[5]] * 2048},
+    ),
+    Attack("60 MB to tokenize", lambda: b'{"content": "' + b"hello world " * 5_000_000 + b'"}', "/tokenize"),
+    _many("/detokenize", "5 million texts to detokenize", b'{"tokens":', b'"x"', 5_000_000),
+    _many("/detokenize", "20 million tokens to detokenize", b'{"tokens":', b"99", 20_000_000),
+    Attack("40 uploads of 62 MB that stall", lambda: bytes(62 * MEGABYTE), STATE, "PUT", stalled=40),
+    Attack("an upload of 3 MB that holds 3 GB", lambda: _bomb(2, 3000), STATE, "PUT"),
+    Attack("500 tensors on one storage", lambda: _bomb(500, 64), STATE, "PUT"),
+)
