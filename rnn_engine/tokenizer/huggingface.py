@@ -7,6 +7,8 @@ angle brackets is plain text. Nothing is put before or after a text, and none is
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -31,8 +33,9 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         check_text(text)
         try:
-            # as `encode`, but without offsets, and other threads run meanwhile
-            return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            with _panics_raised():
+                # as `encode`, but without offsets, and other threads run meanwhile
+                return self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except Exception as error:  # the library raises plain exceptions
             raise InvalidRequestError("text", text, f"text that the tokenizer can encode ({error})") from error
 
@@ -40,9 +43,21 @@ class HuggingFaceTokenizer:
         return self._pieces.get(token, b"")
 
 
+@contextmanager
+def _panics_raised() -> Iterator[None]:
+    """Raise RuntimeError for a panic of the library, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
+
+
 def _load(path: Path) -> LibraryTokenizer:
     try:
-        library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+        with _panics_raised():
+            library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
     except Exception as error:  # the library raises plain exceptions

@@ -183,3 +183,12 @@ def test_a_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(TokenizerError, match=r"is no Hugging Face tokenizer\.json"):
         HuggingFaceTokenizer(path)
+
+
+def test_a_file_at_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    content = json.loads(byte_level_library().to_str())
+    content["model"]["continuing_subword_prefix"] = "longer than any token"
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match=r"is no Hugging Face tokenizer\.json: range end index"):
+        HuggingFaceTokenizer(path)

@@ -1,0 +1,162 @@
+"""Every kind of file that is read: how a sound one is written, and what reads it."""
+
+from __future__ import annotations
+
+import uuid
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rnn_engine.demo import model_path
+from rnn_engine.loading.model import open_model
+from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
+from server.doors.keys import ApiKey, read_keys
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig, DiskConfig
+from states.cache.make import make_cache
+from states.files.full import Origin, SavedState, read_summary, save_full_state
+from states.files.prefab import Prefab, encode_prefab
+from states.files.reading import read_state
+from states.frozen import FrozenState
+from states.payload import Payload
+from states.tokens import pack
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, save_tuned_state, some_initial, some_state
+from tests.support.pth import save_pth
+from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
+from tests.tokenizer.test_huggingface import byte_level_library
+
+_MODEL = random_model(tiny_shape(layers=1, width=16, vocab=4), seed=1)
+_TIME_STATES = TensorModel(SHAPE, {f"blocks.{n}.att.time_state": some_state()["wkv"][n] for n in range(2)})
+_TOY_SHAPE = toy_shape()
+_PROMPT = list(range(1, 21))
+_DEFLATED = zipfile.ZIP_DEFLATED
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file. `read` raises what its reader does, and AssertionError where it gives what was never written."""
+
+    name: str
+    write: Callable[[Path], object]
+    read: Callable[[Path], None]
+
+
+def _write_full(path: Path) -> None:
+    origin = Origin(FINGERPRINT, "none", 3, "prompt_end", "name", (1, 2, 3))
+    logits = np.ones(SHAPE.vocab_size, np.float32)
+    save_full_state(path, SavedState(origin, pack([1, 2, 3]), Payload(some_state(), logits)), "v7")
+
+
+def _read_full(path: Path) -> None:
+    """A full state has a checksum for every byte: what is read is what was written."""
+    loaded = read_state(path, SHAPE, FINGERPRINT)
+    if loaded.form == "full":
+        read_summary(path, None)
+        assert same(loaded.state, some_state()), "another state"
+
+
+def _write_prefab(path: Path) -> None:
+    path.write_bytes(encode_prefab(Prefab("name", uuid.UUID(int=7), True, some_state()), SHAPE))
+
+
+def _read_state(path: Path) -> None:
+    files = make_registry().files
+    files.freeze(files.read(path), "file")
+
+
+def _read_model(path: Path) -> None:
+    with open_model(path) as opened:
+        assert opened.fingerprint
+        for name in opened.names:
+            opened.tensor(name)
+
+
+def _read_tokenizer(path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(path)
+    for token in tokenizer.encode("the naïve quick fox"):
+        tokenizer.decode_bytes(token)
+
+
+def _write_keys(path: Path) -> None:
+    keys = [ApiKey.of(f"a long key of number {number}", f"client-{number}") for number in range(5)]
+    path.write_text("# keys\n" + "\n".join(key.line for key in keys) + "\n")
+
+
+def _read_keys(path: Path) -> None:
+    read_keys(path)
+
+
+def _write_persistent(path: Path) -> None:
+    make_registry().files.save(path, "name", some_initial())
+
+
+def _read_persistent(path: Path) -> None:
+    """A start skips a damaged file of the folder of states; what it takes is what was written."""
+    folder = _alone_in_a_folder(path, f"{uuid.UUID(int=7)}.state")
+    found: list[FrozenState] = [entry.frozen for entry in make_registry(folder).entries()]
+    assert all(frozen.digest == some_initial().digest for frozen in found), "another state"
+
+
+def _write_cached(path: Path) -> None:
+    folder = path.with_name("made")
+    cache, device = _cache(folder)
+    with closing(cache):
+        keep(cache, device, _PROMPT)
+    [file] = folder.glob("*.state")
+    path.write_bytes(file.read_bytes())
+    path.with_name("cached name").write_text(file.name)
+
+
+def _read_cached(path: Path) -> None:
+    """The cache skips a damaged file; what it goes on from is right."""
+    folder = _alone_in_a_folder(path, path.with_name("cached name").read_text())
+    cache, device = _cache(folder)
+    with closing(cache):
+        match = look_up(cache, _PROMPT)
+        if match.saved == len(_PROMPT):
+            cache.restore(match, 1)
+            assert same(device.read_state(1), toy_state(_TOY_SHAPE, _PROMPT)), "another state"
+        else:
+            cache.release(match)
+
+
+def _cache(folder: Path) -> tuple[StateCache, ToyDevice]:
+    device = ToyDevice(_TOY_SHAPE)
+    config = CacheConfig(host_capacity=0, disk=DiskConfig(folder, 1 << 20, background_bytes=0))
+    return make_cache(_TOY_SHAPE, "model", device, config), device
+
+
+def _alone_in_a_folder(path: Path, name: str) -> Path:
+    """Put a copy of the file into a folder of its own, under a name that its reader looks for."""
+    folder = path.with_name("folder")
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    (folder / name).write_bytes(path.read_bytes())
+    return folder
+
+
+KINDS = (
+    Kind("full state", _write_full, _read_full),
+    Kind("tuned state", lambda path: save_tuned_state(path, some_state(), SHAPE), _read_state),
+    Kind("tuned .pth", lambda path: save_pth(_TIME_STATES, path), _read_state),
+    Kind("deflated .pth", lambda path: save_pth(_TIME_STATES, path, compression=_DEFLATED), _read_state),
+    Kind("prefab state", _write_prefab, _read_state),
+    Kind("persistent state", _write_persistent, _read_persistent),
+    Kind("cached state", _write_cached, _read_cached),
+    Kind("model", lambda path: save_safetensors(_MODEL, path), _read_model),
+    Kind("model .pth", lambda path: save_pth(_MODEL, path), _read_model),
+    Kind("deflated model", lambda path: save_pth(_MODEL, path, compression=_DEFLATED), _read_model),
+    Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
+    Kind(
+        "demo tokenizer",
+        lambda path: path.write_bytes(model_path().with_name("tokenizer.json").read_bytes()),
+        _read_tokenizer,
+    ),
+    Kind("API keys", _write_keys, _read_keys),
+)
