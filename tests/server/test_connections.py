@@ -7,13 +7,18 @@ import errno
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rnn_engine.engine import Engine
+from rnn_engine.loading.parts import assemble
 from server.connections.descriptors import fit_descriptors, raise_descriptor_limit
 from server.connections.settings import ConnectionSettings
+from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
+from tests.support.fake_runner import FakeRunner, scripted_logits
 from tests.support.raw_server import raw_server
 
 SHORT = 0.05
@@ -138,6 +143,25 @@ class TestTime:
                 await asyncio.sleep(0)
             assert (engine.produced < 3000) == stream
             assert server.counters.closed["stalled"] == 1
+
+    async def test_readers_that_stall_in_all_slots_make_room_for_others(self) -> None:
+        tokenizer = ByteTokenizer()
+        runner = FakeRunner(scripted_logits(tokenizer.size, []), num_slots=2)
+        engine = Engine(assemble(runner, tokenizer, model="fake", device="none", weights="f32"))
+        async with raw_server(engine, ConnectionSettings(stall_seconds=SHORT)) as server:
+            endless = {**STREAM, "logprobs": 5, "max_tokens": 2**31 - 1, "logit_bias": {"0": -1000}}
+            for _ in range(2):
+                (await server.connect(limit=1000)).ask("/v1/completions", endless)
+            await until(lambda: engine.stats().active == 2)
+            client = await server.connect()
+            client.ask("/v1/completions", {**TEXT, "max_tokens": 1})
+            async with asyncio.timeout(60):
+                assert (await client.answer())[0] == 200
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
 
 
 class TestNumber:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from rnn_engine.interface import EngineLike
 from server.app import make_app, serving
 from server.connections.counters import ConnectionCounters
 from server.connections.settings import ConnectionSettings
 from server.http.context import CONNECTIONS
 from server.settings import ServerSettings
-from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body
 
 
@@ -73,7 +73,7 @@ class RawServer:
 
 @asynccontextmanager
 async def raw_server(
-    engine: FakeEngine, connections: ConnectionSettings | None = None, settings: ServerSettings | None = None
+    engine: EngineLike, connections: ConnectionSettings | None = None, settings: ServerSettings | None = None
 ) -> AsyncIterator[RawServer]:
     """Serve while the block runs; the clients' connections are closed with it."""
     settings = settings or ServerSettings(connections=connections or ConnectionSettings())
