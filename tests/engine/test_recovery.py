@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.errors import EngineClosedError, StepError, UnavailableError
+from rnn_engine.errors import EngineClosedError, ModelError, StepError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
+from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard
 from tests.support.fake_runner import FakeRunner, scripted_logits
@@ -178,3 +179,48 @@ async def test_a_request_that_waits_may_leave_and_the_engine_close_while_the_mod
         results = await asyncio.gather(*requests, closing, return_exceptions=True)
     assert [type(result) for result in results[:3]] == [StepError, EngineClosedError, asyncio.CancelledError]
     assert parts_loaded == [0]
+
+
+async def test_a_model_that_is_gone_ends_the_engine_at_once() -> None:
+    def load(_progress: Progress) -> FakeRunner:
+        raise ModelError("model.st: No such file or directory")
+
+    faults = Faults(on_step=lambda number: setattr(faults, "lost", number > 0))
+    runner = FakeRunner(HELLO, num_slots=1, fail_when=faults)
+    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", load_runner=load)
+    async with asyncio.timeout(WAIT_SECONDS), Engine(parts) as engine:
+        results = await asyncio.gather(*(listen(engine, ask()) for _ in range(2)), return_exceptions=True)
+        assert [type(result) for result in results] == [StepError, EngineClosedError]
+        assert engine.health().status == "failed"
+        assert engine.health().reason == "model.st: No such file or directory"
+
+
+async def test_a_request_whose_reader_is_behind_hears_what_there_was_and_then_of_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 20)
+    faults = Faults()
+    runner = FakeRunner(ENDLESS, num_slots=2, fail_when=faults)
+    cache = make_cache(runner.shape, "model", runner)
+    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
+    async with asyncio.timeout(WAIT_SECONDS), Engine(parts) as engine:
+        slow = engine.generate(ask(max_tokens=10**6))
+        heard = [await anext(slow)]
+        steps = -1
+        while steps < 20 or steps != faults.steps:  # a worker that has something to run steps between two questions
+            steps = faults.steps
+            await engine.cache_nodes(1)
+            await engine.cache_nodes(1)
+        faults.on_step = lambda number: setattr(faults, "lost", number < lost_from + 2)
+        lost_from = faults.steps
+        with pytest.raises(StepError):
+            await listen(engine, ask())
+        await reach_ok(engine)
+
+        async def read_on() -> None:
+            async for event in slow:
+                heard.append(event)
+
+        with pytest.raises(UnavailableError, match="the device failed and is being opened again"):
+            await read_on()
+    assert len(Heard(heard).tokens) > 20
