@@ -86,3 +86,24 @@ def test_a_cache_folder_that_another_server_uses(
 def test_batching_that_is_not_known(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, "--batching", "lazy", code=2)
     assert "'lazy' is not allowed; expected eager, k:NUMBER" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "host: '0.0.0.0' is not allowed; expected a loopback address such as 127.0.0.1"),
+        (["--cors-origin", "*"], "cors origin: '*' is not allowed; expected origins one by one"),
+        (
+            ["--cors-origin", "chat.example"],
+            "cors origin: 'chat.example' is not allowed; expected an origin as https://",
+        ),
+        (["--tls-cert", "no.pem"], "tls-cert: 'no.pem' is not allowed; expected a file that can be read"),
+        (["--api-key", ""], "API key: 'operator' is not allowed; expected a key of printable ASCII"),
+        (["--key-state-ttl", "60"], "60.0 is not in the range"),
+    ],
+)
+def test_doors_that_can_not_be_are_told_at_once(
+    rnn_engine: Command, model_file: Path, options: list[str], message: str
+) -> None:
+    said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, *options, code=2)
+    assert message in " ".join(said.split())

@@ -226,6 +226,10 @@ class TestPages:
         with pytest.raises(InvalidRequestError, match="without an API key any page on the web could call"):
             DoorSettings(cors_origins=("*",))
 
+    @pytest.mark.parametrize("text", ["https://Chat.example:8080/", "app://obsidian.md", "null", "*"])
+    def test_what_is_an_origin(self, text: str) -> None:
+        assert check_origin(text) == text.lower().removesuffix("/")
+
     @pytest.mark.parametrize("text", ["chat.example", "https://", "https://chat.example/app", "", "https://a?b"])
     def test_what_is_no_origin(self, text: str) -> None:
         with pytest.raises(InvalidRequestError, match="expected an origin as https://"):
