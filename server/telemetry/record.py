@@ -93,7 +93,8 @@ class RequestRecord:
     @property
     def queue_seconds(self) -> float | None:
         """How long the first request to the engine waited for its slot; None where none got one."""
-        return min((timing.started - timing.arrived for timing in self._timings), default=None)
+        first = min(self._timings, key=lambda timing: timing.started, default=None)
+        return None if first is None else first.started - first.arrived
 
     @property
     def first_token_seconds(self) -> float | None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from rnn_engine.telemetry import Outcome, RequestReport, Timing
 from server.doors.keys import ApiKey
 from server.doors.settings import DoorSettings
 from server.settings import ServerSettings
 from server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter, request_logged_as
+from server.telemetry.record import RequestRecord, timing_headers
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -165,3 +167,13 @@ async def test_a_whole_answer_tells_its_times(serve: Serve) -> None:
     models = await client.get("/v1/models")
     for answer in (streamed, models):
         assert "X-Queue-Time" not in answer.headers
+
+
+def test_the_times_are_those_of_the_first_of_several_requests_to_the_engine() -> None:
+    """The second one begins when the first has ended, and waits for less time."""
+    first = RequestReport(Outcome.STOP, 101.0, 112.0, Timing(101.0, 107.0, 108.0), 5, 1, 3)
+    second = RequestReport(Outcome.STOP, 112.0, 115.0, Timing(112.0, 112.5, 113.0), 5, 5, 7)
+    record = RequestRecord("POST", "/v1/completions", begun=100.0, reports=[second, first])
+    assert (record.queue_seconds, record.first_token_seconds, record.inference_seconds) == (6.0, 8.0, 8.0)
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (10, 6, 10)
+    assert timing_headers(record) == {"X-Queue-Time": "6000", "X-Inference-Time": "8000", "X-Time-Per-Token": "800"}
