@@ -44,7 +44,7 @@ class Limits:
     max_answer_tokens: Annotated[int, Bound("tokens", "Answers times `max_tokens`.")] = 2**20
     max_logprob_entries: Annotated[
         int, Bound("entries", "Tokens with log-probabilities in an answer, times 1 and their alternatives.")
-    ] = 2**20
+    ] = 2**19
     max_choices: Annotated[int, Bound("choices", "Choices to be scored.")] = 2048
     max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded.")] = 2048
     max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
