@@ -24,7 +24,7 @@ from server.http.errors import describe
 _RETRY_SECONDS = 1.0  # after the system refused to accept
 _QUIET_SECONDS = 10.0  # between two log lines about the same trouble
 _BACKLOG = 128
-_UNSENT_BYTES = 128 * 2**10  # of an answer that the system takes in advance
+_UNSENT_BYTES = 16 * 2**10  # of an answer that the system takes in advance
 _log = logging.getLogger(__name__)
 
 

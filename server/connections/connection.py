@@ -17,6 +17,7 @@ from server.http.bodies import to_json
 from server.http.errors import Failure, describe, describe_http
 
 _SENT_BYTES = re.compile(r":? b?['\"].*")  # what of a request aiohttp shows in an error: it may hold an API key
+_UNTAKEN_BYTES = 16 * 2**10  # of an answer, from which on its client is watched
 _NEVER = 1e8  # seconds: `Connection` itself closes what is idle, but not in the middle of a request's head
 _log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        if self.transport is not None:
+            self.transport.set_write_buffer_limits(high=_UNTAKEN_BYTES)
         self._wait()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -181,10 +184,15 @@ class Connection(web.RequestHandler):
         if transport is None:
             return
         seconds = self._settings.stall_seconds
-        before = transport.get_write_buffer_size()
+        writer = None if self._request is None else self._request.writer
+
+        def bytes_taken() -> int:
+            return (0 if writer is None else writer.output_size) - transport.get_write_buffer_size()
+
+        before = bytes_taken()
 
         def check() -> None:
-            if before - transport.get_write_buffer_size() >= ANSWER_RATE * seconds:
+            if bytes_taken() - before >= ANSWER_RATE * seconds:
                 self._watch_answer()
                 return
             _log.info("%s: the client takes no more of its answer; the connection is closed", self._address())
