@@ -149,7 +149,10 @@ class Worker:
             self._obey()
             if self._scheduler.has_work and not self._stopping and not self._is_idle:
                 self._deadline = Deadline("a step", time.monotonic(), STEP_SECONDS)
-                self._post(self._scheduler.step())
+                deliveries = self._scheduler.step()
+                if self._scheduler.failure is not None:  # told before any client hears of it
+                    self._set_health(Health("checking", f"a step failed: {self._scheduler.failure}"))
+                self._post(deliveries)
         except Exception:
             logger.exception("the scheduler failed; its requests end")
             self._end_requests(partial(StepError, "the scheduler failed"))
@@ -186,7 +189,6 @@ class Worker:
 
     def _check_device(self, failure: str) -> None:
         """Run one token before anything else does; open the device again where that or many steps have failed."""
-        self._set_health(Health("checking", f"a step failed: {failure}"))
         if not self._device_answers() or self._scheduler.failed_in_a_row >= MAX_FAILED_STEPS:
             self._recover(failure)
         self._set_health(Health())
