@@ -1,18 +1,12 @@
 // The embeddings of the step's tokens, normed: x[t] = LN(table[id of t]). One workgroup a token.
-// A table that is larger than a binding is cut into parts; the dispatch of a part writes the tokens of its rows alone.
+// The dispatch of a part writes the tokens of its rows alone.
 
 #include eight
 #include WEIGHTS
 #include batch
-
-struct Part {
-    first: u32,        // the token id of its first row
-    num_rows: u32,
-    panel_blocks: u32, // blocks of a panel
-}
+#include table_part
 
 @group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> part: Part;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>;  // the norm's weight, then its bias
 @group(0) @binding(4) var<storage, read_write> x: array<f32>;  // [T, WIDTH]
 

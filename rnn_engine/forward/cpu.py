@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import StepError
 from rnn_engine.forward.contract import check_batch, check_slot, check_state, take_oldest
 from rnn_engine.forward.host_readout import read_out
-from rnn_engine.reference.functions import embed, project_to_logits
+from rnn_engine.reference.functions import project_to_logits
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.reference.weights import Weights
 from rnn_engine.types import (
@@ -81,7 +81,7 @@ class CpuRunner:
         tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])  # [T]
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        hidden, after = self._run_layers(self._weights, embed(self._weights, tokens), lengths, before)  # [T, D]
+        hidden, after = self._run_layers(self._weights, tokens, lengths, before)  # [T, D]
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]

@@ -31,6 +31,7 @@ class Activation(IntEnum):
     DOUBLE_EXP_DECAY = 8
     SCALED_RESIDUAL = 9  # as RESIDUAL, times the operand
     SHIFTED_MIX = 10  # as SCALED_RESIDUAL, with the operand in the buffer of the outputs
+    BIASED_SCALE = 11  # what the output holds is multiplied by the sum and the operand
 
 
 @dataclass(frozen=True, slots=True)

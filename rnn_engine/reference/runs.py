@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rnn_engine.reference.weights import Array, Weights
 
 RunLayers: TypeAlias = Callable[[Weights, Array, Sequence[int], Mapping[str, Array]], tuple[Array, dict[str, Array]]]
-"""The layers of a version in numpy: (weights, x, lengths, states) -> (the last layer's output [T, D], new states).
+"""A version in numpy up to the head: (weights, ids, lengths, states) -> (the last layer's output [T, D], new states).
 
-B sequences run, `lengths[b]` tokens of each, one after the other in x [T, D]. `states` holds [B, L, ...] a field and
-is not changed.
+B sequences run, `lengths[b]` tokens of each, one after the other in the token ids [T]. `states` holds [B, L, ...] a
+field and is not changed.
 """
 
 

@@ -60,3 +60,6 @@ class Block:
 
     def matmul(self, x: Array, name: str) -> Array:
         return self._weights.matmul(x, self._prefix + name)
+
+    def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
+        return self._weights.rows(self._prefix + name, ids)

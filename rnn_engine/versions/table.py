@@ -16,7 +16,7 @@ from rnn_engine.model.layout import Layout
 from rnn_engine.reference.runs import RunLayers
 from rnn_engine.tensor_files.listing import show_all
 from rnn_engine.tensor_files.source import TensorInfo
-from rnn_engine.versions import v4, v5, v6, v7
+from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,14 @@ VERSIONS: Final = VersionTable(
             "RWKV-7 under Hugging Face's tensor names", re.compile(r"model\.layers\.\d+\.attn\.(r_k|k_k|k_a|x_\w+)")
         ),
         UnservedVersion("RWKV under Hugging Face's tensor names", re.compile(r"rwkv\.blocks\.\d+\.attention\..*")),
-        UnservedVersion("RWKV-7 with DeepEmbed", re.compile(r"blocks\.\d+\.ffn\.s_emb\.weight")),
+        Version(
+            name="v7-deepembed",
+            title="RWKV-7 with DeepEmbed",
+            pattern=re.compile(r"blocks\.\d+\.ffn\.s_emb\.weight"),
+            layout=Layout(v7_deep_embed.list_tensors, v7_deep_embed.make_shape),
+            run_layers=v7_deep_embed.run_layers,
+            load_layers=v7_deep_embed.load_layers,
+        ),
         Version(
             name="v7",
             title="RWKV-7",

@@ -14,7 +14,7 @@ import pytest
 from rnn_engine.demo import model_path, pirate_state_path, tokenizer_path
 from rnn_engine.loading.model import open_model
 from rnn_engine.model import ModelFile
-from rnn_engine.reference.functions import embed, project_to_logits
+from rnn_engine.reference.functions import project_to_logits
 from rnn_engine.reference.weights import Weights
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import State
@@ -48,7 +48,7 @@ def right_answers(
     lengths = [len(prompt) + len(answer) - 1 for prompt, answer in zip(prompts, answers, strict=True)]
     ids = np.concatenate([[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)])
     states = {name: np.broadcast_to(value, (len(dialogues), *value.shape)) for name, value in before.items()}
-    hidden, _ = run_layers(weights, embed(weights, ids), lengths, states)
+    hidden, _ = run_layers(weights, ids, lengths, states)
     right = 0
     for end, answer in zip(np.cumsum(lengths), answers, strict=True):
         chosen = project_to_logits(weights, hidden[end - len(answer) : end]).argmax(-1)

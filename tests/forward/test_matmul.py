@@ -194,6 +194,7 @@ ACTIVATIONS: dict[Activation, Callable[[F32, F32, F32], F32]] = {
     Activation.DOUBLE_EXP_DECAY: lambda total, operand, before: np.exp(-np.exp(total + operand)),
     Activation.SCALED_RESIDUAL: lambda total, operand, before: before + total * operand,
     Activation.SHIFTED_MIX: lambda total, operand, before: before + total * operand,
+    Activation.BIASED_SCALE: lambda total, operand, before: before * (total + operand),
 }
 
 

@@ -125,7 +125,6 @@ def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
     [
         ("model.layers.0.attn.r_k", "RWKV-7 under Hugging Face's tensor names"),
         ("rwkv.blocks.0.attention.time_decay", "RWKV under Hugging Face's tensor names"),
-        ("blocks.1.ffn.s_emb.weight", "RWKV-7 with DeepEmbed"),
     ],
 )
 def test_what_is_not_read_yet_is_named(name: str, title: str, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
 from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7_deep_embed.shape import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
 from tests.support.older_models import draw_older
 
 FileDtype = Literal["f16", "bf16", "f32"]
@@ -64,6 +65,19 @@ def tiny_shape(
         ffn_width=4 * width if ffn is None else ffn,
         vocab_size=vocab,
         ranks=AdapterRanks(w=16, a=12, v=8, g=24) if ranks is None else ranks,
+    )
+
+
+def deep_embedded(shape: ShapeV7) -> ShapeV7DeepEmbed:
+    """The same sizes with DeepEmbed."""
+    return ShapeV7DeepEmbed(
+        num_layers=shape.num_layers,
+        width=shape.width,
+        num_heads=shape.num_heads,
+        head_size=shape.head_size,
+        ffn_width=shape.ffn_width,
+        vocab_size=shape.vocab_size,
+        ranks=shape.ranks,
     )
 
 
@@ -112,6 +126,9 @@ def _draw_v7(shape: ShapeV7, generator: np.random.Generator) -> Iterator[tuple[s
         yield from _draw_channel_mix(f"blocks.{layer}.ffn", shape, generator)
     yield from _draw_norm("ln_out", shape.width, generator)
     yield "head.weight", 4.0 * _draw_matrix(shape.vocab_size, shape.width, generator)
+    if isinstance(shape, ShapeV7DeepEmbed):
+        for layer in range(shape.num_layers):
+            yield from _draw_deep_embed(f"blocks.{layer}.ffn", shape, generator)
 
 
 def _draw_time_mix(
@@ -140,6 +157,17 @@ def _draw_channel_mix(
     yield f"{prefix}.x_k", generator.uniform(0.0, 1.0, shape.width)
     yield f"{prefix}.key.weight", _draw_matrix(shape.ffn_width, shape.width, generator)
     yield f"{prefix}.value.weight", _draw_matrix(shape.width, shape.ffn_width, generator)
+
+
+def _draw_deep_embed(
+    prefix: str, shape: ShapeV7DeepEmbed, generator: np.random.Generator
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Such that the channel mix is scaled by numbers around 1."""
+    yield f"{prefix}.s_emb.weight", generator.normal(0.0, 0.1, (shape.vocab_size, MATRIX_SIZE))
+    yield f"{prefix}.s_emb_x.weight", 0.1 * _draw_matrix(MATRIX_SIZE, shape.width, generator)
+    yield f"{prefix}.s1", generator.normal(0.0, shape.width**-0.5, (shape.width, SIDE))
+    yield f"{prefix}.s2", generator.normal(0.0, SIDE**-0.5, (SIDE, shape.ffn_width))
+    yield f"{prefix}.s0", generator.normal(1.0, 0.1, shape.ffn_width)
 
 
 def _draw_matrix(rows: int, columns: int, generator: np.random.Generator) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rnn_engine.reference.functions import embed, project_to_logits
+from rnn_engine.reference.functions import project_to_logits
 from rnn_engine.reference.weights import Array, Weights
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS, VersionTable
@@ -27,9 +27,8 @@ def forward(
     weights = Weights(model.shape, model.tensor, dtype)
     before = model.shape.initial_state() if state is None else state
     states = {field.name: before[field.name][np.newaxis] for field in model.shape.state_fields}
-    x = embed(weights, np.asarray(tokens, np.intp))
     run_layers = versions.get(model.shape.version).run_layers
-    hidden, after = run_layers(weights, x, [len(tokens)], states)
+    hidden, after = run_layers(weights, np.asarray(tokens, np.intp), [len(tokens)], states)
     return project_to_logits(weights, hidden), {name: values[0] for name, values in after.items()}
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.reference.weights import Array
 from rnn_engine.types import F32, Model, ModelShape, Readout, Runner, TokenRun, run_step
-from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 from tests.support.reference import forward
 from tests.support.token_masks import pack_masks
@@ -31,7 +31,7 @@ NUM_SLOTS, MAX_TOKENS, MAX_ROWS, NUM_CANDIDATES = 5, 128, 16, 8
 NUM_SEQUENCES, LENGTH = 4, 30
 SHAPE = tiny_shape()
 MODEL = random_model(SHAPE, seed=20)
-OLDER_MODELS = {shape.version: random_model(shape, seed=20) for shape in OLDER_SHAPES}
+OTHER_MODELS = {shape.version: random_model(shape, seed=20) for shape in (*OLDER_SHAPES, deep_embedded(SHAPE))}
 TOKENS: list[list[int]] = np.random.default_rng(21).integers(SHAPE.vocab_size, size=(NUM_SEQUENCES, LENGTH)).tolist()
 
 
@@ -427,7 +427,7 @@ class RunnerContract(ResultsContract):
 @cache
 def expected_results(version: str) -> list[tuple[Array, dict[str, Array]]]:
     """For each sequence the logits [LENGTH, V] and the last state of the version's model, f64."""
-    model = MODEL if version == SHAPE.version else OLDER_MODELS[version]
+    model = MODEL if version == SHAPE.version else OTHER_MODELS[version]
     return [forward(model, tokens, dtype=np.float64) for tokens in TOKENS]
 
 

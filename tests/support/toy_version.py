@@ -19,7 +19,7 @@ from rnn_engine.forward.norm import norm_shift_stage
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
-from rnn_engine.reference.functions import layer_norm
+from rnn_engine.reference.functions import embed, layer_norm
 from rnn_engine.reference.runs import PackedRuns
 from rnn_engine.reference.weights import Array, Weights
 from rnn_engine.types import FieldKind, ModelShape, StateField
@@ -65,8 +65,9 @@ def make_shape(num_layers: int, sizes: Sizes) -> ToyShape:
 
 
 def run_layers(
-    weights: Weights, x: Array, lengths: Sequence[int], states: Mapping[str, Array]
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
+    x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
     after = {name: values.astype(weights.dtype) for name, values in states.items()}
     for layer in range(weights.shape.num_layers):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from rnn_engine.reference.functions import embed, sigmoid
+from rnn_engine.reference.functions import sigmoid
 from rnn_engine.reference.runs import PackedRuns
 from rnn_engine.reference.weights import Weights
 from rnn_engine.versions.v7.reference import normalize, run_layers, run_wkv
@@ -43,12 +43,12 @@ def test_runs_side_by_side_are_as_alone(lengths: list[int], data: st.DataObject)
     ids = np.array(data.draw(st.lists(st.sampled_from(TOKENS), min_size=sum(lengths), max_size=sum(lengths))))
     states = random_states(len(lengths))
     weights = Weights(SHAPE, MODEL.tensor, np.float64)
-    hidden, after = run_layers(weights, embed(weights, ids), lengths, states)
+    hidden, after = run_layers(weights, ids, lengths, states)
     ends = np.cumsum(lengths)
     for run, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         alone = {field: values[run : run + 1] for field, values in states.items()}
         part = ids[end - length : end]
-        hidden_alone, after_alone = run_layers(weights, embed(weights, part), [length], alone)
+        hidden_alone, after_alone = run_layers(weights, part, [length], alone)
         assert relative_error(hidden[end - length : end], hidden_alone) < 1e-13
         for field, values in after_alone.items():
             assert relative_error(after[field][run], values[0]) < 1e-13

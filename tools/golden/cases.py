@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.v7.shape import AdapterRanks
-from tests.support.models import tiny_shape
+from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
 
@@ -95,4 +95,12 @@ CASES = (
     Case("v4-one-layer", tiny_v4(layers=1, width=40, ffn=72, vocab=12), seed=401, num_tokens=300),
     Case("v4-deep-odd-sizes", tiny_v4(layers=13, width=24, ffn=52, vocab=12), seed=402, num_tokens=40),
     Case("v4-vocab256", tiny_v4(layers=2, width=72, ffn=100, vocab=256), seed=403, num_tokens=50),
+    Case(
+        "v7-deepembed-head16",
+        deep_embedded(
+            tiny_shape(layers=2, width=48, head_size=16, ffn=100, vocab=12, ranks=AdapterRanks(w=5, a=7, v=3, g=9))
+        ),
+        seed=707,
+        num_tokens=60,
+    ),
 )

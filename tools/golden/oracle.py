@@ -36,6 +36,7 @@ def run(model_path: Path, version: str, tokens: Sequence[int], rescaled_layers: 
         results = Path(folder) / "results.npz"
         switches = {
             "RWKV_V7_ON": str(int(version.startswith("v7"))),
+            "RWKV_DE_VERSION": str(int(version == "v7-deepembed")),
             "RWKV_JIT_ON": "1",
             "RWKV_CUDA_ON": "0",
             "RWKV_RESCALE_LAYER": str(rescaled_layers),

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rnn_engine.reference.functions import layer_norm, sigmoid, standardize
+from rnn_engine.reference.functions import embed, layer_norm, sigmoid, standardize
 from rnn_engine.reference.runs import PackedRuns
 from rnn_engine.reference.weights import Array, Block, Weights
 
@@ -23,13 +23,14 @@ ChannelMix: TypeAlias = Callable[[Block, Array, Array], Array]
 
 def run_blocks(
     weights: Weights,
-    x: Array,
+    ids: Array,
     lengths: Sequence[int],
     states: Mapping[str, Array],
     time_mix: TimeMix,
     channel_mix: ChannelMix,
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
     after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}
     for layer in range(weights.shape.num_layers):

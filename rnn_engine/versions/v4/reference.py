@@ -16,10 +16,10 @@ _SUMS: Final = ("aa", "bb", "pp")
 
 
 def run_layers(
-    weights: Weights, x: Array, lengths: Sequence[int], states: Mapping[str, Array]
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, x, lengths, states, time_mix, channel_mix_with_static_mixes)
+    return run_blocks(weights, ids, lengths, states, time_mix, channel_mix_with_static_mixes)
 
 
 def time_mix(

@@ -22,11 +22,11 @@ from rnn_engine.versions.v5.shape import ShapeV5
 
 
 def run_layers(
-    weights: Weights, x: Array, lengths: Sequence[int], states: Mapping[str, Array]
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
     assert isinstance(weights.shape, ShapeV5)
-    return run_blocks(weights, x, lengths, states, partial(time_mix, weights.shape), channel_mix_with_static_mixes)
+    return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix_with_static_mixes)
 
 
 def time_mix(

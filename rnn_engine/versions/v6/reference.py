@@ -23,10 +23,10 @@ _GROUP_NORM_EPSILON: Final = 64e-5
 
 
 def run_layers(
-    weights: Weights, x: Array, lengths: Sequence[int], states: Mapping[str, Array]
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, x, lengths, states, time_mix, channel_mix)
+    return run_blocks(weights, ids, lengths, states, time_mix, channel_mix)
 
 
 def time_mix(

@@ -8,9 +8,12 @@ The maths is that of reference.py beside this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
+
+from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.packing import round_up
@@ -53,15 +56,18 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape = context.model.shape
     assert isinstance(shape, ShapeV7)
     check_head_size(shape)
-    scratch = _Scratch(context, shape)
+    scratch = Scratch(context, shape)
     for layer in range(shape.num_layers):
-        yield _Layer(context, scratch, shape, layer).stages()
+        yield Layer(context, scratch, shape, layer).stages()
 
 
-class _Scratch:
+class Scratch:
     """The buffers between the stages of a layer; all layers share them."""
 
-    def __init__(self, context: BuildContext, shape: ShapeV7) -> None:
+    def __init__(
+        self, context: BuildContext, shape: ShapeV7, *, num_mixes: int = 6, ffn_floats: int | None = None
+    ) -> None:
+        """A variant may have more mixes, or more floats in the buffer of the channel mix than [T, F]."""
         tokens, width = context.limits.max_tokens, shape.width
         self.hidden_strides = {adapter.name: round_up(getattr(shape.ranks, adapter.name), 8) for adapter in _ADAPTERS}
         self.hidden_starts: dict[str, int] = {}  # of the adapters' inner vectors in `projected`
@@ -70,32 +76,48 @@ class _Scratch:
             self.hidden_starts[name] = place
             place += tokens * stride
         create = context.memory.create_buffer
-        self.mixes = create("mixes", 4 * 6 * tokens * width)  # [6, T, D]
+        self.mixes = create("mixes", 4 * num_mixes * tokens * width)  # [6 or more, T, D]
         self.projected = create("projected", 4 * place)  # r, k, v [3, T, D], then w, a, g, v's inner vectors [T, R]
         self.gates = create("gates", 4 * 4 * tokens * width)  # decay, a, g, v gate: [4, T, D]
         self.v_first = create("v_first", 4 * tokens * width)  # [T, D]
         self.mixed = create("mixed", 4 * tokens * width)  # [T, D]
-        self.ffn_hidden = create("ffn hidden", 4 * tokens * round_up(shape.ffn_width, 8))  # [T, F]
+        ffn_floats = ffn_floats or tokens * round_up(shape.ffn_width, 8)
+        self.ffn_hidden = create("ffn hidden", 4 * ffn_floats)  # [T, F]
 
 
-class _Layer(LayerBuilder):
+class Layer(LayerBuilder):
     """One layer while it is loaded."""
 
-    def __init__(self, context: BuildContext, scratch: _Scratch, shape: ShapeV7, layer: int) -> None:
-        vectors = PackedVectors.load(context, f"layer {layer} vectors", f"blocks.{layer}.", _VECTORS)
-        super().__init__(context, layer, vectors)
+    def __init__(
+        self,
+        context: BuildContext,
+        scratch: Scratch,
+        shape: ShapeV7,
+        layer: int,
+        more_vectors: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    ) -> None:
+        model, block = context.model, f"blocks.{layer}"
+        vectors = {name: model.tensor(f"{block}.{name}") for name in _VECTORS if model.has(f"{block}.{name}")}
+        super().__init__(
+            context, layer, PackedVectors.pack(context, f"layer {layer} vectors", {**vectors, **more_vectors})
+        )
         self._scratch = scratch
         self._shape = shape
 
     def stages(self) -> tuple[Stage, ...]:
-        scratch, x = self._scratch, self.context.buffers.x
-        mixes, hidden = scratch.mixes, scratch.ffn_hidden
+        scratch = self._scratch
         return (
-            self.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", mixes),
-            self.matmul("projections", self._projections(), mixes, scratch.projected),
+            self.norm_shift("att norm", "ln1", _ATT_MIXES, "att_shift", scratch.mixes),
+            self.matmul("projections", self._projections(), scratch.mixes, scratch.projected),
             self.matmul("gates", self._gates(), scratch.projected, scratch.gates),
             self._recurrence(),
             self.output(scratch.mixed),
+            *self.channel_mix_stages(),
+        )
+
+    def channel_mix_stages(self) -> tuple[Stage, ...]:
+        mixes, hidden, x = self._scratch.mixes, self._scratch.ffn_hidden, self.context.buffers.x
+        return (
             self.norm_shift("ffn norm", "ln2", ("ffn.x_k",), "ffn_shift", mixes),
             self.matmul("key", [self.alone("ffn.key.weight", Activation.SQUARED_RELU)], mixes, hidden),
             self.matmul("value", [self.alone("ffn.value.weight", Activation.RESIDUAL)], hidden, x),

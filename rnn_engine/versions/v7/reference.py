@@ -21,10 +21,10 @@ _DECAY_RATE: Final = -0.606531  # -exp(-1/2) to the digits that models are train
 
 
 def run_layers(
-    weights: Weights, x: Array, lengths: Sequence[int], states: Mapping[str, Array]
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, x, lengths, states, TimeMix(), channel_mix)
+    return run_blocks(weights, ids, lengths, states, TimeMix(), channel_mix)
 
 
 class TimeMix:

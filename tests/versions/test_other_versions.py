@@ -1,4 +1,4 @@
-"""The versions before RWKV-7 on every kind of device: the contract of all runners, awkward sizes, and long runs."""
+"""The versions besides RWKV-7 on every kind of device: the contract of all runners, awkward sizes, and long runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 from tests.support.cpu import make_cpu_runner
 from tests.support.gpu import make_gpu_runner
-from tests.support.models import TensorModel, random_model, tiny_shape
-from tests.support.older_models import OLDER_SHAPES, tiny_v4, tiny_v5, tiny_v6
+from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
+from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 from tests.support.reference import forward, relative_error
-from tests.support.runner_contract import NUM_SLOTS, OLDER_MODELS, MakeRunner, ResultsContract, Timetable, timetables
+from tests.support.runner_contract import NUM_SLOTS, OTHER_MODELS, MakeRunner, ResultsContract, Timetable, timetables
 
-VERSIONS = [shape.version for shape in OLDER_SHAPES]
+VERSIONS = list(OTHER_MODELS)
 MAX_TOKENS = 640
 SIZES: dict[str, ModelShape] = {
     "v6, 8 heads of 17": tiny_v6(layers=1, width=136, head_size=17, vocab=12),
@@ -26,6 +26,7 @@ SIZES: dict[str, ModelShape] = {
     "v5.0, one head of 128": tiny_v5("v5.0", layers=1, width=128, head_size=128, vocab=256),
     "v4, width 40": tiny_v4(layers=1, width=40, ffn=33, vocab=50277),
     "v4, width 200": tiny_v4(layers=5, width=200, vocab=256),
+    "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1, width=40, head_size=20, ffn=52, vocab=50277)),
     "v7, 2 heads of 20": tiny_shape(layers=2, width=40, head_size=20, vocab=12),
     "v7, one head of 256": tiny_shape(layers=1, width=256, head_size=256),
 }
@@ -40,7 +41,7 @@ class TestResults(ResultsContract):
     @pytest.fixture(scope="class", params=VERSIONS)
     @classmethod
     def model(cls, request: pytest.FixtureRequest) -> TensorModel:
-        return OLDER_MODELS[request.param]
+        return OTHER_MODELS[request.param]
 
     @settings(max_examples=4, suppress_health_check=[HealthCheck.differing_executors])
     @given(timetable=timetables(), slots=st.permutations(range(NUM_SLOTS)))
@@ -71,7 +72,7 @@ def test_awkward_sizes(shape: ModelShape) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_runs_of_every_length_on_one_slot(version: str) -> None:
-    model = OLDER_MODELS[version]
+    model = OTHER_MODELS[version]
     tokens = np.random.default_rng(33).integers(model.shape.vocab_size, size=600).tolist()
     runner = gpu_runner(model)
     for length in (1, 255, 256, 257, 600):  # a length packed into 8 bits would show
@@ -86,7 +87,7 @@ def test_runs_of_every_length_on_one_slot(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
-    exact = OLDER_MODELS[version]
+    exact = OTHER_MODELS[version]
     chance = np.random.default_rng(34)
     tensors = {name: values * chance.uniform(0.999, 1.001, values.shape) for name, values in exact.tensors.items()}
     model = TensorModel(exact.shape, {name: values.astype(np.float32) for name, values in tensors.items()})
@@ -100,9 +101,23 @@ def test_weights_in_f16_cost_less_than_a_hundredth(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_layer_has_at_most_ten_dispatches(version: str) -> None:
-    model = OLDER_MODELS[version]
+    model = OTHER_MODELS[version]
     runner = make_gpu_runner(model, num_slots=2, max_tokens=MAX_TOKENS, max_rows=8, num_candidates=4)
-    embedding = 1
-    assert len(runner.plan(1, 1, 0).dispatches) <= embedding + 10 * model.shape.num_layers
+    labels = [dispatch.label for dispatch in runner.plan(1, 1, 0).dispatches]
+    for layer in range(model.shape.num_layers):
+        assert sum(label.startswith(f"layer {layer} ") for label in labels) <= 10
     assert len(runner.plan(300, 2, 0).dispatches) == len(runner.plan(1, 1, 0).dispatches)
+    runner.close()
+
+
+def test_tables_of_layers_are_cut_where_a_binding_ends() -> None:
+    model = OTHER_MODELS["v7-deepembed"]
+    runner = make_gpu_runner(
+        model, num_slots=2, max_tokens=16, max_rows=8, num_candidates=4, max_binding_bytes=40 * 1024 * 4
+    )
+    assert str(runner.plan(1, 1, 0)).count("layer 1 deep embedding") == 3  # 96 tokens, 40 in each part
+    tokens = [0, 39, 40, 79, 80, 95]
+    logits, _ = forward(model, tokens, dtype=np.float64)
+    readout = run_step(runner, [TokenRun(0, tokens, rows=6)])
+    assert relative_error(np.stack([readout.full_row(row) for row in range(6)]), logits) < 1e-4
     runner.close()

@@ -1,0 +1,11 @@
+"""RWKV-7 with DeepEmbed: the channel mix is scaled by what a table in every layer has for each token.
+
+It is what BlinkDL's `rwkv` package runs under RWKV_DE_VERSION=1.
+"""
+
+from rnn_engine.versions.v7_deep_embed.plan import load_layers
+from rnn_engine.versions.v7_deep_embed.reference import run_layers
+from rnn_engine.versions.v7_deep_embed.shape import make_shape
+from rnn_engine.versions.v7_deep_embed.tensors import list_tensors
+
+__all__ = ["list_tensors", "load_layers", "make_shape", "run_layers"]

@@ -1,0 +1,31 @@
+"""RWKV-7 with DeepEmbed in numpy, in f32 or f64. Shapes: T tokens of all runs, D width, F ffn width."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from rnn_engine.reference.functions import embed
+from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.versions.shared.reference import run_blocks
+from rnn_engine.versions.v7.reference import TimeMix
+from rnn_engine.versions.v7_deep_embed.shape import SIDE
+
+
+def run_layers(
+    weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    return run_blocks(weights, ids, lengths, states, TimeMix(), partial(channel_mix, ids, embed(weights, ids)))
+
+
+def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: Array) -> Array:
+    """ids: [T] token ids; embedded: [T, D] the first layer's input; x, previous: [T, D] -> [T, D]."""
+    k = block.matmul(x + (previous - x) * block("ffn.x_k"), "ffn.key.weight")
+    k = np.square(np.maximum(k, 0))
+    matrix = block.rows("ffn.s_emb.weight", ids) + block.matmul(embedded, "ffn.s_emb_x.weight")  # [T, S * S]
+    inner = (x @ block("ffn.s1"))[:, np.newaxis] @ matrix.reshape(-1, SIDE, SIDE)  # [T, 1, S]
+    scale = inner[:, 0] @ block("ffn.s2") + block("ffn.s0")
+    return block.matmul(k * scale, "ffn.value.weight")
