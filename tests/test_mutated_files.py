@@ -14,7 +14,7 @@ from tools.fuzz.files import try_case
 from tools.fuzz.mutations import mutate_bytes, mutate_value
 from tools.fuzz.structures import mutate_file
 
-CASES = 60
+CASES = 40
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fault_model import FaultModel, run_random_faults
+from tools.reliability.table import Row, command_line, record, where
 
 
 def main() -> None:
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--operations", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--check-every", type=int, default=10, help="operations between two checks of everything")
+    parser.add_argument("--record", action="store_true", help="write the result into docs/reliability.md")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # each failure that is made on purpose would leave a traceback
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -42,6 +44,20 @@ def main() -> None:
     stats = model.cache.stats()
     print(f"cache: {stats.look_ups} look-ups, {stats.hits} hits; hits by tier:", end=" ")
     print(", ".join(f"{tier.hits} {tier.tier}" for tier in stats.tiers))
+    if options.record:
+        record(_row(model, options.operations))
+
+
+def _row(model: FaultModel, operations: int) -> Row:
+    """Return the result for docs/reliability.md; a run that finds a fault does not come so far."""
+    return Row(
+        "random operations on a device that fails",
+        f"{operations:,} operations, {model.faults.struck.total():,} faults",
+        "0 answers, slots, locks, names and kept states",
+        f"{model.answers:,} right answers, {model.errors:,} errors of faults, {model.recoveries} devices opened again",
+        where("the tests' device"),
+        command_line("tools.fuzz.faults"),
+    )
 
 
 if __name__ == "__main__":
