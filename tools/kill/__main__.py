@@ -64,6 +64,8 @@ class Campaign:
 
     async def _check(self, session: ClientSession, url: str) -> None:
         caller = self._caller(session, url)
+        left = [path.name for path in self.folder.glob("*/*.partial")]  # before the answers below are kept in files
+        self._note(not left, f"files of writes that were cut short are left: {left}")
         try:
             listed = (await caller.call("GET", "/v1/states"))["data"]
             found = {
@@ -75,8 +77,6 @@ class Campaign:
             self.device = await device_of(session, url)
         except (SurpriseError, ClientError) as error:
             self.faults.append(f"after a start: {error}")
-        left = [path.name for path in self.folder.glob("*/*.partial")]
-        self._note(not left, f"files of writes that were cut short are left: {left}")
 
     async def _write_until_killed(self, session: ClientSession, server: ServerProcess) -> None:
         writers = [StateWriter(self._caller(session, server.url), self.ledger, number) for number in range(_WRITERS)]
