@@ -11,6 +11,7 @@ from rnn_engine.scheduler import Scheduler, Worker
 from tests.support.fake_runner import FakeRunner, table_logits
 from tests.support.fault_model import NUM_SLOTS, SPARE_SLOTS, FaultModel, run_random_faults
 from tests.support.fault_runner import Fault
+from tests.support.models import tiny_shape
 from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE
 
 
@@ -82,7 +83,8 @@ def test_copies_that_fail_cost_the_device_tier_no_room() -> None:
 
 def test_health_is_not_ok_when_a_client_hears_that_its_step_failed() -> None:
     told: list[str] = []
-    fake = FakeRunner(table_logits(VOCAB_SIZE), fail_when=lambda batch: len(batch[0].tokens) > 1)
+    shape = tiny_shape(vocab=VOCAB_SIZE)
+    fake = FakeRunner(table_logits(VOCAB_SIZE), shape=shape, fail_when=lambda batch: len(batch[0].tokens) > 1)
     scheduler = Scheduler(fake, TOKEN_BYTES.__getitem__)
     worker = Worker(scheduler, lambda _: told.append(worker.health.status), lambda: None, lambda _: fake)
     scheduler.submit(0, prompts(1, 2)[0])
