@@ -17,6 +17,7 @@ from rnn_engine.errors import ModelError, StateError
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.states import StateFile, StateSettings
 from rnn_engine.operations.embedding import embed
+from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.operations.scoring import score_choices
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
@@ -24,6 +25,7 @@ from rnn_engine.types import InitialState, ModelShape, State
 from rnn_engine.versions.v5 import ShapeV5
 from states.files.prefab import prefab_dims, rows_from_state, state_from_rows
 from states.files.tuned import tensor_name
+from states.named.entry import Retention
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v4, tiny_v5
 from tests.support.reference import forward, relative_error
@@ -102,6 +104,18 @@ async def test_a_state_goes_through_ai00s_form_and_is_continued(shape: ModelShap
     again = state_from_rows(rows, prefab_dims(shape), shape, "rows")
     async with loaded(model, tmp_path) as engine:
         _, _, tokens = await run(engine, PROMPT[20:], InitialState("rows", again))
+    assert tokens == greedy(model, PROMPT)
+
+
+@every_version
+async def test_a_named_state_outlives_the_engine_and_is_advanced(shape: ModelShape, tmp_path: Path) -> None:
+    model = random_model(shape, seed=42)
+    settings = StateSettings(folder=tmp_path / "states")
+    async with loaded(model, tmp_path, states=settings) as engine:
+        await create_state(engine, "kept", PROMPT[:20], Retention(persistent=True))
+    async with loaded(model, tmp_path, states=settings) as engine:
+        advanced = await advance_state(engine, "kept", PROMPT[20:40])
+        _, _, tokens = await run(engine, PROMPT[40:], advanced.named.frozen.for_request)
     assert tokens == greedy(model, PROMPT)
 
 
