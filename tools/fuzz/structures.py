@@ -57,7 +57,7 @@ def _mutate_zip(data: bytes, random: Random) -> bytes:
         zipfile.ZipFile(made, "w", compression) as archive,
     ):
         for member, content in members:
-            archive.writestr(member, content)
+            archive.writestr(zipfile.ZipInfo(member), content, compression)  # without the time of day
     return made.getvalue()
 
 
