@@ -16,7 +16,7 @@ from server.schemas.props import Props
 
 
 async def props(request: web.Request) -> web.Response:
-    info, template = engine_of(request).info, ChatTemplate()
+    info, template, settings = engine_of(request).info, ChatTemplate(), request.app[SETTINGS]
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
     body: Props = {
         "model_path": info.model,
@@ -27,7 +27,8 @@ async def props(request: web.Request) -> web.Response:
             "max_tokens": GenerationBody.model_fields["max_tokens"].default,
             "n": GenerationBody.model_fields["n"].default,
         },
-        "limits": asdict(request.app[SETTINGS].limits),
+        "limits": asdict(settings.limits),
+        "connections": asdict(settings.connections),
     }
     return json_response(body)
 

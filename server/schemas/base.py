@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -62,7 +63,7 @@ class RequestBody(BaseModel):
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
         for name in data:
             if name not in known:
-                raise RefusedError(data[name], f"one of the fields {', '.join(sorted(known))}", below=name[:80])
+                raise RefusedError(data[name], _names_allowed(name, known), below=name[:80])
         fields = {name: value for name, value in data.items() if name not in cls.ignored}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
 
@@ -80,6 +81,14 @@ class RequestBody(BaseModel):
     @classmethod
     def _means_default(cls, name: str, value: object) -> bool:
         return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
+
+
+def _names_allowed(name: str, known: Collection[str]) -> str:
+    """Say which fields there are: the one that was probably meant, or all."""
+    nearest = get_close_matches(name[:80], known, n=1)
+    return (
+        f"a field that there is, perhaps {nearest[0]}" if nearest else f"one of the fields {', '.join(sorted(known))}"
+    )
 
 
 STRING = {"type": "string"}

@@ -13,10 +13,11 @@ class TemplateTexts(TypedDict):
 
 class Props(TypedDict):
     """What the server runs and how much it allows. `default_generation_settings` are the fields of requests with what
-    they mean where they are absent; `limits` are the options of `rnn-engine serve` of these names."""
+    they mean where they are absent; `limits` and `connections` are options of `rnn-engine serve`."""
 
     model_path: str
     total_slots: int
     chat_template: TemplateTexts
     default_generation_settings: dict[str, int | float | str | list[str] | dict[str, float] | None]
     limits: dict[str, int]
+    connections: dict[str, float]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
+from server.connections.settings import ConnectionSettings
 from server.limits import BOUNDS, Limits
 from server.schemas.base import RequestBody
 from server.schemas.chat import ChatRequest
@@ -119,10 +120,12 @@ async def test_what_is_within_the_limits_runs(serve: Serve, body: Body) -> None:
 
 
 async def test_props_list_the_limits(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(limits=SMALL))
+    connections = ConnectionSettings(max_per_client=5, idle_seconds=60.5)
+    client = await serve(FakeEngine(), ServerSettings(limits=SMALL, connections=connections))
     body = await (await client.get("/props")).json()
     check_shape(Props, body)
     assert body["limits"] == asdict(SMALL)
+    assert body["connections"] == asdict(connections)
     assert body["total_slots"] == 2
     assert body["model_path"] == "fake"
     assert body["default_generation_settings"]["top_k"] == 128

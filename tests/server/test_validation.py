@@ -11,6 +11,7 @@ HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: Body = {"prompt": "a"}
 
 BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
+    ({**TEXT, "zebra": 5}, "zebra", "expected one of the fields best_of, "),
     ({}, "prompt", "required"),
     ({"prompt": None}, "prompt", "a string, a list of strings"),
     ({"prompt": 3}, "prompt", "3 is not allowed"),
@@ -57,7 +58,7 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "best_of": 2, "n": 3}, "best_of", "at least n, which is 3"),
     ({**TEXT, "best_of": 2, "stream": True}, "best_of", "null or n (1) with stream"),
     ({**TEXT, "best_of": 2, "save_as": "name"}, "save_as", "one answer"),
-    ({**TEXT, "max_token": 5}, "max_token", "max_tokens, "),
+    ({**TEXT, "max_token": 5}, "max_token", "expected a field that there is, perhaps max_tokens"),
 ]
 
 BAD_CHATS: list[tuple[Body, str, str]] = [
@@ -81,7 +82,7 @@ BAD_CHATS: list[tuple[Body, str, str]] = [
     ({**HI, "names": {"king": "Bob"}}, "names", "'king'"),
     ({**HI, "names": {"user": 1}}, "names", "roles and names"),
     ({**HI, "template": {"record": "{role}"}}, "template.record", "{content}"),
-    ({**HI, "template": {"records": "x"}}, "template.records", "prefix, record, sep"),
+    ({**HI, "template": {"records": "x"}}, "template.records", "perhaps record"),
 ]
 
 
