@@ -108,12 +108,15 @@ class Engine:
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
+        device_memory: int | None = None,
         v5_group_norm_epsilon: float | None = None,
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
         `name` is what clients call the model, else the file's name without its ending. `tokenizer` is auto, world,
-        none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `max_queued` requests may wait
+        none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `weights` is a choice as
+        `WeightChoice.parse` reads it, or auto for the best format that fits; `device_memory` is how many bytes the
+        device has, where that can't be found out. `max_queued` requests may wait
         for a slot, each for `queue_seconds` at most (None: as long as it takes). `batching` is eager, k:NUMBER,
         t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
         how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
@@ -134,6 +137,7 @@ class Engine:
             cache=cache,
             states=states,
             progress=progress,
+            device_memory=device_memory,
             v5_group_norm_epsilon=v5_group_norm_epsilon,
         )
         return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)

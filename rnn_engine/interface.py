@@ -24,7 +24,7 @@ class EngineInfo:
     model: str  # the name that clients use
     shape: ModelShape
     device: str
-    weights: str  # "f16" or "f32"
+    weights: str  # as `WeightChoice.parse` reads it, such as "f16"
     num_slots: int
     max_logprobs: int  # the most alternatives a token
     tokenizer: str

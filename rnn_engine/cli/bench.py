@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rnn_engine.cli.describe import describe_shape
-from rnn_engine.cli.options import device_option, model_argument, weights_option
+from rnn_engine.cli.options import device_memory_option, device_option, model_argument, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import GpuRunner
+from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2
@@ -106,6 +107,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 @model_argument
 @device_option
 @weights_option
+@device_memory_option
 @click.option("--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Sequences at decode.")
 @click.option("--lengths", callback=_parse_numbers, default="64", show_default=True, help="Prompts at prefill.")
 @click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Timed runs a line.")
@@ -114,6 +116,7 @@ def command(
     model: Path,
     device: str,
     weights: str,
+    device_memory: int | None,
     slots: list[int],
     lengths: list[int],
     repeats: int,
@@ -125,10 +128,12 @@ def command(
     """
     with progress_bar("opening the model") as report:
         with open_model(model) as opened:
-            runner = load_runner(opened, device, weights=weights, num_slots=max(slots), progress=report)
+            size = RunnerSize(num_slots=max(slots))
+            plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
+            runner = load_runner(opened, device, weights=plan.weights, num_slots=max(slots), progress=report)
         with closing(runner):
             results = _measure(runner, slots, lengths, repeats, report)
-    setting = Setting(model.name, runner.shape, *_device_and_weights(runner, weights), repeats)
+    setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
     if as_json:
         click.echo(json.dumps({**asdict(setting), "results": [asdict(line) for line in results]}, indent=2))
     else:

@@ -10,7 +10,14 @@ from pathlib import Path
 import click
 
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
-from rnn_engine.cli.options import device_option, model_argument, tokenizer_option, v5_epsilon_option
+from rnn_engine.cli.options import (
+    device_memory_option,
+    device_option,
+    model_argument,
+    tokenizer_option,
+    v5_epsilon_option,
+    weights_option,
+)
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
@@ -28,6 +35,8 @@ _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 @sampling_options
 @tokenizer_option
 @device_option
+@weights_option
+@device_memory_option
 @v5_epsilon_option
 @state_option
 def command(
@@ -36,6 +45,8 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
+    weights: str,
+    device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     state: Path | None,
     sampling: SamplingParams,
@@ -53,6 +64,8 @@ def command(
         cache=CacheConfig(),
         states=only_state(state),
         v5_group_norm_epsilon=v5_group_norm_epsilon,
+        weights=weights,
+        device_memory=device_memory,
     )
     with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)

@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 
 from rnn_engine.cli.options import (
+    device_memory_option,
     device_option,
     model_argument,
     parse_tokens,
     tokenizer_option,
     v5_epsilon_option,
+    weights_option,
 )
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
@@ -33,6 +35,8 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 @sampling_options
 @tokenizer_option
 @device_option
+@weights_option
+@device_memory_option
 @v5_epsilon_option
 @state_option
 def command(
@@ -43,6 +47,8 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
+    weights: str,
+    device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     state: Path | None,
     sampling: SamplingParams,
@@ -53,7 +59,14 @@ def command(
     if prompt is None and tokens is None:
         prompt = _read_prompt()
     choice = EngineChoice(
-        model, tokenizer, device, slots=1, states=only_state(state), v5_group_norm_epsilon=v5_group_norm_epsilon
+        model,
+        tokenizer,
+        device,
+        slots=1,
+        states=only_state(state),
+        v5_group_norm_epsilon=v5_group_norm_epsilon,
+        weights=weights,
+        device_memory=device_memory,
     )
     with engine_session(choice) as session:
         ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens

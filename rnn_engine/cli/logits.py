@@ -10,12 +10,20 @@ import click
 import numpy as np
 
 from rnn_engine.atomic_file import atomic_file
-from rnn_engine.cli.options import device_option, model_argument, parse_tokens, v5_epsilon_option, weights_option
+from rnn_engine.cli.options import (
+    device_memory_option,
+    device_option,
+    model_argument,
+    parse_tokens,
+    v5_epsilon_option,
+    weights_option,
+)
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
 from states.files.exchange import StateFiles
 
@@ -30,6 +38,7 @@ _SLOT = 0
 @device_option
 @v5_epsilon_option
 @weights_option
+@device_memory_option
 @click.option(
     "--chunk",
     type=click.IntRange(min=1),
@@ -47,6 +56,7 @@ def command(
     device: str,
     v5_group_norm_epsilon: float | None,
     weights: str,
+    device_memory: int | None,
     chunk: int,
     state: Path | None,
     output: Path,
@@ -62,8 +72,10 @@ def command(
         with open_model(model, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             _check(tokens, opened.shape.vocab_size)
             initial = None if state is None else StateFiles(opened.shape, opened.fingerprint).read(state).state
+            room = RunnerSize(num_slots=1, max_tokens=size, max_rows=size)
+            plan = plan_memory(opened, device, room, weights=weights, device_memory=device_memory)
             runner = load_runner(
-                opened, device, weights=weights, num_slots=1, max_tokens=size, max_rows=size, progress=report
+                opened, device, weights=plan.weights, num_slots=1, max_tokens=size, max_rows=size, progress=report
             )
         with closing(runner):
             logits = run_logits(runner, tokens, size, report, initial)

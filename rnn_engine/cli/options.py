@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
+from rnn_engine.cli.sizes import parse_size
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,10 +43,12 @@ device_option = click.option(
 
 
 def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value == AUTO:
+        return value
     try:
         WeightChoice.parse(value)
     except InvalidRequestError as error:
-        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
+        raise click.BadParameter(f"{value!r} is not allowed; expected {AUTO}, or {error.allowed}") from None
     return value
 
 
@@ -52,10 +56,18 @@ weights_option = click.option(
     "--weights",
     default="f16",
     show_default=True,
-    metavar="FORMAT[,CLASS=FORMAT...][,layers=N]",
+    metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N]",
     callback=_weights,
     help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, head, "
-    "emb or adapters; with layers, those from layer N on are f16. Example: int4,head=int8.",
+    "emb or adapters; with layers, those from layer N on are f16. Example: int4,head=int8. auto takes the first of "
+    f"{', '.join(AUTO_FORMATS)} for which the device has room.",
+)
+device_memory_option = click.option(
+    "--device-memory",
+    callback=parse_size,
+    metavar="SIZE",
+    help="The device's memory that the model may take, such as 6G. Nothing tells it of a discrete GPU; of others it "
+    "is what this computer has free.",
 )
 v5_epsilon_option = click.option(
     "--v5-group-norm-eps",

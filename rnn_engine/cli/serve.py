@@ -18,11 +18,13 @@ from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import (
     batching_option,
+    device_memory_option,
     device_option,
     model_argument,
     slots_option,
     tokenizer_option,
     v5_epsilon_option,
+    weights_option,
 )
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options
@@ -50,6 +52,8 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 @model_argument
 @tokenizer_option
 @device_option
+@weights_option
+@device_memory_option
 @v5_epsilon_option
 @slots_option(8)
 @batching_option
@@ -98,6 +102,8 @@ def command(
     model: Path,
     tokenizer: str,
     device: str,
+    weights: str,
+    device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     slots: int,
     batching: str,
@@ -131,6 +137,8 @@ def command(
         limits.max_queue_seconds,
         limits.max_queued,
         v5_group_norm_epsilon,
+        weights,
+        device_memory,
     )
     settings = ServerSettings(
         host,

@@ -35,6 +35,8 @@ class EngineChoice:
     queue_seconds: float | None = None
     max_queued: int = 64
     v5_group_norm_epsilon: float | None = None
+    weights: str = "f16"
+    device_memory: int | None = None
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -52,6 +54,8 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 choice.model,
                 tokenizer=choice.tokenizer,
                 device=choice.device,
+                weights=choice.weights,
+                device_memory=choice.device_memory,
                 num_slots=choice.slots,
                 batching=choice.batching,
                 queue_seconds=choice.queue_seconds,

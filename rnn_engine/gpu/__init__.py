@@ -5,6 +5,7 @@ from rnn_engine.gpu.device import Device, open_device
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.memory import Buffer, Memory
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
+from rnn_engine.gpu.sizing import SizingDevice
 from rnn_engine.gpu.subgroups import measure_subgroup_size
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Memory",
     "Plan",
     "Recorder",
+    "SizingDevice",
     "list_devices",
     "measure_subgroup_size",
     "open_device",

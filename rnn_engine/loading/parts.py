@@ -18,8 +18,9 @@ from typing import TypeAlias
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
 from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
@@ -94,10 +95,10 @@ def open_parts(
     cache: CacheConfig | None,
     states: StateSettings,
     progress: Progress,
+    device_memory: int | None = None,
     v5_group_norm_epsilon: float | None = None,
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
-    weights = "f32" if device == "cpu" else weights
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
     open_file = partial(open_model, path, v5_group_norm_epsilon=v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
@@ -107,14 +108,16 @@ def open_parts(
             folders[use] = folder
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         registry = open_registry(model, states)
+        size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
+        plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
 
         def load(opened: ModelFile, device: str, progress: Progress) -> Runner:
             return load_runner(
                 opened,
                 device,
-                weights=weights,
+                weights=plan.weights,
                 num_slots=num_slots,
-                spare_bytes=config.device_capacity,
+                spare_bytes=plan.spare_bytes,
                 warm_up=True,
                 progress=progress,
             )
@@ -122,7 +125,7 @@ def open_parts(
         runner = load(model, device, progress)
         undo.callback(runner.close)
         fingerprint = model.fingerprint
-        kept = _open_cache(runner, num_slots, f"{fingerprint} {weights}", config)
+        kept = _open_cache(runner, num_slots, f"{fingerprint} {plan.weights}", config)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
@@ -138,7 +141,7 @@ def open_parts(
         chosen,
         model=name or path.stem,
         device=device if on_gpu is None else on_gpu.device.info.name,
-        weights=weights,
+        weights=plan.weights,
         device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
         num_slots=num_slots,
         states=registry,

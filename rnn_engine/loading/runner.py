@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightChoice
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
-from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.weight_choice import FormatOf
-from rnn_engine.gpu import measure_subgroup_size, open_device
-from rnn_engine.types import Model, Runner
+from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.unread import Unpacked, UnreadModel
+from rnn_engine.forward.weight_choice import FormatOf, stored_format
+from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.gpu import Device, SizingDevice, measure_subgroup_size, open_device
+from rnn_engine.types import Model, ModelShape, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
 _LOGITS_BYTES = 64 << 20  # for the logits of one step's rows, where the user does not say
@@ -49,59 +52,112 @@ def load_runner(
     Models on one device share it, and free what is theirs when they are closed. May be called from any thread.
     Raises DeviceError where there is no such device, DeviceMemoryError where it has no room; nothing is held then.
     """
-    version = versions.get(model.shape.version)
-    vocab_size = model.shape.vocab_size
-    num_candidates = min(num_candidates, vocab_size)
-    if max_rows is None:
-        max_rows = max(num_slots, min(64, _LOGITS_BYTES // (4 * vocab_size)))
-    format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
+    size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
     if device == "cpu":
-        return CpuRunner(
-            model,
-            version.run_layers,
-            num_slots=num_slots + _spare_slots(spare_bytes, model.shape.state_bytes),
-            max_tokens=max_tokens or 64,
-            max_rows=max_rows,
-            num_candidates=num_candidates,
-        )
+        return _load_cpu_runner(model, size, versions)
+    format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
 
-    def load(spare_bytes: int) -> GpuRunner:
+    def load(size: RunnerSize) -> GpuRunner:
         opened = open_device(device, checked=checked)
         tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened) >= 8)
-        slot_bytes = 4 * StateLayout(model.shape).stride  # in each layer's buffer
-        room = opened.max_binding_bytes // slot_bytes - num_slots
-        limits = StepLimits(
-            num_slots + _spare_slots(spare_bytes, model.shape.num_layers * slot_bytes, room),
-            max(num_slots, max_tokens or tuning.step_tokens(model.shape)),
-            max_rows,
-            num_candidates,
-        )
         with ExitStack() as undo:
-            memory = opened.allocate()
-            undo.callback(memory.close)
-            runner = GpuRunner(
-                model,
-                version.load_layers,
-                opened,
-                memory,
-                tuning,
-                format_of=format_of,
-                limits=limits,
-                progress=progress,
-            )
+            runner = _load_gpu_runner(model, opened, tuning, size, format_of, progress, versions)
+            undo.callback(runner.close)
             if warm_up:
-                counts = {min(variant.tokens, limits.max_tokens) for variant in tuning.matmuls} | {limits.max_tokens}
+                counts = {min(variant.tokens, runner.max_tokens) for variant in tuning.matmuls} | {runner.max_tokens}
                 runner.warm_up(counts, progress)
             undo.pop_all()
         return runner
 
     try:
-        return load(spare_bytes)
+        return load(size)
     except DeviceMemoryError as error:
         if spare_bytes == 0:
             raise
         logger.warning("loading again without spare slots: %s", error)
-    return load(0)
+    return load(replace(size, spare_bytes=0))
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSize:
+    """What a runner has room for; see `load_runner`."""
+
+    num_slots: int = 8
+    spare_bytes: int = 0
+    max_tokens: int | None = None
+    max_rows: int | None = None
+    num_candidates: int = 128
+
+    def candidates_of(self, shape: ModelShape) -> int:
+        return min(self.num_candidates, shape.vocab_size)
+
+    def rows_of(self, shape: ModelShape) -> int:
+        """The most logit rows of a step of such a model."""
+        if self.max_rows is not None:
+            return self.max_rows
+        return max(self.num_slots, min(64, _LOGITS_BYTES // (4 * shape.vocab_size)))
+
+
+def measure_runner(
+    model: UnreadModel,
+    device: SizingDevice,
+    size: RunnerSize,
+    *,
+    weights: str,
+    versions: VersionTable = VERSIONS,
+) -> int:
+    """Return the bytes of a device like `device` that a runner of `model` allocates when it is loaded.
+
+    Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
+    """
+    choice = WeightChoice.parse(weights)
+
+    def format_of(name: str) -> WeightFormat:
+        return Unpacked(choice(name) or stored_format(model.tensor(name).dtype))
+
+    tuning = tuning_for(device.info, can_broadcast=False)
+    return _load_gpu_runner(model, device, tuning, size, format_of, _no_progress, versions).allocated_bytes
+
+
+def _load_gpu_runner(
+    model: Model,
+    device: Device,
+    tuning: Tuning,
+    size: RunnerSize,
+    format_of: FormatOf,
+    progress: Progress,
+    versions: VersionTable,
+) -> GpuRunner:
+    shape = model.shape
+    slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
+    room = device.max_binding_bytes // slot_bytes - size.num_slots
+    limits = StepLimits(
+        size.num_slots + _spare_slots(size.spare_bytes, shape.num_layers * slot_bytes, room),
+        max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
+        size.rows_of(shape),
+        size.candidates_of(shape),
+    )
+    with ExitStack() as undo:
+        memory = device.allocate()
+        undo.callback(memory.close)
+        load_layers = versions.get(shape.version).load_layers
+        runner = GpuRunner(
+            model, load_layers, device, memory, tuning, format_of=format_of, limits=limits, progress=progress
+        )
+        undo.pop_all()
+    return runner
+
+
+def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> CpuRunner:
+    shape = model.shape
+    return CpuRunner(
+        model,
+        versions.get(shape.version).run_layers,
+        num_slots=size.num_slots + _spare_slots(size.spare_bytes, shape.state_bytes),
+        max_tokens=size.max_tokens or 64,
+        max_rows=size.rows_of(shape),
+        num_candidates=size.candidates_of(shape),
+    )
 
 
 def _spare_slots(num_bytes: int, slot_bytes: int, room: int = _MAX_SPARE_SLOTS) -> int:

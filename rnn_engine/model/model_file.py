@@ -37,9 +37,9 @@ class ModelFile:
         self.path = path
         self.shape: ModelShape = checked.shape
         self.names: tuple[str, ...] = tuple(checked.tensors)
+        self.tensors: Mapping[str, TensorInfo] = checked.tensors  # in BlinkDL's names and orientation
         self._source = source
         self._stored = stored
-        self._tensors = checked.tensors
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
@@ -76,7 +76,7 @@ class ModelFile:
         return with_settings(weights, self.shape.settings)
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self.tensors
 
     def tensor(self, name: str) -> NDArray[Any]:
         """Read a tensor in BlinkDL's orientation, of the type as stored, contiguous, aligned and read-only.
@@ -94,7 +94,7 @@ class ModelFile:
 
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read a tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""
-        info, place = self._tensors[name], self._stored[name]
+        info, place = self.tensors[name], self._stored[name]
         array = self._source.read(place.name)
         turned = array.swapaxes(-1, -2) if place.swapped else array
         return turned.reshape(info.shape)  # without surplus axes of size 1

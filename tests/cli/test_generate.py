@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -168,3 +169,14 @@ class TestChat:
         assert "Assistant: Yes\n" in said
         assert prompts(engine)[1] == "User: One\n\nUser: Two\n\nAssistant:"
         assert engine.active == 0
+
+
+def test_the_best_weights_that_fit_are_taken_and_a_model_that_is_too_large_is_refused(
+    rnn_engine: Command, model_file: Path
+) -> None:
+    ask = ("generate", model_file, "--tokens", "1,2", "--max-tokens", 1, "--weights")
+    rnn_engine(*ask, "auto", "--device-memory", "1G")
+    refused = rnn_engine(*ask, "f16", "--device-memory", "100K", code=1)
+    assert "the model needs" in refused
+    assert "more than the 0.1 MB that" in refused
+    assert "'int5' is not allowed; expected auto, or one of the formats" in rnn_engine(*ask, "int5", code=2)

@@ -1,0 +1,63 @@
+"""A model of which only the header is read, and weight formats that pack nothing: to count what loading allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.types import F32, ModelShape
+from shaders import Include
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadModel:
+    """A `Model` whose tensors have the right shapes and types and are all zeros, which take no memory."""
+
+    shape: ModelShape
+    tensors: Mapping[str, TensorInfo]  # in BlinkDL's names and orientation
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        info = self.tensors[name]
+        return np.broadcast_to(np.zeros((), info.dtype), info.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """A weight format with the sizes of `format`, which packs a matrix as nothing."""
+
+    format: WeightFormat
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+    @property
+    def block_columns(self) -> int:
+        return self.format.block_columns
+
+    @property
+    def block_bytes(self) -> Mapping[str, int]:
+        return self.format.block_bytes
+
+    @property
+    def include(self) -> Include:
+        return self.format.include
+
+    def pack(self, matrix: NDArray[Any]) -> dict[str, NDArray[Any]]:  # noqa: ARG002
+        return {}
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
+        return self.format.unpack(arrays, num_rows, num_columns)

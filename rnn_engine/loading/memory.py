@@ -1,0 +1,125 @@
+"""What a model takes of a device's memory, held against what the device has before anything is loaded."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Final, TypeAlias
+
+from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
+from rnn_engine.forward.unread import UnreadModel
+from rnn_engine.gpu import DeviceInfo, SizingDevice
+from rnn_engine.loading.host_memory import find_host_memory
+from rnn_engine.loading.runner import RunnerSize, measure_runner
+from rnn_engine.model import ModelFile
+
+AUTO: Final = "auto"
+"""The choice of the best weight format that the device has room for."""
+
+AUTO_FORMATS: Final = ("f16", "int8", "int4")
+"""What `AUTO` chooses from, best first."""
+
+Measure: TypeAlias = Callable[[str, RunnerSize], int]
+"""Returns the bytes of a device that a runner takes with these weights and of this size."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How a model is to be loaded so that the device has room for it."""
+
+    weights: str
+    spare_bytes: int
+
+
+def plan_memory(
+    model: ModelFile, device: str, size: RunnerSize, *, weights: str, device_memory: int | None = None
+) -> MemoryPlan:
+    """Choose the weights, where they are `AUTO`, and as many spare bytes as there is room for.
+
+    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
+    that can't be found out. Raises DeviceMemoryError that says what would fit where the model does not,
+    InvalidRequestError for `AUTO` on a device whose memory is not known, DeviceError as `load_runner` does.
+    """
+    if device == "cpu":
+        return MemoryPlan("f32", size.spare_bytes)
+    like = SizingDevice.like(device)
+    available = device_memory if device_memory is not None else find_memory(like.info)
+
+    if available is None:
+        if weights == AUTO:
+            raise InvalidRequestError(
+                "weights", weights, f"a format, or --device-memory, since nothing tells the memory of {like.info.name}"
+            )
+        _log.info("the memory of %s is not known, so whether the model fits is not checked", like.info.name)
+        return MemoryPlan(weights, size.spare_bytes)
+    room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0))
+    return room.plan(AUTO_FORMATS if weights == AUTO else (weights,), size.spare_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a device has room for. `size` has no spare slots."""
+
+    available: int  # bytes
+    device_name: str
+    measure: Measure
+    size: RunnerSize
+
+    def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
+        """Take the first of `formats` that fits, and of `spare_bytes` what is left. Raises DeviceMemoryError."""
+        for weights in formats:
+            if self.fits(weights):
+                break
+        else:
+            raise DeviceMemoryError(self._refuse(formats[-1]))
+        spare_bytes = min(spare_bytes, self.available - self.measure(weights, self.size))
+        excess = self.measure(weights, replace(self.size, spare_bytes=spare_bytes)) - self.available
+        spare_bytes = max(0, spare_bytes - max(0, excess))  # a slot takes a little besides its state
+        return MemoryPlan(weights, spare_bytes)
+
+    def fits(self, weights: str, num_slots: int | None = None) -> bool:
+        return self.measure(weights, self._with_slots(num_slots)) <= self.available
+
+    def most_slots(self, weights: str) -> int:
+        """Return how many slots fit, at most those of `size`; 0 where not even one does."""
+        counts = range(1, self.size.num_slots + 1)
+        return bisect.bisect_left(counts, True, key=lambda count: not self.fits(weights, count))
+
+    def _with_slots(self, num_slots: int | None) -> RunnerSize:
+        return self.size if num_slots is None else replace(self.size, num_slots=num_slots)
+
+    def _refuse(self, weights: str) -> str:
+        needed = self.measure(weights, self.size)
+        ways = [f"--weights {name}" for name in AUTO_FORMATS if self.measure(name, self.size) <= self.available]
+        if slots := self.most_slots(weights):
+            ways.append(f"--slots {slots}")
+        slots_text = "1 slot" if self.size.num_slots == 1 else f"{self.size.num_slots} slots"
+        return (
+            f"the model needs {in_words(needed)} with weights {weights} and {slots_text}, "
+            f"{in_words(needed - self.available)} more than the {in_words(self.available)} that {self.device_name} has"
+            f" free; {'it fits with ' + ' or '.join(ways) if ways else 'expected a smaller model'}"
+        )
+
+
+def measure_on(device: SizingDevice, model: ModelFile) -> Measure:
+    """Return a function that tells what runners of `model` take on such a device. It keeps what it has found out."""
+    unread = UnreadModel(model.shape, model.tensors)
+    return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights))
+
+
+def find_memory(device: DeviceInfo) -> int | None:
+    """Return the bytes that a model may take on `device`; None where nothing tells.
+
+    WebGPU does not tell a device's memory. A software device and an integrated one use the computer's.
+    """
+    return find_host_memory() if device.kind in ("software", "integrated") else None
+
+
+def in_words(num_bytes: int) -> str:
+    """Format a number of bytes as 3.21 GB or 4.5 MB."""
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,132 @@
+"""What a model takes of a device, known before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.unread import UnreadModel
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.gpu import SizingDevice
+from rnn_engine.loading.memory import AUTO_FORMATS, MemoryPlan, find_memory, measure_on, plan_memory
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner
+from rnn_engine.model import ModelFile
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.types import ModelShape
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.older_models import OLDER_SHAPES
+
+SHAPES = (tiny_shape(layers=2, width=72, head_size=24, ffn=100, vocab=77), *OLDER_SHAPES)
+
+
+def unread(model: TensorModel) -> UnreadModel:
+    infos = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
+    return UnreadModel(model.shape, infos)
+
+
+def allocated(model: TensorModel, size: RunnerSize, weights: str) -> int:
+    runner = load_runner(
+        model,
+        weights=weights,
+        num_slots=size.num_slots,
+        spare_bytes=size.spare_bytes,
+        max_tokens=size.max_tokens,
+        max_rows=size.max_rows,
+    )
+    assert isinstance(runner, GpuRunner)
+    try:
+        return runner.allocated_bytes
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
+def test_the_estimate_is_what_is_allocated_for_every_version(shape: ModelShape) -> None:
+    model = random_model(shape, seed=1)
+    for weights, size in (
+        ("f16", RunnerSize(num_slots=3)),
+        ("int4,emb=int8,adapters=q8_0,layers=1", RunnerSize(num_slots=1, spare_bytes=100_000, max_tokens=5)),
+    ):
+        estimate = measure_runner(unread(model), SizingDevice.like("auto"), size, weights=weights)
+        assert estimate == allocated(model, size, weights)
+
+
+@pytest.mark.parametrize("weights", [*WEIGHT_FORMATS, "stored"])
+def test_the_estimate_is_what_is_allocated_in_every_format(weights: str) -> None:
+    model = random_model(tiny_shape(layers=1, width=136, head_size=8, ffn=200, vocab=300), seed=1)
+    size = RunnerSize(num_slots=2, max_rows=7)
+    assert measure_runner(unread(model), SizingDevice.like("auto"), size, weights=weights) == allocated(
+        model, size, weights
+    )
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelFile]:
+    model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
+    with open_model(save_safetensors(model, tmp_path_factory.mktemp("model") / "small.safetensors")) as opened:
+        yield opened
+
+
+SIZE = RunnerSize(num_slots=8)
+
+
+def needed(opened: ModelFile, weights: str, size: RunnerSize = SIZE) -> int:
+    return measure_on(SizingDevice.like("auto"), opened)(weights, size)
+
+
+@pytest.mark.parametrize("weights", AUTO_FORMATS)
+def test_auto_takes_the_best_format_that_fits(opened: ModelFile, weights: str) -> None:
+    plan = plan_memory(opened, "auto", SIZE, weights="auto", device_memory=needed(opened, weights))
+    assert plan == MemoryPlan(weights, 0)
+
+
+def test_what_does_not_fit_is_refused_with_what_would(opened: ModelFile) -> None:
+    most = needed(opened, "int8")
+    with pytest.raises(DeviceMemoryError) as refused:
+        plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most)
+    message = str(refused.value)
+    missing = (needed(opened, "f16") - most) / 1e6
+    assert "with weights f16 and 8 slots" in message
+    assert f"{missing:.1f} MB more than the {most / 1e6:.1f} MB that" in message
+    assert "it fits with --weights int8 or --weights int4" in message
+
+
+def test_fewer_slots_are_offered_where_they_fit(opened: ModelFile) -> None:
+    three = needed(opened, "int4", replace(SIZE, num_slots=3))
+    with pytest.raises(DeviceMemoryError, match=r"it fits with --slots 3$"):
+        plan_memory(opened, "auto", SIZE, weights="auto", device_memory=three)
+
+
+def test_a_model_that_fits_in_no_way_is_refused(opened: ModelFile) -> None:
+    with pytest.raises(DeviceMemoryError, match="expected a smaller model"):
+        plan_memory(opened, "auto", SIZE, weights="int4", device_memory=1000)
+
+
+def test_spare_slots_take_what_is_left(opened: ModelFile) -> None:
+    one_spare = needed(opened, "f16", replace(SIZE, spare_bytes=opened.shape.state_bytes * 2))
+    size = replace(SIZE, spare_bytes=1 << 30)
+    plan = plan_memory(opened, "auto", size, weights="f16", device_memory=one_spare)
+    assert needed(opened, "f16") < needed(opened, "f16", replace(SIZE, spare_bytes=plan.spare_bytes)) <= one_spare
+
+
+def test_a_device_of_unknown_memory_needs_a_word_for_auto(opened: ModelFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
+    with pytest.raises(InvalidRequestError, match="--device-memory, since nothing tells the memory of"):
+        plan_memory(opened, "auto", SIZE, weights="auto")
+    assert plan_memory(opened, "auto", SIZE, weights="f16") == MemoryPlan("f16", 0)
+
+
+def test_the_memory_of_a_software_device_is_the_computers() -> None:
+    info = SizingDevice.smallest().info
+    assert find_memory(replace(info, kind="discrete")) is None
+    for kind in ("software", "integrated"):
+        assert (find_memory(replace(info, kind=kind)) or 0) > 1 << 20
+
+
+def test_on_the_cpu_weights_are_f32(opened: ModelFile) -> None:
+    assert plan_memory(opened, "cpu", SIZE, weights="auto") == MemoryPlan("f32", 0)
