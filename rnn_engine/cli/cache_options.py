@@ -8,8 +8,8 @@ from functools import wraps
 from pathlib import Path
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from states.cache.config import CacheConfig, DiskConfig
 from states.payload import Precision
@@ -84,7 +84,7 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(cache=cache, **others)
 
-    return with_options(with_cache, _OPTIONS)
+    return cloup.option_group("Kept states", *_OPTIONS)(with_cache)
 
 
 def _disk(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import wraps
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from server.connections.settings import ConnectionSettings
 
 _DEFAULT = ConnectionSettings()
@@ -74,4 +74,4 @@ def connection_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(connections=connections, **others)
 
-    return with_options(with_connections, _OPTIONS)
+    return cloup.option_group("Connections", *_OPTIONS)(with_connections)

@@ -7,8 +7,8 @@ from functools import wraps
 from pathlib import Path
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, read_keys
 from server.doors.origins import check_origin
@@ -108,4 +108,4 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
         tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
         command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache), **others)
 
-    return with_options(with_doors, _OPTIONS)
+    return cloup.option_group("Who may come in", *_OPTIONS)(with_doors)

@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from server.limits import BOUNDS, Bound, Limits
 
@@ -22,7 +22,8 @@ def limit_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_limits(**values: Any) -> None:  # noqa: ANN401
         command(limits=Limits(**{name: values.pop(name) for name in BOUNDS}), **values)
 
-    return with_options(with_limits, [_make_option(name, bound) for name, bound in BOUNDS.items()])
+    options = [_make_option(name, bound) for name, bound in BOUNDS.items()]
+    return cloup.option_group("Limits of a request", *options)(with_limits)
 
 
 def _make_option(name: str, bound: Bound) -> Callable[[Any], Any]:

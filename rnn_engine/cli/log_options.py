@@ -7,8 +7,8 @@ from functools import wraps
 from typing import get_args
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from server.telemetry.logs import LogFormat, LogLevel, LogSettings
 
 _DEFAULT = LogSettings()
@@ -44,4 +44,4 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_logs(*, log_format: LogFormat, log_level: LogLevel, slow_seconds: float | None, **others: object) -> None:
         command(logs=LogSettings(log_format, log_level, slow_seconds), **others)
 
-    return with_options(with_logs, _OPTIONS)
+    return cloup.option_group("Log", *_OPTIONS)(with_logs)

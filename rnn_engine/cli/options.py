@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,13 +111,6 @@ def slots_option(default: int) -> Callable[[Command], Command]:
         show_default=True,
         help="How many sequences run at the same time. Each keeps its state on the device.",
     )
-
-
-def with_options(command: Callable[..., None], options: Sequence[Callable[[Any], Any]]) -> Callable[..., None]:
-    """Add `options` to `command`, whose help shows them in their order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[int] | None:

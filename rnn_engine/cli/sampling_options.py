@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from rnn_engine.sampling.params import PARAMETERS, Parameter, SamplingParams, Seed, TokenBias
 
 _MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate.")
@@ -22,7 +22,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
         sampling = SamplingParams(**{parameter.name: values.pop(parameter.name) for parameter in PARAMETERS})
         command(sampling=sampling, **values)
 
-    return with_options(with_sampling, [_MAX_TOKENS, *map(_make_option, PARAMETERS)])
+    return cloup.option_group("Sampling", _MAX_TOKENS, *map(_make_option, PARAMETERS))(with_sampling)
 
 
 def _make_option(parameter: Parameter) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import cloup
 
 from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.connection_options import connection_options
@@ -48,52 +49,58 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     return int(text, 8)
 
 
-@click.command()
+@cloup.command()
 @model_argument
-@tokenizer_option
-@device_option
-@weights_option
-@device_memory_option
-@v5_epsilon_option
-@slots_option(8)
-@batching_option
+@cloup.option_group(
+    "Model and device",
+    tokenizer_option,
+    device_option,
+    weights_option,
+    device_memory_option,
+    v5_epsilon_option,
+    slots_option(8),
+    batching_option,
+)
+@cloup.option_group(
+    "Address and process",
+    click.option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
+    ),
+    click.option(
+        "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
+    ),
+    click.option(
+        "--unix-socket",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Listen on a Unix socket at this path and not on a port.",
+    ),
+    click.option(
+        "--unix-socket-mode",
+        callback=_parse_mode,
+        metavar="MODE",
+        default=f"{_DEFAULT.unix_socket_mode:o}",
+        show_default=True,
+        help="Who may connect to it: the file's permissions, in octal digits.",
+    ),
+    click.option(
+        "--drain-seconds",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        default=_DEFAULT.drain_seconds,
+        show_default=True,
+        help="How long running requests may go on after a signal to stop.",
+    ),
+    click.option(
+        "--exit-on-failure",
+        is_flag=True,
+        help="End with code 1 where the device does not come back, so that the server is started anew.",
+    ),
+)
 @cache_options
 @state_options
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
-)
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
-)
-@click.option(
-    "--unix-socket",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Listen on a Unix socket at this path and not on a port.",
-)
-@click.option(
-    "--unix-socket-mode",
-    callback=_parse_mode,
-    metavar="MODE",
-    default=f"{_DEFAULT.unix_socket_mode:o}",
-    show_default=True,
-    help="Who may connect to it: the file's permissions, in octal digits.",
-)
-@click.option(
-    "--drain-seconds",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    default=_DEFAULT.drain_seconds,
-    show_default=True,
-    help="How long running requests may go on after a signal to stop.",
-)
-@click.option(
-    "--exit-on-failure",
-    is_flag=True,
-    help="End with code 1 where the device does not come back, so that the server is started anew.",
-)
 @door_options
 @limit_options
 @connection_options

@@ -7,8 +7,8 @@ from functools import wraps
 from pathlib import Path
 
 import click
+import cloup
 
-from rnn_engine.cli.options import with_options
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateFile, StateSettings
@@ -106,7 +106,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
         quota = Quota(key_state_bytes, key_states, key_state_ttl)
         command(states=StateSettings(files, default_state, state_folder, state_bytes, quota), **others)
 
-    return with_options(with_states, _SERVE_OPTIONS)
+    return cloup.option_group("States by name", *_SERVE_OPTIONS)(with_states)
 
 
 state_option = click.option(
