@@ -26,6 +26,7 @@ from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
@@ -110,6 +111,7 @@ class Engine:
         progress: Progress = lambda *_: None,
         device_memory: int | None = None,
         v5_group_norm_epsilon: float | None = None,
+        loras: Sequence[LoraChoice] = (),
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
@@ -121,7 +123,7 @@ class Engine:
         t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
         how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
         requests may start from by name. `progress` is called on another thread. `v5_group_norm_epsilon` is for an
-        RWKV-5 that was not trained with 64e-5.
+        RWKV-5 that was not trained with 64e-5. `loras` are merged into the weights, one after another.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -139,6 +141,7 @@ class Engine:
             progress=progress,
             device_memory=device_memory,
             v5_group_norm_epsilon=v5_group_norm_epsilon,
+            loras=loras,
         )
         return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)
 

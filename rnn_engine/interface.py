@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rnn_engine.health import Health
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters
 from rnn_engine.types import ModelShape
@@ -31,6 +32,7 @@ class EngineInfo:
     created: int  # Unix time of the load, seconds
     device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
     folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to: `cache` and `states`, where it does
+    loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
 from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
+    lora_option,
     model_argument,
     tokenizer_option,
     v5_epsilon_option,
@@ -21,6 +22,7 @@ from rnn_engine.cli.options import (
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
+from rnn_engine.model import LoraChoice
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from states.cache.config import CacheConfig
@@ -38,6 +40,7 @@ _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 @weights_option
 @device_memory_option
 @v5_epsilon_option
+@lora_option
 @state_option
 def command(
     model: Path,
@@ -48,6 +51,7 @@ def command(
     weights: str,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
+    loras: tuple[LoraChoice, ...],
     state: Path | None,
     sampling: SamplingParams,
 ) -> None:
@@ -66,6 +70,7 @@ def command(
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
+        loras=loras,
     )
     with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)

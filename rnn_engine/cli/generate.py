@@ -10,6 +10,7 @@ import click
 from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
+    lora_option,
     model_argument,
     parse_tokens,
     tokenizer_option,
@@ -19,6 +20,7 @@ from rnn_engine.cli.options import (
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 
 
@@ -38,6 +40,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 @weights_option
 @device_memory_option
 @v5_epsilon_option
+@lora_option
 @state_option
 def command(
     model: Path,
@@ -50,6 +53,7 @@ def command(
     weights: str,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
+    loras: tuple[LoraChoice, ...],
     state: Path | None,
     sampling: SamplingParams,
 ) -> None:
@@ -67,6 +71,7 @@ def command(
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
+        loras=loras,
     )
     with engine_session(choice) as session:
         ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens

@@ -13,6 +13,7 @@ from rnn_engine.atomic_file import atomic_file
 from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
+    lora_option,
     model_argument,
     parse_tokens,
     v5_epsilon_option,
@@ -22,8 +23,9 @@ from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.cli.state_options import state_option
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.model import LoraChoice
 from rnn_engine.types import F32, Runner, State, TokenRun, run_step
 from states.files.exchange import StateFiles
 
@@ -37,6 +39,7 @@ _SLOT = 0
 )
 @device_option
 @v5_epsilon_option
+@lora_option
 @weights_option
 @device_memory_option
 @click.option(
@@ -55,6 +58,7 @@ def command(
     tokens: list[int],
     device: str,
     v5_group_norm_epsilon: float | None,
+    loras: tuple[LoraChoice, ...],
     weights: str,
     device_memory: int | None,
     chunk: int,
@@ -69,7 +73,7 @@ def command(
     """
     size = min(chunk, len(tokens))
     with atomic_file(output) as file, progress_bar("opening the model") as report:
-        with open_model(model, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
+        with open_merged(model, loras, v5_group_norm_epsilon=v5_group_norm_epsilon) as opened:
             _check(tokens, opened.shape.vocab_size)
             initial = None if state is None else StateFiles(opened.shape, opened.fingerprint).read(state).state
             room = RunnerSize(num_slots=1, max_tokens=size, max_rows=size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
+from rnn_engine.model import LoraChoice
 from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,6 +76,23 @@ v5_epsilon_option = click.option(
     type=click.FloatRange(min=0, min_open=True),
     metavar="NUMBER",
     help="For an RWKV-5 that was made with another epsilon of its group norm than 64e-5, such as 1e-5.",
+)
+
+
+def _loras(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[LoraChoice, ...]:
+    try:
+        return tuple(map(LoraChoice.parse, values))
+    except InvalidRequestError as error:
+        raise click.BadParameter(f"{error.value!r} is not allowed; expected {error.allowed}") from None
+
+
+lora_option = click.option(
+    "--lora",
+    "loras",
+    multiple=True,
+    metavar="FILE[:ALPHA]",
+    callback=_loras,
+    help="A LoRA to merge into the weights: ai00's or BlinkDL's file, with its alpha, or PEFT's folder. Repeatable.",
 )
 tokenizer_option = click.option(
     "--tokenizer",

@@ -21,6 +21,7 @@ from rnn_engine.cli.options import (
     batching_option,
     device_memory_option,
     device_option,
+    lora_option,
     model_argument,
     slots_option,
     tokenizer_option,
@@ -32,6 +33,7 @@ from rnn_engine.cli.state_options import state_options
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.states import StateFile, StateSettings
+from rnn_engine.model import LoraChoice
 from server.app import ServerSettings, run
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
@@ -58,6 +60,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     weights_option,
     device_memory_option,
     v5_epsilon_option,
+    lora_option,
     slots_option(8),
     batching_option,
 )
@@ -112,6 +115,7 @@ def command(
     weights: str,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
+    loras: tuple[LoraChoice, ...],
     slots: int,
     batching: str,
     cache: CacheConfig,
@@ -146,6 +150,7 @@ def command(
         v5_group_norm_epsilon,
         weights,
         device_memory,
+        loras,
     )
     settings = ServerSettings(
         host,

@@ -14,6 +14,7 @@ from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.states import StateSettings
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta
 from states.cache.config import CacheConfig
 from states.frozen import FrozenState
@@ -37,6 +38,7 @@ class EngineChoice:
     v5_group_norm_epsilon: float | None = None
     weights: str = "f16"
     device_memory: int | None = None
+    loras: tuple[LoraChoice, ...] = ()
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -64,6 +66,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 states=choice.states,
                 progress=report,
                 v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
+                loras=choice.loras,
             )
         except asyncio.CancelledError:
             cancelled.set()

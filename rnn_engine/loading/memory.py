@@ -14,7 +14,7 @@ from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.gpu import DeviceInfo, SizingDevice
 from rnn_engine.loading.host_memory import find_host_memory
 from rnn_engine.loading.runner import RunnerSize, measure_runner
-from rnn_engine.model import ModelFile
+from rnn_engine.model import OpenModel
 
 AUTO: Final = "auto"
 """The choice of the best weight format that the device has room for."""
@@ -37,7 +37,7 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: ModelFile, device: str, size: RunnerSize, *, weights: str, device_memory: int | None = None
+    model: OpenModel, device: str, size: RunnerSize, *, weights: str, device_memory: int | None = None
 ) -> MemoryPlan:
     """Choose the weights, where they are `AUTO`, and as many spare bytes as there is room for.
 
@@ -106,7 +106,7 @@ class Room:
         )
 
 
-def measure_on(device: SizingDevice, model: ModelFile) -> Measure:
+def measure_on(device: SizingDevice, model: OpenModel) -> Measure:
     """Return a function that tells what runners of `model` take on such a device. It keeps what it has found out."""
     unread = UnreadModel(model.shape, model.tensors)
     return cache(lambda weights, size: measure_runner(unread, device, size, weights=weights))

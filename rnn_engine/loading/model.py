@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rnn_engine.errors import ModelError
+from rnn_engine.model.lora import LoraChoice
+from rnn_engine.model.merged import MergedModel, OpenModel
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.versions.table import VERSIONS, VersionTable
 from rnn_engine.versions.v5 import ShapeV5
@@ -30,3 +33,20 @@ def open_model(
             )
         model.shape = replace(model.shape, group_norm_epsilon=v5_group_norm_epsilon)
     return model
+
+
+def open_merged(
+    path: Path,
+    loras: Sequence[LoraChoice],
+    versions: VersionTable = VERSIONS,
+    *,
+    v5_group_norm_epsilon: float | None = None,
+) -> OpenModel:
+    """Open a model as `open_model` does, with `loras` merged into it in their order.
+
+    Raises ModelError, besides, where a LoRA can't be read or does not fit the model; the message has the LoRA's path.
+    """
+    model = open_model(path, versions, v5_group_norm_epsilon=v5_group_norm_epsilon)
+    if not loras:
+        return model
+    return MergedModel(model, loras, versions.get(model.shape.version).layout.list_specs(model.names))

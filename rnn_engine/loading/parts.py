@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,10 @@ from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
-from rnn_engine.model import ModelFile
+from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache.cache import StateCache
@@ -97,10 +97,11 @@ def open_parts(
     progress: Progress,
     device_memory: int | None = None,
     v5_group_norm_epsilon: float | None = None,
+    loras: Sequence[LoraChoice] = (),
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
-    open_file = partial(open_model, path, v5_group_norm_epsilon=v5_group_norm_epsilon)
+    open_file = partial(open_merged, path, tuple(loras), v5_group_norm_epsilon=v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
         folders: dict[str, OwnedFolder] = {}
         for use, folder in _own_folders(config, states):
@@ -111,7 +112,7 @@ def open_parts(
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
         plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
 
-        def load(opened: ModelFile, device: str, progress: Progress) -> Runner:
+        def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
                 opened,
                 device,
@@ -148,6 +149,7 @@ def open_parts(
         cache=kept,
         folders=folders,
         load_runner=load_again,
+        loras=loras,
     )
 
 
@@ -164,6 +166,7 @@ def assemble(
     cache: StateCache | None = None,
     folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
+    loras: Sequence[LoraChoice] = (),
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
     info = EngineInfo(
@@ -177,6 +180,7 @@ def assemble(
         created=int(time.time()),
         device_bytes=device_bytes,
         folders={use: folder.path for use, folder in (folders or {}).items()},
+        loras=tuple(loras),
     )
     registry = states or make_registry(runner.shape, model)
     return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner)

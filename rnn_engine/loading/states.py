@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rnn_engine.errors import StateError
-from rnn_engine.model import ModelFile
+from rnn_engine.model import OpenModel
 from rnn_engine.types import ModelShape
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState
@@ -42,7 +42,7 @@ class StateSettings:
     quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
 
 
-def open_registry(model: ModelFile, settings: StateSettings) -> StateRegistry:
+def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
     """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
     registry = make_registry(model.shape, model.fingerprint, settings.folder, settings.capacity, settings.quota)
     own = {name: model.tensor(name) for name in model.names if is_time_state(name)}

@@ -70,7 +70,7 @@ def check_tensors(layout: Layout, tensors: Mapping[str, TensorInfo]) -> CheckedM
     specs = layout.specs(num_layers)
     _check_names(specs, tensors)
     present = [spec for spec in specs if spec.name in tensors]
-    squeezed = {spec.name: _squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
+    squeezed = {spec.name: squeeze(tensors[spec.name], len(spec.dims)) for spec in present}
     _check_dtypes(squeezed)
     sizes = _read_sizes(present, squeezed)
     _check_shapes(present, squeezed, sizes)
@@ -125,7 +125,7 @@ def _check_shapes(specs: Iterable[TensorSpec], tensors: Mapping[str, TensorInfo]
         raise ModelError(f"{count(wrong, 'tensor')} of the wrong shape: {show_all(wrong)}")
 
 
-def _squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
+def squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
     """Drop surplus axes of size 1, the leading ones first: vectors are stored as [1, 1, D], or as [H, 1, 1]."""
     shape = info.shape
     while len(shape) > num_dims and shape[0] == 1:

@@ -36,6 +36,7 @@ def _entry(info: EngineInfo) -> ModelEntry:
         "num_slots": info.num_slots,
         "max_logprobs": info.max_logprobs,
         "tokenizer": info.tokenizer,
+        "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
     }
     return {
         "id": info.model,

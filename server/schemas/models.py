@@ -9,6 +9,13 @@ from typing_extensions import TypedDict
 from rnn_engine.health import HealthStatus
 
 
+class LoraEntry(TypedDict):
+    """A LoRA that is merged into the model. `alpha` is null where its own counts."""
+
+    name: str
+    alpha: float | None
+
+
 class ModelMeta(TypedDict):
     """A model's sizes, which depend on its version, and what it runs on."""
 
@@ -25,6 +32,7 @@ class ModelMeta(TypedDict):
     num_slots: int
     max_logprobs: int
     tokenizer: str
+    loras: list[LoraEntry]
 
 
 class ModelEntry(TypedDict):

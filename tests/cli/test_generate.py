@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from tests.support.cli import Command
 from tests.support.fake_engine import FakeEngine, encode
@@ -60,6 +61,13 @@ class TestGenerate:
         [request] = engine.requests
         assert (request.max_tokens, request.stop) == (3, (b"x", b"yz"))
         assert asdict(request.sampling) == {**numbers, "logit_bias": {5: -1.5, 7: 2.0}}
+
+    def test_loras_reach_the_engine(self, rnn_engine: Command, install: Install) -> None:
+        choices = install(FakeEngine())
+        rnn_engine("generate", "m", "-p", "a", "--lora", "a.st:32", "--lora", "folder")
+        assert choices[0].loras == (LoraChoice(Path("a.st"), 32.0), LoraChoice(Path("folder")))
+        said = rnn_engine("generate", "m", "-p", "a", "--lora", "a.st:nan", code=2)
+        assert "'a.st:nan' is not allowed; expected FILE or FILE:ALPHA with a finite number" in said
 
     def test_without_options_the_engine_has_its_own_defaults(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine()

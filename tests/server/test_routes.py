@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from aiohttp import web
 
+from rnn_engine.model import LoraChoice
 from server.http.routing import Route
 from server.routes import ALL_ROUTES
 from server.schemas.models import Health, ModelEntry, ModelList
@@ -85,3 +88,9 @@ async def test_detokenize(serve: Serve) -> None:
 async def test_detokenize_refuses_unknown_tokens(serve: Serve) -> None:
     error = await error_of(await (await serve(FakeEngine())).post("/detokenize", json={"tokens": [1, 257]}), 400)
     assert error["message"] == "token 1: 257 is not allowed; expected a token id from 0 to 256"
+
+
+async def test_the_loras_of_a_model_are_listed(serve: Serve) -> None:
+    loras = (LoraChoice(Path("folder/lora.st"), 32.0), LoraChoice(Path("peft")))
+    one = await (await (await serve(FakeEngine(loras=loras))).get("/v1/models/fake")).json()
+    assert one["meta"]["loras"] == [{"name": "lora.st", "alpha": 32.0}, {"name": "peft", "alpha": None}]

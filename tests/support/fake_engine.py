@@ -19,6 +19,7 @@ from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.model import LoraChoice
 from rnn_engine.requests import (
     EndState,
     Event,
@@ -84,6 +85,7 @@ class FakeEngine:
     condition: Health = field(default_factory=Health)
     counted: EngineCounters = field(default_factory=EngineCounters)
     folders: dict[str, Path] = field(default_factory=dict)
+    loras: tuple[LoraChoice, ...] = ()
     queue_seconds: float = 0.25  # as its reports say; it does not wait
     prefill_seconds: float = 0.5
 
@@ -106,6 +108,7 @@ class FakeEngine:
             tokenizer="bytes",
             created=1_700_000_000,
             folders=self.folders,
+            loras=self.loras,
         )
 
     def stats(self) -> EngineStats:

@@ -7,12 +7,14 @@ import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from rnn_engine.demo import model_path
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.model import open_merged, open_model
+from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from server.doors.keys import ApiKey, read_keys
 from states.cache.cache import StateCache
@@ -24,6 +26,7 @@ from states.files.reading import read_state
 from states.frozen import FrozenState
 from states.payload import Payload
 from states.tokens import pack
+from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, save_tuned_state, some_initial, some_state
 from tests.support.pth import save_pth
@@ -35,6 +38,8 @@ _TIME_STATES = TensorModel(SHAPE, {f"blocks.{n}.att.time_state": some_state()["w
 _TOY_SHAPE = toy_shape()
 _PROMPT = list(range(1, 21))
 _DEFLATED = zipfile.ZIP_DEFLATED
+_PAIR = draw_pair(_MODEL, "blocks.0.att.key.weight", rank=2)
+_PEFT = {"r": 2, "lora_alpha": 4}
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,31 @@ def _read_state(path: Path) -> None:
 
 def _read_model(path: Path) -> None:
     with open_model(path) as opened:
+        assert opened.fingerprint
+        for name in opened.names:
+            opened.tensor(name)
+
+
+def _write_lora(path: Path) -> None:
+    save_safetensors(_MODEL, path.with_name("base"))
+    save_ai00({"blocks.0.att.key": _PAIR}, path)
+
+
+def _write_peft(path: Path, name: str) -> None:
+    """Write a folder of PEFT's, of which `path` is the file `name`."""
+    save_safetensors(_MODEL, path.with_name("base"))
+    folder = save_peft({"model.layers.0.attn.k_proj": _PAIR}, path.with_name("peft"), _PEFT)
+    path.write_bytes((folder / name).read_bytes())
+
+
+def _read_peft(path: Path, name: str) -> None:
+    folder = path.with_name("peft")
+    (folder / name).write_bytes(path.read_bytes())
+    _read_merged(path.with_name("base"), LoraChoice(folder))
+
+
+def _read_merged(base: Path, lora: LoraChoice) -> None:
+    with open_merged(base, [lora]) as opened:
         assert opened.fingerprint
         for name in opened.names:
             opened.tensor(name)
@@ -152,6 +182,11 @@ KINDS = (
     Kind("model", lambda path: save_safetensors(_MODEL, path), _read_model),
     Kind("model .pth", lambda path: save_pth(_MODEL, path), _read_model),
     Kind("deflated model", lambda path: save_pth(_MODEL, path, compression=_DEFLATED), _read_model),
+    Kind("LoRA", _write_lora, lambda path: _read_merged(path.with_name("base"), LoraChoice(path, 8.0))),
+    *(
+        Kind(name, partial(_write_peft, name=name), partial(_read_peft, name=name))
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    ),
     Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
     Kind(
         "demo tokenizer",

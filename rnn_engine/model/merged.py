@@ -1,0 +1,105 @@
+"""A model file with LoRAs merged into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.model.fingerprint import with_settings
+from rnn_engine.model.layout import TensorSpec
+from rnn_engine.model.lora import Lora, LoraChoice
+from rnn_engine.model.lora_files import open_lora
+from rnn_engine.model.model_file import ModelFile
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.types import F32, Model, ModelShape
+
+_MERGED: Final = np.dtype(np.float32)
+
+
+class OpenModel(Model, Protocol):
+    """A model file, or one with LoRAs merged into it; see `ModelFile`."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class MergedModel:
+    """An open model whose tensors are read with the LoRAs' changes, one LoRA after another. Implements `OpenModel`.
+
+    A changed tensor is float32; the others are as the file has them. Holds one tensor at a time.
+    """
+
+    def __init__(self, file: ModelFile, choices: Sequence[LoraChoice], specs: Sequence[TensorSpec]) -> None:
+        """Closes `file` with itself. Raises ModelError where a LoRA can't be read or does not fit."""
+        self.shape: ModelShape = file.shape
+        self.path = file.path
+        self.names = file.names
+        self._file = file
+        with ExitStack() as undo:
+            undo.callback(file.close)
+            self._loras: list[Lora] = []
+            for choice in choices:
+                lora = open_lora(choice, specs, file.tensors)
+                undo.callback(lora.close)
+                self._loras.append(lora)
+            self._opened = undo.pop_all()
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(info.shape, _MERGED) if self._loras_of(name) else info
+            for name, info in file.tensors.items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the file's fingerprint and those of the LoRAs, in their order. Raises ModelError as `tensor`."""
+        return with_settings(self._file.fingerprint, "; ".join(lora.fingerprint for lora in self._loras))
+
+    def has(self, name: str) -> bool:
+        return self._file.has(name)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """Read a tensor and merge; see `ModelFile.tensor`. Raises ModelError where a LoRA has changed on disk."""
+        tensor = self._file.tensor(name)
+        loras = self._loras_of(name)
+        if not loras:
+            return tensor
+        merged: F32 = tensor.astype(_MERGED)
+        for lora in loras:
+            lora.merge(name, merged)
+        merged.flags.writeable = False
+        return merged
+
+    def close(self) -> None:
+        """Close the model's file and the LoRAs. Idempotent."""
+        self._opened.close()
+
+    def _loras_of(self, name: str) -> list[Lora]:
+        return [lora for lora in self._loras if lora.changes(name)]
