@@ -18,10 +18,10 @@ from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner
 from rnn_engine.model import ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
-from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 
-SHAPES = (tiny_shape(layers=2, width=72, head_size=24, ffn=100, vocab=77), *OLDER_SHAPES)
+SHAPES = (tiny_shape(layers=2, width=72, head_size=24, ffn=100, vocab=77), *OLDER_SHAPES, deep_embedded(tiny_shape()))
 
 
 def unread(model: TensorModel) -> UnreadModel:

@@ -1,0 +1,72 @@
+"""`rnn-engine inspect`: the facts of a file, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.demo import model_path
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from tests.support.cli import Command
+from tests.support.models import TensorModel
+
+
+def test_json_has_the_facts_and_what_each_format_takes(
+    rnn_engine: Command, model_file: Path, tiny_model: TensorModel
+) -> None:
+    found = json.loads(rnn_engine("inspect", model_file, "--slots", 2, "--device-memory", "1G", "--json"))
+    assert found["version"] == "v7"
+    assert found["file_bytes"] == model_file.stat().st_size
+    assert found["parameters"] == sum(prod(values.shape) for values in tiny_model.tensors.values())
+    assert found["tensors"] == {"float32": len(tiny_model.tensors)}
+    assert found["has_tuned_state"] is False
+    assert found["slots"] == 2
+    for device in found["devices"]:
+        needs = {need["weights"]: need["num_bytes"] for need in device["needs"]}
+        assert list(needs) == list(WEIGHT_FORMATS)
+        assert needs["f32"] > needs["f16"] > needs["int8"] > needs["int4"]
+        assert all(need["fits"] for need in device["needs"])
+
+
+def test_text_says_where_it_fits(rnn_engine: Command, model_file: Path) -> None:
+    shown = rnn_engine("inspect", model_file, "--device-memory", "1K")
+    assert "RWKV v7, layers 2, width 64" in shown
+    assert "tuned state inside: no" in shown
+    assert "too large" in shown
+
+
+def test_more_slots_take_more(rnn_engine: Command, model_file: Path) -> None:
+    few, many = (
+        json.loads(rnn_engine("inspect", model_file, "--slots", count, "--json"))["devices"][0]["needs"][0]["num_bytes"]
+        for count in (1, 20)
+    )
+    assert many > few
+
+
+def test_a_device_of_unknown_memory_is_said_to_be_one(
+    rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rnn_engine.loading.inspection.find_memory", lambda _: None)
+    shown = rnn_engine("inspect", model_file)
+    assert "memory for a model: not known; give --device-memory" in shown
+    assert "fits" not in shown
+
+
+def test_without_a_device_the_least_one_is_told(
+    rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rnn_engine.loading.inspection.list_devices", list)
+    (device,) = json.loads(rnn_engine("inspect", model_file, "--json"))["devices"]
+    assert device["device"].startswith("any device")
+    assert len(device["needs"]) == len(WEIGHT_FORMATS)
+
+
+def test_the_demo_model_brings_its_tokenizer(rnn_engine: Command) -> None:
+    assert json.loads(rnn_engine("inspect", model_path(), "--json"))["tokenizer"] != "none"
+
+
+def test_a_tokenizer_that_does_not_fit_is_told(rnn_engine: Command, model_file: Path) -> None:
+    assert "tokenizer: none that fits: the tokenizer" in rnn_engine("inspect", model_file, "--tokenizer", "world")
