@@ -26,7 +26,7 @@ _FITS = {True: "fits", False: "too large", None: "?"}
 @device_memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
 def command(model: Path, slots: int, tokenizer: str, device_memory: int | None, as_json: bool) -> None:
-    """Show what a model file holds, what it takes to run it, and where it fits.
+    """Show what a model file holds and where it fits.
 
     Reads no weights. Memory is told for every format of --weights, without the cache's spare slots.
     """
