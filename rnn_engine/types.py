@@ -98,6 +98,10 @@ class Model(Protocol):
         """A tensor in BlinkDL's naming and orientation, of the type as stored; stays valid when the file is closed."""
         ...
 
+    def block_type(self, name: str, /) -> str | None:
+        """GGUF's name of the blocks in which the rows of a tensor are stored; None where they are plain numbers."""
+        ...
+
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenRun:

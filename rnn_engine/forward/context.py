@@ -39,7 +39,7 @@ class BuildContext:
     def weights(self, name: str, *, transposed: bool = False) -> Weights:
         """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
         tensor = self.model.tensor(name)
-        chosen = self.format_of(name) or stored_format(tensor.dtype)
+        chosen = self.format_of(name) or stored_format(tensor.dtype, self.model.block_type(name))
         return Weights(tensor.T if transposed else tensor, chosen)
 
     def kernel_stage(

@@ -33,6 +33,9 @@ class UnreadModel:
         info = self.tensors[name]
         return np.broadcast_to(np.zeros((), info.dtype), info.shape)
 
+    def block_type(self, name: str) -> str | None:
+        return self.tensors[name].block_type
+
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -11,13 +12,15 @@ import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
+from rnn_engine.types import Model
 
 STORED: Final = "stored"
-"""The name of the choice to keep each matrix in the float type that its file has."""
+"""The name of the choice to keep each matrix in the float type, or in the blocks, that its file has."""
 
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
-"""The format of each matrix, by the name of its tensor; None for the float type in which the file has it."""
+"""The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
 
+_BLOCK_FORMATS: Final = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF's name -> the format
 _CLASSES: Final = ("att", "ffn", "head", "emb", "adapters")
 _LAYERS: Final = "layers"
 _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
@@ -86,7 +89,27 @@ def _check_format(text: str, name: str) -> None:
         raise InvalidRequestError("weights", text, f"one of the formats {STORED}, {', '.join(WEIGHT_FORMATS)}")
 
 
-def stored_format(dtype: np.dtype[Any]) -> WeightFormat:
-    """Return the format that keeps numbers of a float type as they are; f32 where there is none."""
+def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> WeightFormat:
+    """Return the format that keeps numbers of a float type as they are, or in the blocks that their file has.
+
+    f32 where there is none for a type, f16 where there is none for the blocks.
+    """
+    if block_type is not None:
+        return WEIGHT_FORMATS[_BLOCK_FORMATS.get(block_type, "f16")]
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
     return WEIGHT_FORMATS[name]
+
+
+def describe_dequantised(model: Model, format_of: FormatOf) -> str | None:
+    """Return a line on the matrices that lose the blocks of their file to f16 for want of a kernel; None for none."""
+    types = Counter(
+        block_type
+        for name in model.names
+        if (block_type := model.block_type(name)) is not None
+        and block_type not in _BLOCK_FORMATS
+        and format_of(name) is None
+    )
+    if not types:
+        return None
+    counts = ", ".join(f"{number} in {block_type}" for block_type, number in sorted(types.items()))
+    return f"matrices dequantised to f16, as no kernel multiplies with them as they are stored: {counts}"

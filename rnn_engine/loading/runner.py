@@ -12,7 +12,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import FormatOf, stored_format
+from rnn_engine.forward.weight_choice import FormatOf, describe_dequantised, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import Device, SizingDevice, measure_subgroup_size, open_device
 from rnn_engine.types import Model, ModelShape, Runner
@@ -56,6 +56,10 @@ def load_runner(
     if device == "cpu":
         return _load_cpu_runner(model, size, versions)
     format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
+
+    dequantised = describe_dequantised(model, format_of)
+    if dequantised is not None:
+        logger.info("%s", dequantised)
 
     def load(size: RunnerSize) -> GpuRunner:
         opened = open_device(device, checked=checked)
@@ -113,7 +117,7 @@ def measure_runner(
     choice = WeightChoice.parse(weights)
 
     def format_of(name: str) -> WeightFormat:
-        return Unpacked(choice(name) or stored_format(model.tensor(name).dtype))
+        return Unpacked(choice(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))
 
     tuning = tuning_for(device.info, can_broadcast=False)
     return _load_gpu_runner(model, device, tuning, size, format_of, _no_progress, versions).allocated_bytes

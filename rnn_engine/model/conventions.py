@@ -1,22 +1,26 @@
 """Find where a file keeps each tensor of a model: under which name, and in which orientation.
 
-Two conventions are known: BlinkDL's, and that of ai00's `.st` files. A version's layout says which tensors ai00 names
-differently, and which it stores with their last two dimensions swapped: the low-rank adapters and the tuned initial
-state. Nothing in a file says which convention it follows, but the shapes of its adapters do: an adapter's outer
-dimension is the model's width. The adapters that are not square, of any layer, settle it for the file. Where the shapes
-say nothing, a file is taken for ai00's where it has one of ai00's names, or where it has adapters, its name ends in
-`.st` and all its tensors are f16, which is what ai00's converter writes; any other is taken for BlinkDL's.
+Files of torch and safetensors have BlinkDL's convention, or that of ai00's `.st` files. A version's layout says which
+tensors ai00 names differently, and which it stores with their last two dimensions swapped: the low-rank adapters and
+the tuned initial state. Nothing in a file says which convention it follows, but the shapes of its adapters do: an
+adapter's outer dimension is the model's width. The adapters that are not square, of any layer, settle it for the
+file. Where the shapes say nothing, a file is taken for ai00's where it has one of ai00's names, or where it has
+adapters, its name ends in `.st` and all its tensors are f16, which is what ai00's converter writes; any other is taken
+for BlinkDL's. GGUF files have a convention of their own: see `rnn_engine.model.llama_cpp`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.source import TensorInfo
 
@@ -27,10 +31,44 @@ _WIDTH: Final = "D"  # the letter of a model's width
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor of the model is kept: its name in the file, and whether its last two dimensions are swapped."""
+    """Where a tensor of the model is kept, and how it is made of what the file has there.
 
-    name: str
+    Of several along the first dimension it is one; then its last two dimensions may have to be swapped, its numbers be
+    laid out in rows, and be scaled.
+    """
+
+    name: str  # in the file
     swapped: bool = False
+    index: int | None = None  # along the first dimension, which has the size `length`
+    length: int = 0
+    row_length: int | None = None
+    scale: float = 1.0
+
+    def describe(self, info: TensorInfo) -> TensorInfo:
+        """Return what `orient` makes of a tensor. Raises ModelError where it can't be made."""
+        shape, block_type = info.shape, info.block_type
+        if self.index is not None:
+            if shape[:1] != (self.length,):
+                raise ModelError(f"{self.name} is {list(shape)}; expected {self.length} as its first dimension")
+            shape = shape[1:]
+        if self.swapped and len(shape) >= 2:
+            *leading, rows, columns = shape
+            shape, block_type = (*leading, columns, rows), None
+        if self.row_length is not None:
+            if prod(shape) % self.row_length:
+                raise ModelError(f"{self.name} has {prod(shape)} numbers; expected a multiple of {self.row_length}")
+            shape, block_type = (prod(shape) // self.row_length, self.row_length), None
+        return TensorInfo(shape, info.dtype, block_type)
+
+    def orient(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the model's tensor from the file's: a view where it need not be scaled."""
+        if self.index is not None:
+            array = array[self.index]
+        if self.swapped and array.ndim >= 2:
+            array = array.swapaxes(-1, -2)
+        if self.row_length is not None:
+            array = array.reshape(-1, self.row_length)
+        return array if self.scale == 1 else (array * array.dtype.type(self.scale)).astype(array.dtype)
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import ml_dtypes
@@ -132,4 +132,4 @@ def squeeze(info: TensorInfo, num_dims: int) -> TensorInfo:
         shape = shape[1:]
     while len(shape) > num_dims and shape[-1] == 1:
         shape = shape[:-1]
-    return TensorInfo(shape, info.dtype)
+    return replace(info, shape=shape)

@@ -97,6 +97,10 @@ class MergedModel:
         merged.flags.writeable = False
         return merged
 
+    def block_type(self, name: str) -> str | None:
+        """See `ModelFile.block_type`; a changed tensor is stored in no blocks."""
+        return self.tensors[name].block_type
+
     def close(self) -> None:
         """Close the model's file and the LoRAs. Idempotent."""
         self._opened.close()

@@ -16,7 +16,9 @@ from rnn_engine.model.conventions import StoredTensor, locate_tensors
 from rnn_engine.model.fingerprint import fingerprint, with_settings
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
+from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
 from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 from rnn_engine.types import ModelShape
 
@@ -79,14 +81,21 @@ class ModelFile:
         return name in self.tensors
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Read a tensor in BlinkDL's orientation, of the type as stored, contiguous, aligned and read-only.
+        """Read a tensor in BlinkDL's orientation, contiguous, aligned and read-only.
 
-        Raises KeyError for a name that the model does not have, ModelError where the file is damaged or has changed,
-        ValueError after `close`.
+        It is of the type as stored, or f32 where it is stored in blocks. Raises KeyError for a name that the model does
+        not have, ModelError where the file is damaged or has changed, ValueError after `close`.
         """
         array = np.require(self._oriented(name), requirements=("C", "A"))
         array.flags.writeable = False
         return array
+
+    def block_type(self, name: str) -> str | None:
+        """Return GGUF's name of the blocks in which the file has the tensor's rows; None where it has plain numbers.
+
+        Raises KeyError for a name that the model does not have.
+        """
+        return self.tensors[name].block_type
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -95,24 +104,20 @@ class ModelFile:
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read a tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""
         info, place = self.tensors[name], self._stored[name]
-        array = self._source.read(place.name)
-        turned = array.swapaxes(-1, -2) if place.swapped else array
-        return turned.reshape(info.shape)  # without surplus axes of size 1
+        return place.orient(self._source.read(place.name)).reshape(info.shape)  # without surplus axes of size 1
 
 
 def _check(path: Path, source: TensorSource, find_layout: FindLayout) -> tuple[dict[str, StoredTensor], CheckedModel]:
     """Where each tensor is stored, and what the version's layout makes of them all."""
     try:
-        layout = find_layout(source.tensors)
-        stored = locate_tensors(path, layout.list_specs(source.tensors), source.tensors)
-        tensors = {name: _oriented(source.tensors[place.name], place) for name, place in stored.items()}
-        return stored, check_tensors(layout, tensors)
+        if isinstance(source, GgufFile):
+            stored = locate_llama_cpp(source.metadata, source.tensors)
+        else:
+            stored = locate_tensors(path, find_layout(source.tensors).list_specs(source.tensors), source.tensors)
+        tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
+        checked = check_tensors(find_layout(tensors), tensors)
+        if isinstance(source, GgufFile):
+            check_metadata(source.metadata, checked.shape)
+        return stored, checked
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _oriented(info: TensorInfo, place: StoredTensor) -> TensorInfo:
-    if not place.swapped or len(info.shape) < 2:
-        return info
-    *leading, rows, columns = info.shape
-    return TensorInfo((*leading, columns, rows), info.dtype)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
 from rnn_engine.tensor_files.source import TensorSource
@@ -36,6 +37,7 @@ class _Refusal:
 
 _FORMATS = (
     _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
+    _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
     _Format(lambda head: head[8:9] == b"{", SafetensorsFile),
 )
 
@@ -44,7 +46,6 @@ _REFUSALS = (
         b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9",
         "a .pth file in the layout that torch wrote before version 1.6; load it in a newer torch and save it again",
     ),
-    _Refusal(b"GGUF", "a GGUF file, which is not read yet; use the model's .safetensors or .pth file"),
     _Refusal(
         b"version https://git-lfs",
         "a Git LFS pointer and not the model itself; fetch it with `git lfs pull` or download the file directly",
@@ -83,15 +84,15 @@ def _find_format(file: BinaryFile) -> _Format:
     for file_format in _FORMATS:
         if file_format.recognises(head):
             return file_format
-    raise ModelError(f"{file.path} is neither a safetensors file nor a .pth file; is its download complete?")
+    raise ModelError(f"{file.path} is neither a safetensors file nor a .pth or GGUF file; is its download complete?")
 
 
 def _check_kind(path: Path) -> None:
     try:
         if not path.exists():
-            raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st or .pth)")
+            raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st, .pth or .gguf)")
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st or .pth)")
+            raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st, .pth or .gguf)")
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error

@@ -18,13 +18,14 @@ _MOST_BYTES: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Shape and element type of a tensor as its file stores it.
+    """Shape of a tensor as its file stores it, and the element type in which it is read.
 
     Raises ValueError for a shape that no array can have.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    block_type: str | None = None  # GGUF's name of the blocks in which a row's numbers are stored; None = as `dtype`
 
     def __post_init__(self) -> None:
         if len(self.shape) > MOST_DIMENSIONS:
@@ -51,7 +52,7 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return a copy of the tensor as stored, whatever happens to the file afterwards. May have any strides.
+        """Return a copy of the tensor, whatever happens to the file afterwards. May have any strides.
 
         May be called from several threads. Raises KeyError for a name that is not in `tensors`, ModelError where the
         bytes are damaged or the file was truncated or written to since it was opened, ValueError after `close`.

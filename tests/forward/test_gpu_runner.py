@@ -119,6 +119,7 @@ class FreshModel:
         self.shape = model.shape
         self.names = model.names
         self.has = model.has
+        self.block_type = model.block_type
         self.given_out: list[tuple[str, weakref.ref[NDArray[Any]]]] = []
 
     def tensor(self, name: str) -> NDArray[Any]:

@@ -47,6 +47,9 @@ class TensorModel:
     def tensor(self, name: str) -> NDArray[Any]:
         return self.tensors[name]
 
+    def block_type(self, name: str) -> None:
+        return None
+
 
 def tiny_shape(
     layers: int = 2,

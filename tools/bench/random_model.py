@@ -58,6 +58,9 @@ class RandomModel:
         magnitude = shape[-1] ** -0.5 if name.endswith(".weight") and len(shape) == 2 else 0.25
         return _draw(shape, magnitude, seed=zlib.crc32(name.encode()))
 
+    def block_type(self, _name: str) -> None:
+        return None
+
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         width, ffn, vocab = self.shape.width, self.shape.ffn_width, self.shape.vocab_size
         shapes: dict[str, tuple[int, ...]] = {"emb.weight": (vocab, width), "head.weight": (vocab, width)}

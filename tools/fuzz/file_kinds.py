@@ -26,14 +26,18 @@ from states.files.reading import read_state
 from states.frozen import FrozenState
 from states.payload import Payload
 from states.tokens import pack
+from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, save_tuned_state, some_initial, some_state
+from tests.support.older_models import tiny_v6
 from tests.support.pth import save_pth
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
 from tests.tokenizer.test_huggingface import byte_level_library
 
 _MODEL = random_model(tiny_shape(layers=1, width=16, vocab=4), seed=1)
+_BLOCKS_MODEL = random_model(tiny_v6(layers=1, width=32, ffn=32, vocab=4), seed=1)
+_TOKENS = [b"<s>", b"a", b"\\xff", b"it\\'s"]
 _TIME_STATES = TensorModel(SHAPE, {f"blocks.{n}.att.time_state": some_state()["wkv"][n] for n in range(2)})
 _TOY_SHAPE = toy_shape()
 _PROMPT = list(range(1, 21))
@@ -187,6 +191,8 @@ KINDS = (
         Kind(name, partial(_write_peft, name=name), partial(_read_peft, name=name))
         for name in ("adapter_config.json", "adapter_model.safetensors")
     ),
+    Kind("GGUF model", lambda path: save_gguf(_MODEL, path, tokens=_TOKENS), _read_model),
+    Kind("GGUF model in blocks", lambda path: save_gguf(_BLOCKS_MODEL, path, "Q4_1"), _read_model),
     Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
     Kind(
         "demo tokenizer",

@@ -1,0 +1,205 @@
+"""GGUF files of llama.cpp give the model that went in: names, transforms, types, metadata."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+from rnn_engine.errors import ModelError
+from rnn_engine.forward.weight_choice import WeightChoice, describe_dequantised, stored_format
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
+from rnn_engine.model import ModelFile
+from rnn_engine.types import TokenRun, run_step
+from tests.support.gguf import encode, llama_cpp_tensors, metadata, save_gguf, write_gguf
+from tests.support.models import TensorModel, random_model, tiny_shape
+from tests.support.older_models import tiny_v6
+from tests.support.reference import forward, relative_error
+
+V7 = random_model(tiny_shape(), seed=1)
+V6 = random_model(tiny_v6(layers=5, ffn=96), seed=2)
+BOTH = pytest.mark.parametrize("model", [V6, V7], ids=["v6", "v7"])
+TOKENS = [1, 17, 3, 95, 40, 2, 2]
+UNUSED = re.compile(r"blocks\.0\.att\.v[012]")
+MATRIX = "blocks.1.ffn.value.weight"
+STORED_MATRIX = "blk.1.channel_mix_value.weight"
+
+
+def assert_same(opened: ModelFile, model: TensorModel) -> None:
+    assert opened.shape == model.shape
+    assert set(opened.names) == {name for name in model.names if not UNUSED.fullmatch(name)}
+    for name in opened.names:
+        np.testing.assert_array_equal(opened.tensor(name).astype(np.float32), model.tensor(name), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+@BOTH
+def test_floats_come_out_as_they_went_in(model: TensorModel, kind: str, tmp_path: Path) -> None:
+    with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
+        assert_same(opened, model)
+        assert opened.tensor(MATRIX).dtype.name == {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[kind]
+        assert opened.block_type(MATRIX) is None
+
+
+@BOTH
+def test_mixes_as_tensors_of_their_own(model: TensorModel, tmp_path: Path) -> None:
+    with open_model(save_gguf(model, tmp_path / "model.gguf", fused=False)) as opened:
+        assert_same(opened, model)
+
+
+@pytest.mark.parametrize("every", [1, 2, 6])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0"])
+def test_matrices_that_were_halved_with_the_residual_are_scaled_back(every: int, kind: str, tmp_path: Path) -> None:
+    with (
+        open_model(save_gguf(V6, tmp_path / "plain.gguf", kind)) as plain,
+        open_model(save_gguf(V6, tmp_path / "halved.gguf", kind, rescale_every=every)) as halved,
+    ):
+        for name in plain.names:
+            # f16 rounds what is below its normal numbers
+            np.testing.assert_allclose(
+                halved.tensor(name), plain.tensor(name), atol=1e-6 * (kind == "F16"), err_msg=name
+            )
+
+
+@BOTH
+def test_logits_are_those_of_the_model_in_memory(model: TensorModel, tmp_path: Path) -> None:
+    expected, _ = forward(model, TOKENS)
+    with open_model(save_gguf(model, tmp_path / "model.gguf")) as opened:
+        logits, _ = forward(opened, TOKENS)
+    np.testing.assert_array_equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"), [("Q8_0", 1 / 254), ("Q5_1", 1 / 31), ("Q5_0", 1 / 16), ("Q4_1", 1 / 15), ("Q4_0", 1 / 8)]
+)
+@BOTH
+def test_numbers_in_blocks_are_within_a_step_of_what_went_in(
+    model: TensorModel, kind: str, bound: float, tmp_path: Path
+) -> None:
+    """A bound is in parts of the greatest number of a block; f16 scales add a little."""
+    with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
+        for name in ("emb.weight", "head.weight", MATRIX):
+            expected = model.tensor(name).reshape(-1, 32)
+            error = np.abs(opened.tensor(name).reshape(-1, 32) - expected).max(axis=1)
+            assert (error <= 1.1 * bound * np.abs(expected).max(axis=1)).all()
+            assert opened.block_type(name) == kind
+        assert opened.block_type("blocks.0.att.ln_x.weight") is None
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@BOTH
+def test_logits_are_those_of_the_rounded_weights(model: TensorModel, kind: str, tmp_path: Path) -> None:
+    expected, _ = forward(model, TOKENS)
+    number = GGMLQuantizationType[kind]
+    with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
+        blocks = [name for name in opened.names if opened.block_type(name) == kind]
+        rounded = {name: quants.dequantize(encode(model.tensor(name), number), number) for name in blocks}
+        logits, _ = forward(opened, TOKENS)
+    exact, _ = forward(TensorModel(model.shape, model.tensors | rounded), TOKENS)
+    np.testing.assert_array_equal(logits, exact)
+    assert 0 < relative_error(logits, expected) < {"Q8_0": 0.05, "Q4_0": 0.5}[kind]
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_blocks_that_only_llama_cpp_writes(kind: str, tmp_path: Path) -> None:
+    number = GGMLQuantizationType[kind]
+    block_size, block_bytes = GGML_QUANT_SIZES[number]
+    rows, columns = V7.tensor(MATRIX).shape
+    assert columns % block_size == 0
+    blocks = np.random.default_rng(4).integers(0, 256, (rows, columns // block_size * block_bytes), np.uint8)
+    blocks &= 0x3F  # so that no scale is infinite, wherever it lies in the block
+    tensors = llama_cpp_tensors(V7) | {STORED_MATRIX: blocks}
+    path = write_gguf(tmp_path / "model.gguf", "rwkv7", metadata(V7.shape), tensors, encoded={STORED_MATRIX: number})
+    with open_model(path) as opened:
+        np.testing.assert_array_equal(opened.tensor(MATRIX), quants.dequantize(blocks, number))
+        assert opened.tensor(MATRIX).dtype == np.float32
+        assert opened.block_type(MATRIX) == kind
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Path) -> None:
+    with open_model(save_gguf(V7, tmp_path / "model.gguf", kind)) as opened:
+        for name in ("emb.weight", "head.weight", MATRIX):
+            matrix = opened.tensor(name)
+            stored = stored_format(matrix.dtype, opened.block_type(name))
+            assert stored.name == kind.lower()
+            np.testing.assert_array_equal(stored.unpack(stored.pack(matrix), *matrix.shape), matrix)
+        assert describe_dequantised(opened, WeightChoice.parse("stored")) is None
+
+
+def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) -> None:
+    with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q5_1")) as opened:
+        assert stored_format(opened.tensor(MATRIX).dtype, opened.block_type(MATRIX)).name == "f16"
+        line = describe_dequantised(opened, WeightChoice.parse("stored"))
+        assert line is not None
+        assert line.endswith("as no kernel multiplies with them as they are stored: 14 in Q5_1")
+        assert describe_dequantised(opened, WeightChoice.parse("int8,emb=f16")) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rwkv7.block_count", 3, "rwkv7.block_count is 3; expected 2, as the tensors have it"),
+        ("rwkv7.embedding_length", 128, "rwkv7.embedding_length is 128; expected 64"),
+        ("rwkv7.feed_forward_length", 1, "rwkv7.feed_forward_length is 1; expected 256"),
+        ("rwkv7.wkv.head_size", 24, "blk.0.time_mix_r_k.weight has 64 numbers; expected a multiple of 24"),
+        ("rwkv7.wkv.head_size", 0, "rwkv7.wkv.head_size is 0; expected an integer of at least 1"),
+        ("rwkv7.wkv.head_size", "16", "rwkv7.wkv.head_size is 16; expected an integer"),
+        ("rwkv7.attention.layer_norm_epsilon", 1e-3, "rwkv7.attention.layer_norm_epsilon is 0.001"),
+        ("general.alignment", 12, "general.alignment is 12; expected a multiple of 8"),
+        ("split.count", 3, r"one of 3 parts of a model (split.count)"),
+    ],
+)
+def test_metadata_that_contradicts_is_refused_by_its_key(key: str, value: object, message: str, tmp_path: Path) -> None:
+    path = save_gguf(V7, tmp_path / "model.gguf", more={key: value})
+    with pytest.raises(ModelError, match=re.escape(message)) as refused:
+        open_model(path)
+    assert str(path) in str(refused.value)
+
+
+def test_more_tokens_than_the_model_has_are_refused(tmp_path: Path) -> None:
+    path = save_gguf(V7, tmp_path / "model.gguf", tokens=[b"a"] * 97)
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.tokens is 97 texts; expected at most 96"):
+        open_model(path)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "rwkv6qwen2", "arwkv7"])
+def test_another_architecture_is_refused(architecture: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", architecture, {}, llama_cpp_tensors(V7))
+    with pytest.raises(ModelError, match=f"general.architecture is {architecture}; expected rwkv6 or rwkv7"):
+        open_model(path)
+
+
+def test_names_are_told_as_the_file_has_them(tmp_path: Path) -> None:
+    tensors = llama_cpp_tensors(V7)
+    del tensors["blk.1.time_mix_key.weight"]
+    path = write_gguf(tmp_path / "missing.gguf", "rwkv7", metadata(V7.shape), tensors)
+    with pytest.raises(ModelError, match=r"1 tensor missing: blk\.1\.time_mix_key\.weight"):
+        open_model(path)
+    tensors = llama_cpp_tensors(V7) | {"blk.1.attn_q.weight": np.ones((4, 4), np.float32)}
+    path = write_gguf(tmp_path / "unknown.gguf", "rwkv7", metadata(V7.shape), tensors)
+    with pytest.raises(ModelError, match=r"1 tensor that no served RWKV version has: blk\.1\.attn_q\.weight"):
+        open_model(path)
+    path = write_gguf(tmp_path / "far.gguf", "rwkv7", {}, {"blk.999999.attn_norm.weight": np.ones(4, np.float32)})
+    with pytest.raises(ModelError, match=r"1 tensors, one of them of the layer blk\.999999; expected all layers"):
+        open_model(path)
+    tensors = llama_cpp_tensors(V7) | {"blk.1.time_mix_lerp_fused.weight": np.ones((5, 1, 1, 64), np.float32)}
+    path = write_gguf(tmp_path / "fused.gguf", "rwkv7", metadata(V7.shape), tensors)
+    with pytest.raises(ModelError, match=r"blk\.1\.time_mix_lerp_fused\.weight is \[5, 1, 1, 64\]; expected 6 as"):
+        open_model(path)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+@BOTH
+def test_a_device_multiplies_with_blocks_as_they_are_stored(model: TensorModel, kind: str, tmp_path: Path) -> None:
+    with open_model(save_gguf(model, tmp_path / "model.gguf", kind)) as opened:
+        expected, _ = forward(opened, TOKENS, dtype=np.float64)
+        runner = load_runner(opened, weights="stored", num_slots=1, max_rows=len(TOKENS))
+    readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
+    logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
+    runner.close()
+    assert relative_error(logits, expected) < (1e-2 if kind == "Q5_1" else 1e-4)

@@ -1,0 +1,163 @@
+"""Write models as llama.cpp's converter does: its names, its transforms, and its metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from numpy.typing import NDArray
+
+from rnn_engine.types import ModelShape
+from tests.support.models import TensorModel
+
+Tensors = Mapping[str, NDArray[Any]]
+
+_RENAMED = (  # BlinkDL's name -> llama.cpp's, for both versions; the first that fits
+    (r"emb\.weight", "token_embd.weight"),
+    (r"head\.weight", "output.weight"),
+    (r"ln_out\.(\w+)", r"output_norm.\1"),
+    (r"blocks\.0\.ln0\.(\w+)", r"token_embd_norm.\1"),
+    (r"blocks\.(\d+)\.ln1\.(\w+)", r"blk.\1.attn_norm.\2"),
+    (r"blocks\.(\d+)\.ln2\.(\w+)", r"blk.\1.attn_norm_2.\2"),
+    (r"blocks\.(\d+)\.att\.ln_x\.(\w+)", r"blk.\1.time_mix_ln.\2"),
+    (r"blocks\.(\d+)\.att\.(\w+)\.weight", r"blk.\1.time_mix_\2.weight"),
+    (r"blocks\.(\d+)\.ffn\.(\w+)\.weight", r"blk.\1.channel_mix_\2.weight"),
+    (r"blocks\.(\d+)\.ffn\.(?:x|time_maa)_(\w)", r"blk.\1.channel_mix_lerp_\2.weight"),
+    (r"blocks\.(\d+)\.att\.(?:x|time_maa)_([rwkvagx])", r"blk.\1.time_mix_lerp_\2.weight"),
+    (r"blocks\.(\d+)\.att\.time_faaaa", r"blk.\1.time_mix_first.weight"),
+    (r"blocks\.(\d+)\.att\.time_maa_(w[12])", r"blk.\1.time_mix_\2.weight"),
+    (r"blocks\.(\d+)\.att\.time_(decay\w*)", r"blk.\1.time_mix_\2.weight"),
+    (r"blocks\.(\d+)\.att\.(\w+)", r"blk.\1.time_mix_\2.weight"),
+)
+_TRANSPOSED = re.compile(r".*\.time_mix_(decay_)?[wavg][12]\.weight")
+_RESCALED = re.compile(r"blk\.(\d+)\.(time_mix_output|channel_mix_value)\.weight")
+
+
+def llama_cpp_tensors(model: TensorModel, *, rescale_every: int = 0, fused: bool = True) -> dict[str, NDArray[Any]]:
+    """Return the tensors that llama.cpp's converter makes of a model of RWKV-6 or RWKV-7."""
+    tensors = {_rename(name): values for name, values in model.tensors.items()}
+    for name, values in tensors.items():
+        if _TRANSPOSED.fullmatch(name):
+            tensors[name] = values.swapaxes(-1, -2)
+        elif name.endswith("time_mix_r_k.weight"):
+            tensors[name] = values.reshape(-1)
+        elif rescale_every and (match := _RESCALED.fullmatch(name)):
+            tensors[name] = values / np.float32(2 ** (int(match[1]) // rescale_every))
+    if fused:
+        _fuse_mixes(tensors, model.shape)
+    if model.shape.version == "v7":
+        for number in "012":  # dummies that are not used
+            tensors[f"blk.0.time_mix_v{number}.weight"] = tensors[f"blk.0.time_mix_a{number}.weight"]
+    return tensors
+
+
+def _fuse_mixes(tensors: dict[str, NDArray[Any]], shape: ModelShape) -> None:
+    letters = "rwkvag" if shape.version == "v7" else "wkvrg"
+    for layer in range(shape.num_layers):
+        mixes = [tensors.pop(f"blk.{layer}.time_mix_lerp_{letter}.weight") for letter in letters]
+        tensors[f"blk.{layer}.time_mix_lerp_fused.weight"] = np.stack(mixes).reshape(len(letters), 1, 1, -1)
+
+
+def metadata(shape: ModelShape, *, rescale_every: int = 0) -> dict[str, object]:
+    """Return the metadata that llama.cpp's converter writes."""
+    values: dict[str, object] = {
+        "context_length": 1048576,
+        "embedding_length": shape.width,
+        "block_count": shape.num_layers,
+        "attention.layer_norm_epsilon": 1e-5,
+        "wkv.head_size": shape.sizes["head_size"],
+        "feed_forward_length": shape.ffn_width,
+        "attention.head_count": 0,
+    }
+    if shape.version == "v6":
+        values["rescale_every_n_layers"] = rescale_every
+    return {f"{_architecture(shape)}.{key}": value for key, value in values.items()}
+
+
+def save_gguf(
+    model: TensorModel,
+    path: Path,
+    matrices: str = "F32",
+    *,
+    rescale_every: int = 0,
+    fused: bool = True,
+    tokens: Sequence[bytes] = (),
+    more: Mapping[str, object] | None = None,
+) -> Path:
+    """Write `model` with its large matrices in the type `matrices`, and `more` metadata over what is usual."""
+    tensors = llama_cpp_tensors(model, rescale_every=rescale_every, fused=fused)
+    described = metadata(model.shape, rescale_every=rescale_every) | dict(more or {})
+    return write_gguf(path, _architecture(model.shape), described, tensors, matrices, tokens)
+
+
+def write_gguf(
+    path: Path,
+    architecture: str,
+    described: Mapping[str, object],
+    tensors: Tensors,
+    matrices: str = "F32",
+    tokens: Sequence[bytes] = (),
+    encoded: Mapping[str, GGMLQuantizationType] | None = None,
+) -> Path:
+    """Write tensors under the names that they have; those that llama.cpp quantises in the type `matrices`.
+
+    Those that `encoded` gives a type for are bytes of that type.
+    """
+    writer = GGUFWriter(path, architecture)
+    for key, value in described.items():
+        _add_value(writer, key, value)
+    if tokens:
+        writer.add_tokenizer_model("rwkv")
+        writer.add_token_list(list(tokens))
+        writer.add_token_types([3 if number == 0 else 1 for number in range(len(tokens))])
+    for name, values in tensors.items():
+        if encoded and name in encoded:
+            writer.add_tensor(name, values, raw_dtype=encoded[name])
+            continue
+        kind = GGMLQuantizationType[matrices if _is_quantised(name, values) else "F32"]
+        writer.add_tensor(name, encode(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def encode(values: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[Any]:
+    """Return numbers as a file has them in some type."""
+    contiguous = np.ascontiguousarray(values, np.float32)
+    match kind.name:
+        case "F32":
+            return contiguous
+        case "F16":
+            return contiguous.astype(np.float16)
+        case "BF16":
+            return contiguous.astype(ml_dtypes.bfloat16).view(np.uint8)
+    return quants.quantize(contiguous, kind)
+
+
+def _is_quantised(name: str, values: NDArray[Any]) -> bool:
+    return name.endswith(".weight") and values.ndim == 2 and not re.search(r"_(w|a|v|g)[12]\.|_first\.|_lerp_", name)
+
+
+def _rename(name: str) -> str:
+    return next(re.sub(pattern, replacement, name) for pattern, replacement in _RENAMED if re.fullmatch(pattern, name))
+
+
+def _architecture(shape: ModelShape) -> str:
+    return f"rwkv{shape.version.removeprefix('v')}"
+
+
+def _add_value(writer: GGUFWriter, key: str, value: object) -> None:
+    match value:
+        case float():
+            writer.add_float32(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case _:
+            writer.add_string(key, str(value))
