@@ -24,6 +24,11 @@ _TIME_MIX: Final = {
 }
 _ADAPTER: Final = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.([a-z0-9]+)\.(.*)")
+_FLA_BLOCK: Final = re.compile(r"model\.layers\.([0-9]+)\.([a-z_]+)\.(.*)")
+_FLA_ADAPTER: Final = re.compile(r"([wavg])_lora\.lora\.(2\.bias|0\.weight|2\.weight)")
+_PART_NAMES: Final = {fla: blinkdl for blinkdl, fla in _PARTS.items()}
+_TIME_MIX_MODULES: Final = {fla: blinkdl for blinkdl, fla in _TIME_MIX.items()}
+_ADAPTER_NUMBERS: Final = {fla: number for number, fla in _ADAPTER.items()}
 _ADAPTER_NAME: Final = re.compile("[wavg][012]")
 
 
@@ -36,6 +41,20 @@ def fla_name(name: str) -> str:
     if part == "att":
         rest = _time_mix_name(rest)
     return f"model.layers.{layer}.{_PARTS.get(part, part)}.{rest}"
+
+
+def blinkdl_name(name: str) -> str:
+    """Return what BlinkDL calls the tensor of an RWKV-7 that flash-linear-attention calls `name`; see `fla_name`."""
+    match = _FLA_BLOCK.fullmatch(name)
+    if match is None:
+        return {fla: blinkdl for blinkdl, fla in _TOP.items()}.get(name, name)
+    layer, part, rest = match.groups()
+    if part == "attn":
+        module, dot, parameter = rest.partition(".")
+        rest = f"{_TIME_MIX_MODULES.get(module, module)}{dot}{parameter}"
+        if adapter := _FLA_ADAPTER.fullmatch(rest):
+            rest = f"{adapter[1]}{_ADAPTER_NUMBERS[adapter[2]]}"
+    return f"blocks.{layer}.{_PART_NAMES.get(part, part)}.{rest}"
 
 
 def is_transposed(name: str) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor, locate_tensors
 from rnn_engine.model.fingerprint import fingerprint, with_settings
+from rnn_engine.model.fla_source import with_blinkdl_names
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
@@ -51,6 +52,7 @@ class ModelFile:
         """
         source = open_source(path)
         try:
+            source = with_blinkdl_names(path, source)
             stored, checked = _check(path, source, find_layout)
             return cls(path, source, stored, checked)
         except BaseException:

@@ -89,9 +89,6 @@ def _v5_row(name: v5.VersionV5) -> Version:
 # Both spellings of a name stand here where the two file conventions differ.
 VERSIONS: Final = VersionTable(
     (
-        UnservedVersion(
-            "RWKV-7 under Hugging Face's tensor names", re.compile(r"model\.layers\.\d+\.attn\.(r_k|k_k|k_a|x_\w+)")
-        ),
         UnservedVersion("RWKV under Hugging Face's tensor names", re.compile(r"rwkv\.blocks\.\d+\.attention\..*")),
         Version(
             name="v7-deepembed",

@@ -123,7 +123,6 @@ def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "title"),
     [
-        ("model.layers.0.attn.r_k", "RWKV-7 under Hugging Face's tensor names"),
         ("rwkv.blocks.0.attention.time_decay", "RWKV under Hugging Face's tensor names"),
     ],
 )
