@@ -7,6 +7,7 @@ from typing import Final
 
 from rnn_engine.errors import TokenizerError
 from rnn_engine.tokenizer.base import Tokenizer
+from rnn_engine.tokenizer.gguf import ByteStringTokenizer, read_pieces
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 from rnn_engine.tokenizer.none import NoTokenizer
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WORLD_SIZE, WorldTokenizer
@@ -17,8 +18,9 @@ _FILE_NAME: Final = "tokenizer.json"
 def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
     """Load the tokenizer that `choice` names: auto, world, none, or the path of a tokenizer.json.
 
-    `auto` takes a tokenizer.json that lies beside the model, else World where the model's vocabulary is as large as
-    World's, else none. Raises TokenizerError where the file can't be read or the vocabulary does not fit the model.
+    `auto` takes the vocabulary of a GGUF file, else a tokenizer.json that lies beside the model, else World where the
+    model's vocabulary is as large as World's, else none. Raises TokenizerError where the file can't be read or the
+    vocabulary does not fit the model.
     """
     match choice:
         case "auto":
@@ -38,6 +40,11 @@ def load_tokenizer(choice: str, model_path: Path, vocab_size: int) -> Tokenizer:
 
 
 def _find(model_path: Path, vocab_size: int) -> Tokenizer:
+    pieces = read_pieces(model_path)
+    if pieces is not None:
+        world = WorldTokenizer()
+        same = all(piece == world.decode_bytes(token) for token, piece in enumerate(pieces))
+        return world if same and len(pieces) >= world.size else ByteStringTokenizer(pieces)
     beside = model_path.parent / _FILE_NAME
     if beside.is_file():
         return HuggingFaceTokenizer(beside)
