@@ -7,15 +7,18 @@ angle brackets is plain text. Nothing is put before or after a text, and none is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError
 from rnn_engine.tokenizer.base import check_text
 from rnn_engine.tokenizer.pieces import piece_decoder
+
+_MOST_STEPS = 16  # before the model; each may make a text longer, so many of them fill any memory
 
 
 class HuggingFaceTokenizer:
@@ -27,7 +30,9 @@ class HuggingFaceTokenizer:
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self._library = _load(path)
-        self._pieces = _read_pieces(path, self._library)
+        settings = json.loads(self._library.to_str())
+        _check_steps(path, settings)
+        self._pieces = _read_pieces(path, self._library, settings["decoder"])
         self.size = max(self._pieces, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
@@ -67,10 +72,20 @@ def _load(path: Path) -> LibraryTokenizer:
     return library
 
 
-def _read_pieces(path: Path, library: LibraryTokenizer) -> dict[int, bytes]:
+def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
+    """Raise TokenizerError for a file in which a short text can become one of any length."""
+    for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        step = settings[name] or {}
+        kinds = [part.get("type") for part in step.get(parts, (step,))]
+        if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
+            found = f"{len(kinds)} steps, {kinds.count('ByteLevel')} of them ByteLevel"
+            raise TokenizerError(f"{path}: {name} has {found}; expected at most {_MOST_STEPS}, and one ByteLevel")
+
+
+def _read_pieces(path: Path, library: LibraryTokenizer, decoder: Any) -> dict[int, bytes]:  # noqa: ANN401
     """Return the bytes of every token id; a special token has none, and any other added token what it spells."""
     try:
-        to_bytes = piece_decoder(json.loads(library.to_str())["decoder"])
+        to_bytes = piece_decoder(decoder)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
     pieces = {token: to_bytes(piece) for piece, token in library.get_vocab(with_added_tokens=False).items()}

@@ -192,3 +192,14 @@ def test_a_file_at_which_the_library_panics_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(TokenizerError, match=r"is no Hugging Face tokenizer\.json: range end index"):
         HuggingFaceTokenizer(path)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("ByteLevel", 2), ("Digits", 17)])
+def test_steps_that_could_make_a_short_text_endless_are_refused(kind: str, count: int, tmp_path: Path) -> None:
+    content = json.loads(byte_level_library().to_str())
+    step = {"type": "Digits", "individual_digits": True} if kind == "Digits" else content["pre_tokenizer"]
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [step] * count}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match=rf"pre_tokenizer has {count} steps, .*expected at most 16, and one"):
+        HuggingFaceTokenizer(path)
