@@ -1,0 +1,1 @@
+"""Measures what weight formats cost in accuracy, and writes docs/models.md."""

@@ -1,0 +1,108 @@
+"""Writes docs/models.md: every version and every weight format against the reference in f64.
+
+python -m tools.models
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import click
+import numpy as np
+
+from rnn_engine.cli.bench import measure_decode, measure_prefill
+from rnn_engine.cli.logits import run_logits
+from rnn_engine.demo import model_path
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import load_runner
+from rnn_engine.reference.weights import Array
+from rnn_engine.tokenizer import load_tokenizer
+from rnn_engine.types import Model
+from tests.support.models import deep_embedded, random_model, tiny_shape
+from tests.support.older_models import OLDER_SHAPES
+from tests.support.reference import forward, relative_error
+from tools.demo_model.corpus.mixture import held_out
+
+_OUTPUT = Path(__file__).parents[2] / "docs" / "models.md"
+_SKILLS = ("arithmetic", "fact", "memory", "spell", "json_fields")
+_LENGTH = 256  # tokens
+_VERSION_FORMATS = ("f32", "f16", "int8", "int4")
+_INTRODUCTION = """# Models and weight formats
+
+Made by `python -m tools.models`. Error is the greatest difference of a logit from the numpy reference in f64 with the
+file's weights, in parts of the greatest logit; KL is the mean divergence, in nats, of the next token's distribution
+from the reference's. Below 8 bits the head is int8, unless it is asked for otherwise.
+"""
+
+
+def _measure(model: Model, tokens: list[int], weights: str, expected: Array) -> list[str]:
+    """Return the cells of a row: error, divergence, bytes of matrices, decode and prefill speed."""
+    runner = load_runner(model, weights=weights, warm_up=True)
+    assert isinstance(runner, GpuRunner)
+    with closing(runner):
+        logits = run_logits(runner, tokens, runner.max_rows, lambda *_: None, None)
+        decode = measure_decode(runner, 1, 10, time.perf_counter).tokens_per_second
+        prefill = measure_prefill(runner, 64, 3, time.perf_counter).tokens_per_second
+        size = f"{runner.weight_bytes / 1e6:.2f}"
+    error, divergence = relative_error(logits.astype(np.float64), expected), _divergence(expected, logits)
+    return [f"{error:.1e}", f"{divergence:.1e}", size, f"{decode:.0f}", f"{prefill:.0f}"]
+
+
+def _divergence(expected: Array, logits: Array) -> float:
+    """Return the mean KL divergence of the rows of `logits` [T, V] from those of `expected`, in nats."""
+    p, q = (_log_softmax(rows.astype(np.float64)) for rows in (expected, logits))
+    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
+
+
+def _log_softmax(rows: Array) -> Array:
+    shifted = rows - rows.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result
+
+
+def _table(first: str, rows: list[list[str]]) -> str:
+    header = [first, "weights", "error", "KL", "matrices, MB", "decode tok/s", "prefill tok/s"]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)) + "\n"
+
+
+def _version_rows() -> list[list[str]]:
+    shape = tiny_shape()
+    rows = []
+    for each in (*OLDER_SHAPES, shape, deep_embedded(shape)):
+        model = random_model(each, seed=1)
+        tokens = [(7 * position + 3) % each.vocab_size for position in range(64)]
+        expected, _ = forward(model, tokens, dtype=np.float64)
+        rows += [[each.version, name, *_measure(model, tokens, name, expected)] for name in _VERSION_FORMATS]
+    return rows
+
+
+def _demo_rows() -> list[list[str]]:
+    with open_model(model_path()) as model:
+        tokenizer = load_tokenizer("auto", model_path(), model.shape.vocab_size)
+        text = "".join(part for skill in _SKILLS for each in held_out(skill, 5) for part, _ in each.parts())
+        tokens = list(tokenizer.encode(text))[:_LENGTH]
+        expected, _ = forward(model, tokens, dtype=np.float64)
+        return [["demo", name, *_measure(model, tokens, name, expected)] for name in WEIGHT_FORMATS]
+
+
+@click.command()
+def main() -> None:
+    """Measure on the first device and write docs/models.md."""
+    runner = load_runner(random_model(tiny_shape(), seed=1))
+    assert isinstance(runner, GpuRunner)
+    with closing(runner):
+        device = runner.device.info.name
+    _OUTPUT.write_text(
+        f"{_INTRODUCTION}\nOn {device}; decode is of 1 slot and prefill of 64 tokens.\n"
+        f"\n## The demo model, over {_LENGTH} tokens of held-out dialogues\n\n{_table('model', _demo_rows())}"
+        "\n## Small models of every version with random f32 weights: 2 layers, width 64, over 64 tokens\n\n"
+        f"{_table('version', _version_rows())}"
+    )
+
+
+if __name__ == "__main__":
+    main()
