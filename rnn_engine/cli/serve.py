@@ -133,7 +133,7 @@ def command(
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it.
 
-    MODEL is a .safetensors, .st or .pth file; the model that comes with rnn-engine where it is absent. Ctrl-C or
+    MODEL is a .safetensors, .st, .pth or .gguf file; the model that comes with rnn-engine where it is absent. Ctrl-C or
     SIGTERM ends the server when its running requests have ended; a second one does not wait. Sockets that systemd
     passes (LISTEN_FDS) are used in place of --unix-socket, and that in place of --port.
     """
