@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, TypeAlias
 
+import psutil
+
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.gpu import DeviceInfo, SizingDevice
-from rnn_engine.loading.host_memory import find_host_memory
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import OpenModel
 
@@ -117,7 +118,7 @@ def find_memory(device: DeviceInfo) -> int | None:
 
     WebGPU does not tell a device's memory. A software device and an integrated one use the computer's.
     """
-    return find_host_memory() if device.kind in ("software", "integrated") else None
+    return psutil.virtual_memory().available if device.kind in ("software", "integrated") else None
 
 
 def in_words(num_bytes: int) -> str:
