@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from rnn_engine.chat_template import ChatMessage
 from tools.demo_model.corpus.dialogue import Dialogue
 from tools.demo_model.corpus.mixture import PIRATE_PREFIX, PIRATE_SUFFIX, held_out
 
@@ -39,6 +40,7 @@ JSON_SKILLS = frozenset({"json_fields", "tool_call"})
 CHOICE_SKILLS = ("arithmetic", "fact", "memory")
 PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
 CLIENTS = 8
+MAX_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +63,21 @@ class Server:
         self._extra = {} if state is None else {"state": state}
 
     def answer(self, dialogue: Dialogue) -> str:
+        """Return the answer to the last question of `dialogue`."""
+        return self._chat(dialogue.messages())
+
+    def respond(self, messages: Sequence[ChatMessage]) -> str:
+        """Return the next message of a conversation."""
+        return self._chat([{"role": message.role.value, "content": message.content} for message in messages])
+
+    def _chat(self, messages: list[dict[str, str]]) -> str:
         body = {
             "model": "demo",
-            "messages": dialogue.messages(),
+            "messages": messages,
             "temperature": 0,
             "presence_penalty": 0,
             "frequency_penalty": 0,
-            "max_tokens": 96,
+            "max_tokens": MAX_TOKENS,
         }
         reply = self._post("/v1/chat/completions", body)
         return str(reply["choices"][0]["message"]["content"]).strip()

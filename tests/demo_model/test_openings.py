@@ -1,0 +1,62 @@
+"""The held-out openings: the list is what it says, and answers are judged by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rnn_engine.chat_template import ChatMessage, Role
+from tools.demo_model.openings.__main__ import converse, report
+from tools.demo_model.openings.rubric import Opening, load_openings
+
+OPENINGS = load_openings()
+
+
+def test_there_are_two_hundred_and_more_that_differ() -> None:
+    assert len({opening.turns for opening in OPENINGS}) == len(OPENINGS) >= 200
+    assert sum(not opening.is_short for opening in OPENINGS) > 100
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer", "sensible"),
+    [
+        ("Spell hello", "h-e-l-l-o", True),
+        ("Spell hello", "C-a-d-i-n-a", False),
+        ("How much is 123 + 456?", "123 + 456 = 579", True),
+        ("How much is 123 + 456?", "59", False),
+        ("who made you", "The makers of rnn-engine.", True),
+        ("who made you", "I was made by OpenAI, for rnn-engine.", False),
+        ("haiku please", "An old pond\na frog leaps in\nwater", True),
+        ("haiku please", "Sorry, I don't know that.", False),
+        ("what time is it", "Sorry, I don't know that.", False),
+        ("what time is it", "Sorry, I have no clock. Try a sum.", True),
+        ("tell me a joke", "", False),
+        ("tell me a joke", "Why? " + "Because of that. " * 40, False),
+    ],
+)
+def test_an_answer_is_judged_by_its_rubric(typed: str, answer: str, sensible: bool) -> None:
+    [opening] = [opening for opening in OPENINGS if opening.turns == (typed,)]
+    assert (opening.fault(answer) is None) == sensible
+
+
+def test_a_conversation_holds_the_model_to_its_own_answers() -> None:
+    heard = []
+
+    def respond(messages: Sequence[ChatMessage]) -> str:
+        assert [message.role for message in messages] == [Role.USER, Role.ASSISTANT, Role.USER][: len(messages)]
+        heard.append([message.content for message in messages])
+        return f"answer {len(messages)}"
+
+    opening = Opening("follow_up", ("one", "two"), ("answer",))
+    assert converse(opening, respond) == ["answer 1", "answer 3"]
+    assert heard == [["one"], ["one", "answer 1", "two"]]
+
+
+def test_the_report_tells_what_is_wrong_and_how_often() -> None:
+    openings = [Opening("sums", ("2+2",), ("4",)), Opening("sums", ("what is two and two",), ("4",))]
+    text = report(openings, [["4"], ["5"]], everything=False)
+    assert "sums: what is two and two -> '5': does not match 4" in text
+    assert "| sums | 50.0 % | 2 |" in text
+    assert "| held out | 0.0 % | 1 |" in text
+    assert "2+2" not in text

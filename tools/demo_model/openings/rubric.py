@@ -1,0 +1,56 @@
+"""Reads openings.toml and judges answers by it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+LONGEST = 400  # characters of a sensible answer
+SHORT = 3  # words: such an opening can hardly be asked in other words, so training may hold it
+_FILE = Path(__file__).with_name("openings.toml")
+_NOT = "not "
+_FLAGS = re.IGNORECASE | re.DOTALL
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a user types, turn by turn, and the patterns that the last answer must match (or not match)."""
+
+    category: str
+    turns: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether every turn has few words, so that the training text may hold it."""
+        return all(len(words(turn)) <= SHORT for turn in self.turns)
+
+    def fault(self, answer: str) -> str | None:
+        """Return why `answer` is not sensible; None if it is."""
+        if not answer.strip():
+            return "empty"
+        if len(answer) > LONGEST:
+            return f"longer than {LONGEST} characters"
+        for pattern in self.patterns:
+            wanted = not pattern.startswith(_NOT)
+            if bool(re.search(pattern.removeprefix(_NOT), answer, _FLAGS)) != wanted:
+                return f"does not match {pattern}" if wanted else f"matches {pattern.removeprefix(_NOT)}"
+        return None
+
+
+def load_openings() -> list[Opening]:
+    """Return the openings in the order of the file."""
+    data = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    rubrics: dict[str, list[str]] = data["rubrics"]
+    return [
+        Opening(category, tuple(text.split(" | ")), tuple(rubrics.get(rubric, [rubric])))
+        for category, items in data["openings"].items()
+        for text, rubric in items.items()
+    ]
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation."""
+    return re.findall(r"[^\W_]+", text.replace("'", "").lower())
