@@ -1,5 +1,9 @@
 // Every thread loads the eight inputs of eight columns itself.
 
+fn first_eight(split: u32) -> u32 {
+    return split;
+}
+
 fn load_input(index: u32, lane: u32) -> Eight {
     return Eight(inputs[index], inputs[index + 1u]);
 }

@@ -34,7 +34,7 @@ fn main(
         let token = min(first_token + t, num_tokens - 1u);
         first_input[t] = (segment.inputs_start + token * segment.inputs_stride) / 4u;
     }
-    for (var eight = split; eight < segment.num_eights; eight += SPLITS) {
+    for (var eight = first_eight(split); eight < segment.num_eights; eight += SPLITS) {
         var panel: array<Eight, PANELS>;
         for (var p = 0u; p < PANELS; p++) {
             panel[p] = load_weights(start + p * segment.panel_blocks, eight);

@@ -5,7 +5,7 @@
 @group(0) @binding(2) var<storage, read> weights: array<vec2<u32>>;
 
 fn four_bytes(word: u32) -> vec4<f32> {
-    return vec4<f32>(vec4<i32>(bitcast<i32>(word)) << vec4<u32>(24u, 16u, 8u, 0u) >> vec4<u32>(24u));
+    return vec4<f32>((vec4<i32>(bitcast<i32>(word)) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u));
 }
 
 fn load_weights(row: u32, eight: u32) -> Eight {

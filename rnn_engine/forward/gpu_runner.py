@@ -124,9 +124,9 @@ class GpuRunner:
         """Bytes of matrices that a step with logits reads."""
         return self._forward.weight_bytes
 
-    def plan(self, num_tokens: int, num_runs: int, num_rows: int) -> Plan:
+    def plan(self, num_tokens: int, num_runs: int, num_rows: int, *, has_masks: bool = False) -> Plan:
         """What a step of so many tokens, runs and rows dispatches."""
-        return self._plan(StepSize(num_tokens, num_runs, num_rows), side=0)
+        return self._plan(StepSize(num_tokens, num_runs, num_rows, has_masks), side=0)
 
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)

@@ -1,0 +1,29 @@
+"""Every shader is compiled by a second compiler too, where node and npm are at hand: see tools/tint."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.support.every_shader import every_shader
+from tools.tint import INSTALLED, refused_by_tint
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("node") is None or not INSTALLED.exists(), reason="needs node, and `npm ci` in tools/tint"
+)
+
+
+def test_tint_compiles_every_shader() -> None:
+    shaders = every_shader()
+    assert len(shaders) > 200
+    assert refused_by_tint(shaders) == {}
+
+
+def test_tint_refuses_a_loop_of_broadcasts_that_begins_at_a_threads_number() -> None:
+    (name, text) = next(
+        (name, text) for name, text in every_shader().items() if "first_eight" in text and "broadcast_eight" in text
+    )
+    refused = refused_by_tint({name: text.replace("first_eight(split)", "split"), "right": text})
+    assert list(refused) == [name]
+    assert any("uniform control flow" in message for message in refused[name])

@@ -1,0 +1,91 @@
+"""The text of every shader that the engine may run: all versions, weight formats, tunings and kinds of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.unread import Unpacked, UnreadModel
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.gpu import DeviceInfo, SizingDevice
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.table import VERSIONS
+from shaders import specialise
+from tests.support.models import deep_embedded, random_model, tiny_shape
+from tests.support.older_models import OLDER_SHAPES
+
+_LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)
+
+
+def every_shader() -> dict[str, str]:
+    """Return the text of each shader, by a name that says where it is run first."""
+    names: dict[str, str] = {}  # by text
+    for name, text in _each():
+        names.setdefault(text, name)
+    return {f"{number}: {name}": text for number, (text, name) in enumerate(names.items())}
+
+
+def _each() -> Iterator[tuple[str, str]]:
+    yield "subgroup size", specialise("subgroup_size", {"THREADS": 64}).text
+    shape = tiny_shape()
+    shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20))
+    for kind in ("software", "discrete"):
+        info = DeviceInfo(0, kind, kind, "none", "none")
+        for can_broadcast in (False, True):
+            tuning = tuning_for(info, can_broadcast=can_broadcast)
+            label = f"{kind} device {'with' if can_broadcast else 'without'} broadcast"
+            for each in shapes:
+                yield from _shaders_of(each, "f16", tuning, label)
+            for weights in WEIGHT_FORMATS:
+                yield from _shaders_of(shape, weights, tuning, label)
+
+
+def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
+    """Load a model of `shape` to a device that runs nothing, and make its plan of every kind of step."""
+    model = random_model(shape, seed=1)
+    tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
+    classes = ",".join(f"{name}={weights}" for name in ("head", "emb", "adapters"))
+    choice = WeightChoice.parse(f"{weights},{classes}")
+    device = _Collector()
+    memory = device.allocate()
+    with closing(memory):
+        runner = GpuRunner(
+            UnreadModel(shape, tensors),
+            VERSIONS.get(shape.version).load_layers,
+            device,
+            memory,
+            tuning,
+            format_of=partial(_unpacked, choice),
+            limits=_LIMITS,
+            progress=lambda *_: None,
+        )
+        for count in (*(variant.tokens for variant in tuning.matmuls), _LIMITS.max_tokens):
+            for has_masks in (False, True):
+                runner.plan(count, 1, 1, has_masks=has_masks)
+    for name, text in device.shaders:
+        yield f"{name} of {shape.version}, weights {weights}, {label}", text
+
+
+def _unpacked(choice: WeightChoice, name: str) -> Unpacked:
+    weights = choice(name)
+    assert weights is not None
+    return Unpacked(weights)
+
+
+class _Collector(SizingDevice):
+    """A device that keeps the text of the shaders that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(SizingDevice.smallest().info, SizingDevice.smallest().wgpu_device.limits)
+        self.shaders: list[tuple[str, str]] = []
+        self.wgpu_device.create_shader_module = self._keep
+
+    def _keep(self, *, label: str, code: str) -> Any:  # noqa: ANN401
+        self.shaders.append((label, code))
