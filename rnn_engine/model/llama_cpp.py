@@ -114,6 +114,13 @@ def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, Stor
     return stored
 
 
+def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
+    """Yield the names of all tensors that llama.cpp's converter writes for `rwkv6` or `rwkv7`."""
+    yield from _MODEL_NAMES
+    for layer in range(num_layers):
+        yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
+
+
 def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
     """Raise ModelError for a key of the metadata that contradicts the tensors, or asks for what is not served."""
     prefix = metadata["general.architecture"]
@@ -150,9 +157,12 @@ def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int)
     if num_layers > num_tensors:
         raise ModelError(f"{num_tensors} tensors, one of them of the layer blk.{num_layers - 1}; expected all layers")
     for layer in range(num_layers):
-        yield f"blk.{layer}.{_FUSED}"
-        for name in architecture.names:
-            yield f"blk.{layer}.{name}"
+        yield from _names_of_layer(architecture, layer)
+
+
+def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
+    for name in (_FUSED, *architecture.names):
+        yield f"blk.{layer}.{name}"
 
 
 def _single_mixes(architecture: _Architecture) -> dict[str, str]:

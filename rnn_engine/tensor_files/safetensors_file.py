@@ -22,7 +22,7 @@ from rnn_engine.tensor_files.source import TensorInfo
 _LENGTH_BYTES: Final = 8
 HEADER_LIMIT: Final = 100_000_000  # bytes; the format's own
 
-_DTYPES: Mapping[str, np.dtype[Any]] = {
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F32": np.dtype(np.float32),
@@ -37,6 +37,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+"""The format's name of an element type -> the type."""
 
 
 class SafetensorsFile:
@@ -125,11 +126,11 @@ def _check_places(tensors: Iterable[tuple[_Entry, TensorInfo]], size: int) -> No
 
 
 def _dtype(file: BinaryFile, name: str, stored: str) -> np.dtype[Any]:
-    if stored not in _DTYPES:
+    if stored not in DTYPES:
         raise ModelError(
-            f"{file.path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(_DTYPES)}"
+            f"{file.path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(DTYPES)}"
         )
-    return _DTYPES[stored]
+    return DTYPES[stored]
 
 
 def _damaged(file: BinaryFile, what: str) -> ModelError:

@@ -1,0 +1,51 @@
+"""ai00's `.st` files: BlinkDL's tensors in f16, some of them under other names and turned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Final
+
+import numpy as np
+
+from rnn_engine.convert.source import F16, Source, is_matrix
+from rnn_engine.errors import ModelError
+from rnn_engine.model.layout import TensorSpec
+from rnn_engine.tensor_files.entry import TensorEntry
+from rnn_engine.tensor_files.safetensors_writer import write_safetensors
+from rnn_engine.versions.v5 import ShapeV5
+
+_VERSIONS: Final = ("v4", "v5.1", "v5.2", "v6", "v7")
+
+
+def write_st(file: IO[bytes], source: Source) -> None:
+    """Write an `.st` file. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
+    if source.shape.version not in _VERSIONS:
+        raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
+    for spec in source.specs:
+        chosen = source.format_of(spec.name) if is_matrix(spec) else None
+        if chosen is not None and chosen.name != "f16":
+            raise ModelError(f"{spec.name} can't be {chosen.name} in an .st file; expected --weights f16")
+    write_safetensors(file, list(_entries(source)), {})
+
+
+def _entries(source: Source) -> Iterator[TensorEntry]:
+    for spec in source.specs:
+        name = spec.ai00_name or spec.name
+        if isinstance(source.shape, ShapeV5) and spec.dims == ("H",):
+            yield _repeated(source, spec, source.shape)
+        elif spec.ai00_swaps:
+            yield source.swapped(spec, name, dtype=F16)
+        else:
+            yield source.entry(spec, name, dtype=F16)
+
+
+def _repeated(source: Source, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
+    """Return a number a head as one a channel, which makes RWKV-5.1 what ai00 knows as RWKV-5."""
+    size = (shape.num_heads, shape.head_size)
+    return source.entry(
+        spec,
+        spec.name.replace("time_faaaa", "time_first"),
+        dtype=F16,
+        shape=size,
+        transform=lambda tensor: np.broadcast_to(tensor[:, np.newaxis], size),
+    )

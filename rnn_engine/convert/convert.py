@@ -1,0 +1,113 @@
+"""Write a model in the format that its target's name says."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Final
+
+from rnn_engine.atomic_file import TEMPORARY_SUFFIX, atomic_file
+from rnn_engine.convert.ai00 import write_st
+from rnn_engine.convert.blinkdl import write_blinkdl_pth, write_blinkdl_safetensors
+from rnn_engine.convert.fla import write_fla
+from rnn_engine.convert.llama_cpp import write_llama_cpp
+from rnn_engine.convert.source import Source
+from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.forward import Progress
+from rnn_engine.forward.weight_choice import STORED, WeightChoice
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat
+from rnn_engine.model import OpenModel
+from rnn_engine.versions.table import VERSIONS, VersionTable
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """A format of one file."""
+
+    title: str
+    write: Callable[[IO[bytes], Source], None]  # raises ModelError for what the format can't hold
+
+
+FILE_FORMATS: Final[Mapping[str, FileFormat]] = {
+    ".safetensors": FileFormat("safetensors in BlinkDL's names", write_blinkdl_safetensors),
+    ".st": FileFormat("ai00's safetensors, in f16", write_st),
+    ".pth": FileFormat("torch's file in BlinkDL's names", write_blinkdl_pth),
+    ".gguf": FileFormat("GGUF as llama.cpp has it, with the vocabulary", write_llama_cpp),
+}
+"""The end of a file's name -> what is written there."""
+
+FOLDER_TITLE: Final = "a folder in flash-linear-attention's names"
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    """Default progress callback; ignores its arguments."""
+
+
+def convert_model(
+    model: OpenModel,
+    target: Path,
+    weights: str = STORED,
+    *,
+    force: bool = False,
+    progress: Progress = _no_progress,
+    versions: VersionTable = VERSIONS,
+) -> str:
+    """Write `model` to `target`, one tensor at a time, and return the title of the format.
+
+    The end of the target's name says the format; a name without an ending is a folder's. `weights` is a choice as
+    `WeightChoice.parse` reads it; a float type by itself is for the embedding, too. What is no matrix stays in the type
+    that it has, where the format allows it. What is written lies beside `target` until it is complete.
+    Raises InvalidRequestError for an unknown format, and for a target that is there, unless `force` replaces it;
+    ModelError for what the format can't hold, and where the model can't be read; OSError where it can't be written.
+    """
+    file_format = FILE_FORMATS.get(target.suffix)
+    if file_format is None and target.suffix:
+        allowed = f"a name that ends in {', '.join(FILE_FORMATS)}, or a folder's without an ending"
+        raise InvalidRequestError("DST", str(target), allowed)
+    if target.exists() and not force:
+        raise InvalidRequestError("DST", str(target), "a new name, or --force to replace what is there")
+    specs = versions.get(model.shape.version).layout.list_specs(model.names)
+    present = [spec for spec in specs if model.has(spec.name)]
+    source = Source(model, present, parse_weights(weights), progress)
+    try:
+        if file_format is None:
+            with _new_folder(target) as folder:
+                write_fla(folder, source)
+            return FOLDER_TITLE
+        with atomic_file(target) as file:
+            file_format.write(file, source)
+        return file_format.title
+    except ModelError as error:
+        raise ModelError(f"{target} was not written: {error}") from error
+
+
+def parse_weights(text: str) -> WeightChoice:
+    """Read a choice as `WeightChoice.parse` does, but with a float type that comes first for the embedding, too."""
+    choice = WeightChoice.parse(text)
+    first = text.partition(",")[0].strip()
+    if "emb=" in text or first == STORED or not isinstance(WEIGHT_FORMATS[first], FloatFormat):
+        return choice
+    return replace(choice, formats={**choice.formats, "emb": first})
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside `target`, which replaces `target` when the block ends and is deleted when it fails."""
+    unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        if target.exists():
+            before = unfinished.with_suffix(".replaced")
+            target.rename(before)
+            unfinished.rename(target)
+            shutil.rmtree(before) if before.is_dir() else before.unlink()
+        else:
+            unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise

@@ -1,0 +1,142 @@
+"""GGUF files as llama.cpp's converter writes them for RWKV-6 and RWKV-7: its names, transforms, and metadata.
+
+Large matrices have the type that is chosen; all other tensors are f32, which llama.cpp's forward pass asks of most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import IO, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.convert.source import F32, Source, is_matrix
+from rnn_engine.errors import ModelError
+from rnn_engine.model.conventions import StoredTensor
+from rnn_engine.model.layout import TensorSpec
+from rnn_engine.model.llama_cpp import list_llama_cpp_names, locate_llama_cpp
+from rnn_engine.tensor_files.entry import TensorEntry
+from rnn_engine.tensor_files.gguf_header import Metadata
+from rnn_engine.tensor_files.gguf_writer import Value, Vocabulary, write_gguf
+from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.v6.shape import ShapeV6
+from rnn_engine.versions.v7.shape import ShapeV7
+from rnn_engine.versions.v7_deep_embed.shape import ShapeV7DeepEmbed
+
+_CONTEXT_LENGTH: Final = 1 << 20  # of a model that has no limit, as llama.cpp's converter has it
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens
+_STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" for number in "012"}
+"""What layer 0 of RWKV-7 has under names that it has no use for."""
+
+
+def write_llama_cpp(file: IO[bytes], source: Source) -> None:
+    """Write a GGUF file, with the vocabulary that the engine finds for the model where it is one of byte strings.
+
+    Raises ModelError for a version that llama.cpp does not know, and for a tuned state.
+    """
+    shape = source.shape
+    architecture = _architecture(shape)
+    if lost := [spec.name for spec in source.specs if spec.name.endswith(".time_state")]:
+        raise ModelError(f"a GGUF file can't hold {lost[0]}; expected a model without a tuned state")
+    values = {f"{architecture}.{key}": value for key, value in _metadata(shape).items()}
+    entries = list(_entries(source, {"general.architecture": architecture, **values}))
+    vocabulary = _vocabulary(load_tokenizer("auto", source.model.path, shape.vocab_size), shape.vocab_size)
+    if vocabulary is None:
+        values |= {"tokenizer.ggml.model": "none", f"{architecture}.vocab_size": shape.vocab_size}
+    else:
+        values |= {"tokenizer.ggml.model": "rwkv", **{f"tokenizer.ggml.{kind}_token_id": 0 for kind in ("bos", "eos")}}
+    write_gguf(file, architecture, values, vocabulary, entries)
+
+
+def _architecture(shape: ModelShape) -> str:
+    match shape:
+        case ShapeV7DeepEmbed():
+            pass
+        case ShapeV7():
+            return "rwkv7"
+        case ShapeV6():
+            return "rwkv6"
+    raise ModelError(f"llama.cpp does not run RWKV {shape.version}; expected v6 or v7")
+
+
+def _metadata(shape: ModelShape) -> dict[str, Value]:
+    values: dict[str, Value] = {
+        "context_length": _CONTEXT_LENGTH,
+        "embedding_length": shape.width,
+        "block_count": shape.num_layers,
+        "feed_forward_length": shape.ffn_width,
+        "attention.head_count": 0,
+        "attention.layer_norm_epsilon": 1e-5,
+        "wkv.head_size": shape.sizes["head_size"],
+    }
+    match shape:
+        case ShapeV7():
+            values |= {
+                "attention.decay_lora_rank": shape.ranks.w,
+                "attention.iclr_lora_rank": shape.ranks.a,
+                "attention.value_residual_mix_lora_rank": shape.ranks.v,
+                "attention.gate_lora_rank": shape.ranks.g,
+            }
+        case ShapeV6():
+            values |= {
+                "rescale_every_n_layers": 0,
+                "time_mix_extra_dim": shape.mix_rank,
+                "time_decay_extra_dim": shape.decay_rank,
+            }
+    return values
+
+
+def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary | None:
+    """Return the byte strings of World, or of another GGUF file; None for a tokenizer of another kind."""
+    if tokenizer.name not in ("world", "gguf"):
+        return None
+    pieces = [tokenizer.decode_bytes(token) for token in range(size)]
+    tokens = [_escape(piece) if piece else f"[PAD{token}]".encode() for token, piece in enumerate(pieces)]
+    kinds = [_NORMAL if piece else _UNUSED for piece in pieces]
+    return Vocabulary([b"<s>", *tokens[1:]], [_CONTROL, *kinds[1:]])
+
+
+def _escape(piece: bytes) -> bytes:
+    return repr(piece)[2:-1].encode()
+
+
+def _entries(source: Source, metadata: Metadata) -> Iterator[TensorEntry]:
+    """Yield each tensor, by the places where a reader of the file would look for those of the model."""
+    specs = {spec.name: spec for spec in source.specs}
+    names = list(list_llama_cpp_names(metadata["general.architecture"], source.shape.num_layers))
+    places: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
+    for name, place in locate_llama_cpp(metadata, names).items():
+        places[place.name][name] = place
+    for name, parts in places.items():
+        if not parts:
+            stand_in = re.sub("time_mix_v[012].weight", lambda match: _STAND_INS[match[0]], name)
+            parts = places[stand_in]
+        (first, place), *others = parts.items()
+        if others or place.index is not None:
+            yield _stacked(
+                source, name, [specs[each] for each in sorted(parts, key=lambda part: parts[part].index or 0)]
+            )
+        else:
+            yield _single(source, name, specs[first], place)
+
+
+def _stacked(source: Source, name: str, specs: list[TensorSpec]) -> TensorEntry:
+    def read() -> NDArray[Any]:
+        return np.stack([source.read(spec, F32) for spec in specs]).reshape(info.shape)
+
+    info = TensorInfo((len(specs), 1, 1, source.shape.width), F32)
+    return TensorEntry(name, info, read)
+
+
+def _single(source: Source, name: str, spec: TensorSpec, place: StoredTensor) -> TensorEntry:
+    if place.swapped:
+        return source.swapped(spec, name, dtype=F32)
+    if place.row_length is not None:
+        size = prod(source.model.tensors[spec.name].shape)
+        return source.entry(spec, name, dtype=F32, shape=(size,), transform=lambda tensor: tensor.reshape(-1))
+    return source.entry(spec, name, dtype=None if is_matrix(spec) else F32)

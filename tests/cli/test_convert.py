@@ -1,0 +1,70 @@
+"""`rnn-engine convert`: what it says, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rnn_engine.loading.model import open_merged, open_model
+from rnn_engine.model import LoraChoice
+from rnn_engine.tokenizer import load_tokenizer
+from tests.support.cli import Command
+from tests.support.gguf import save_gguf
+from tests.support.loras import draw_pair, save_ai00
+from tests.support.models import TensorModel
+
+
+def test_it_says_what_it_wrote(rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path) -> None:
+    shown = rnn_engine("convert", model_file, tmp_path / "out.st")
+    assert "out.st: ai00's safetensors, in f16" in shown
+    assert "RWKV v7, layers 2, width 64" in shown
+    assert f"tensors: {len(tiny_model.names)} float16" in shown
+    assert "MB, from " in shown
+
+
+def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
+    for name in ("out.pth", "folder"):
+        target = tmp_path / name
+        target.mkdir() if name == "folder" else target.write_text("mine")
+        assert "expected a new name, or --force" in rnn_engine("convert", model_file, target, code=2)
+    assert (tmp_path / "out.pth").read_text() == "mine"
+    rnn_engine("convert", model_file, tmp_path / "out.pth", "--force")
+    with open_model(tmp_path / "out.pth") as written:
+        assert written.names
+
+
+def test_loras_are_merged(rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path) -> None:
+    name = "blocks.1.att.key"
+    lora = save_ai00({name: draw_pair(tiny_model, f"{name}.weight", 4)}, tmp_path / "lora.st")
+    rnn_engine("convert", model_file, tmp_path / "out.safetensors", "--lora", f"{lora}:8")
+    with (
+        open_merged(model_file, [LoraChoice.parse(f"{lora}:8")]) as merged,
+        open_model(tmp_path / "out.safetensors") as written,
+    ):
+        for tensor in merged.names:
+            assert np.array_equal(written.tensor(tensor), merged.tensor(tensor))
+        assert not np.array_equal(written.tensor(f"{name}.weight"), tiny_model.tensor(f"{name}.weight"))
+
+
+def test_a_vocabulary_of_byte_strings_is_kept(rnn_engine: Command, tiny_model: TensorModel, tmp_path: Path) -> None:
+    pieces = [b"", *(bytes([byte]) for byte in range(32, 100)), b"it's", b"\"'\\\n", b"\xff\x00"]
+    source = save_gguf(tiny_model, tmp_path / "a.gguf", tokens=[repr(piece)[2:-1].encode() for piece in pieces])
+    shown = rnn_engine("convert", source, tmp_path / "b.gguf", "--weights", "f16")
+    assert "b.gguf: GGUF as llama.cpp has it" in shown
+    before, after = (load_tokenizer("auto", tmp_path / name, 96) for name in ("a.gguf", "b.gguf"))
+    assert after.name == "gguf"
+    assert [after.decode_bytes(token) for token in range(96)] == [before.decode_bytes(token) for token in range(96)]
+    assert after.decode_bytes(70) == b"\"'\\\n"
+
+
+def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
+    said = rnn_engine("convert", model_file, tmp_path / "out.onnx", code=2)
+    assert "a name that ends in .safetensors, .st, .pth, .gguf, or a folder's without an ending" in said
+    assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
+    assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)
+
+
+def test_help_lists_the_formats(rnn_engine: Command) -> None:
+    shown = " ".join(rnn_engine("convert", "--help").split())
+    assert ".gguf: GGUF as llama.cpp has it, with the vocabulary" in shown
