@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.errors import ModelError
+
 F32: TypeAlias = NDArray[np.float32]
 I32: TypeAlias = NDArray[np.int32]
 
@@ -68,8 +70,12 @@ class ModelShape(ABC):
 
     @property
     def settings(self) -> str:
-        """What was set by hand and changes the results; states made with other settings are not continued."""
+        """What no tensor says and changes the results; states made with other settings are not continued."""
         return ""
+
+    def with_group_norm_epsilon(self, epsilon: float) -> ModelShape:
+        """Return the shape of a model whose group norm has this epsilon. Raises ModelError where there is none."""
+        raise ModelError(f"a group norm epsilon of {epsilon:g} for RWKV {self.version}, which has no group norm")
 
     @property
     def state_bytes(self) -> int:

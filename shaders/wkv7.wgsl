@@ -93,7 +93,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         set_vector(Y, row, y);
         workgroupBarrier();
 
-        let normed = normalize_over_head(Y, row, 64e-5) * norm_weight + norm_bias;
+        let normed = normalize_over_head(Y, row, EPSILON) * norm_weight + norm_bias;
         if is_real {
             mixed[place] = (normed + bonus * v) * gates[2u * PLANE + place];
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rnn_engine.errors import ModelError
@@ -31,7 +30,7 @@ def open_model(
                 f"{path}: a group norm epsilon of {v5_group_norm_epsilon:g} is not allowed for RWKV "
                 f"{model.shape.version}; expected none, since it is a setting of RWKV-5 alone"
             )
-        model.shape = replace(model.shape, group_norm_epsilon=v5_group_norm_epsilon)
+        model.shape = model.shape.with_group_norm_epsilon(v5_group_norm_epsilon)
     return model
 
 

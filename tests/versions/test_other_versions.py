@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
+from rnn_engine.versions.shared.shape import HeadsShape
 from tests.support.cpu import make_cpu_runner
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
@@ -29,6 +32,10 @@ SIZES: dict[str, ModelShape] = {
     "v7 with DeepEmbed": deep_embedded(tiny_shape(layers=1, width=40, head_size=20, ffn=52, vocab=50277)),
     "v7, 2 heads of 20": tiny_shape(layers=2, width=40, head_size=20, vocab=12),
     "v7, one head of 256": tiny_shape(layers=1, width=256, head_size=256),
+    **{
+        f"{shape.version}, another epsilon": replace(shape, group_norm_epsilon=0.02)
+        for shape in (tiny_v6(), tiny_shape(), deep_embedded(tiny_shape()))
+    },
 }
 
 
@@ -68,6 +75,16 @@ def test_awkward_sizes(shape: ModelShape) -> None:
     for name, values in runner.read_state(1).items():
         assert relative_error(values, state[name]) < 1e-4, name
     runner.close()
+
+
+@pytest.mark.parametrize("shape", [tiny_v6(), tiny_shape(), deep_embedded(tiny_shape())], ids=lambda s: s.version)
+def test_the_epsilon_of_the_group_norm_changes_logits_and_settings(shape: HeadsShape) -> None:
+    model, tokens = random_model(shape, seed=35), [1, 17, 3]
+    other = TensorModel(shape.with_group_norm_epsilon(0.02), model.tensors)
+    usual, changed = (forward(each, tokens)[0] for each in (model, other))
+    assert relative_error(changed, usual) > 1e-3
+    assert (shape.settings, other.shape.settings) == ("", "group norm epsilon 0.02")
+    assert shape.with_group_norm_epsilon(64 * 1e-5) == shape
 
 
 @pytest.mark.parametrize("version", VERSIONS)

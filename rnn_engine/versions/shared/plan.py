@@ -171,16 +171,14 @@ def bonus_recurrence(
     projected: Buffer,
     decay: Decay,
     mixed: Buffer,
-    epsilon: float,
     has_gate: bool,
 ) -> KernelStage:
     """The recurrence of RWKV-5 and RWKV-6 with its group norm and gate, from `projected` [r, k, v, g] to `mixed`.
 
-    `bonus` is the name of u [D] in the layer's vectors; `epsilon` is that of the group norm.
+    `bonus` is the name of u [D] in the layer's vectors.
     """
     constants = {
         "U": builder.vectors.starts[bonus],
-        "EPSILON": epsilon,
         "DECAY_START": decay.start,
         "DECAY_STRIDE": decay.stride,
         "HAS_GATE": has_gate,
@@ -206,6 +204,7 @@ def head_stage(
         "WKV_OFFSET": context.state_layout.offsets["wkv"],
         "GROUP_NORM_WEIGHT": starts["att.ln_x.weight"],
         "GROUP_NORM_BIAS": starts["att.ln_x.bias"],
+        "EPSILON": shape.group_norm_epsilon,
     }
     return context.kernel_stage(
         builder.label("recurrence"),

@@ -87,7 +87,6 @@ def _time_mix_stages(
             projected=scratch.projected,
             decay=Decay(vectors.buffer, vectors.starts["decay"], 0),
             mixed=scratch.mixed,
-            epsilon=shape.group_norm_epsilon,
             has_gate=shape.has_gate,
         ),
         builder.output(scratch.mixed),

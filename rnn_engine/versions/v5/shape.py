@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import Sizes
@@ -11,25 +11,16 @@ from rnn_engine.versions.shared.shape import HeadsShape, check_heads
 
 VersionV5: TypeAlias = Literal["v5.0", "v5.1", "v5.2"]
 
-GROUP_NORM_EPSILON: Final = 64e-5
-"""That of BlinkDL's package since 0.8.21; 1e-5 before, and in rwkv.cpp."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeV5(HeadsShape):
-    """The sizes of an RWKV-5, and the epsilon of its group norm, which no file says."""
+    """The sizes of an RWKV-5."""
 
     version: VersionV5
-    group_norm_epsilon: float = GROUP_NORM_EPSILON
 
     @property
     def has_gate(self) -> bool:
         return self.version != "v5.0"
-
-    @property
-    def settings(self) -> str:
-        usual = self.group_norm_epsilon == GROUP_NORM_EPSILON
-        return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
 
 
 def make_shape(num_layers: int, sizes: Sizes, version: VersionV5) -> ShapeV5:

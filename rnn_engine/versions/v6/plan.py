@@ -30,7 +30,6 @@ _VECTORS: Final = (
     *("ln1.weight", "ln1.bias", "ln2.weight", "ln2.bias"),
     *("att.time_decay", "att.time_faaaa", "att.ln_x.weight", "att.ln_x.bias"),
 )  # all of size D
-_GROUP_NORM_EPSILON: Final = 64e-5
 
 
 def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
@@ -75,7 +74,6 @@ def _layer_stages(builder: LayerBuilder, shape: ShapeV6, scratch: _Scratch) -> t
             projected=projected,
             decay=Decay(scratch.decay, 0, shape.width),
             mixed=scratch.mixed,
-            epsilon=_GROUP_NORM_EPSILON,
             has_gate=True,
         ),
         builder.output(scratch.mixed),

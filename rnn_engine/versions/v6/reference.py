@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import partial
 
 import numpy as np
 
@@ -17,23 +17,22 @@ from rnn_engine.versions.shared.reference import (
     run_bonus_wkv,
     silu,
 )
-from rnn_engine.versions.v6.shape import NUM_MIXES
-
-_GROUP_NORM_EPSILON: Final = 64e-5
+from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
 
 
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, ids, lengths, states, time_mix, channel_mix)
+    assert isinstance(weights.shape, ShapeV6)
+    return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix)
 
 
 def time_mix(
-    block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
+    shape: ShapeV6, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
 ) -> tuple[Array, dict[str, Array]]:
     """See `rnn_engine.versions.shared.reference.TimeMix`."""
-    heads = (len(x), *state["wkv"].shape[1:3])
+    heads = (len(x), shape.num_heads, shape.head_size)
 
     delta = previous - x
     inner = np.tanh((x + delta * block("att.time_maa_x")) @ block("att.time_maa_w1")).reshape(len(x), NUM_MIXES, -1)
@@ -50,7 +49,7 @@ def time_mix(
     w = block("att.time_decay").reshape(-1) + np.tanh(x_w @ block("att.time_decay_w1")) @ block("att.time_decay_w2")
     decay = double_exp_decay(w).reshape(heads)
     y, wkv = run_bonus_wkv(r, decay, k, v, block("att.time_faaaa"), state["wkv"], runs)
-    y = group_norm(y, block, _GROUP_NORM_EPSILON).reshape(x.shape)
+    y = group_norm(y, block, shape.group_norm_epsilon).reshape(x.shape)
     return block.matmul(y * g, "att.output.weight"), {"wkv": wkv}
 
 

@@ -14,8 +14,8 @@ from rnn_engine.reference.functions import sigmoid
 from rnn_engine.reference.runs import PackedRuns
 from rnn_engine.reference.weights import Array, Block, Weights
 from rnn_engine.versions.shared.reference import group_norm, run_blocks
+from rnn_engine.versions.v7.shape import ShapeV7
 
-_GROUP_NORM_EPSILON: Final = 64e-5
 _KEY_NORM_FLOOR: Final = 1e-12
 _DECAY_RATE: Final = -0.606531  # -exp(-1/2) to the digits that models are trained with
 
@@ -24,20 +24,22 @@ def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, ids, lengths, states, TimeMix(), channel_mix)
+    assert isinstance(weights.shape, ShapeV7)
+    return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), channel_mix)
 
 
 class TimeMix:
     """The time mix of one layer after the other, which all share the first one's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: ShapeV7) -> None:
+        self._shape = shape
         self._v_first: Array | None = None  # [T, D]
 
     def __call__(
         self, block: Block, x: Array, previous: Array, state: Mapping[str, Array], runs: PackedRuns
     ) -> tuple[Array, dict[str, Array]]:
         """See `rnn_engine.versions.shared.reference.TimeMix`."""
-        heads = (len(x), *state["wkv"].shape[1:3])
+        heads = (len(x), self._shape.num_heads, self._shape.head_size)
 
         delta = previous - x
         x_r, x_w, x_k, x_v, x_a, x_g = (x + delta * block(f"att.x_{kind}") for kind in "rwkvag")
@@ -59,7 +61,7 @@ class TimeMix:
         v_heads = v.reshape(heads)
         y, wkv = run_wkv(r, decay, k, v_heads, -removal_key, removal_key * a.reshape(heads), state["wkv"], runs)
 
-        y = group_norm(y, block, _GROUP_NORM_EPSILON)
+        y = group_norm(y, block, self._shape.group_norm_epsilon)
         bonus = np.sum(r * k * block("att.r_k").reshape(heads[1:]), axis=-1, keepdims=True) * v_heads
         out = block.matmul((y + bonus).reshape(x.shape) * g, "att.output.weight")
         return out, {"wkv": wkv}

@@ -11,14 +11,16 @@ from rnn_engine.reference.functions import embed
 from rnn_engine.reference.weights import Array, Block, Weights
 from rnn_engine.versions.shared.reference import run_blocks
 from rnn_engine.versions.v7.reference import TimeMix
-from rnn_engine.versions.v7_deep_embed.shape import SIDE
+from rnn_engine.versions.v7_deep_embed.shape import SIDE, ShapeV7DeepEmbed
 
 
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
     """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
-    return run_blocks(weights, ids, lengths, states, TimeMix(), partial(channel_mix, ids, embed(weights, ids)))
+    assert isinstance(weights.shape, ShapeV7DeepEmbed)
+    time_mix = TimeMix(weights.shape)
+    return run_blocks(weights, ids, lengths, states, time_mix, partial(channel_mix, ids, embed(weights, ids)))
 
 
 def channel_mix(ids: Array, embedded: Array, block: Block, x: Array, previous: Array) -> Array:
