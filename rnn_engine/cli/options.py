@@ -59,8 +59,9 @@ weights_option = click.option(
     show_default=True,
     metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N]",
     callback=_weights,
-    help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, head, "
-    "emb or adapters; with layers, those from layer N on are f16. Example: int4,head=int8. auto takes the first of "
+    help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
+    "first (the first layer), head, emb or adapters; with layers, those from layer N on are f16. Example: "
+    "int4,head=int8. auto takes the first of "
     f"{', '.join(AUTO_FORMATS)} for which the device has room.",
 )
 device_memory_option = click.option(

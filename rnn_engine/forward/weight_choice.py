@@ -21,7 +21,7 @@ FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 """The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
 
 _BLOCK_FORMATS: Final = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF's name -> the format
-_CLASSES: Final = ("att", "ffn", "head", "emb", "adapters")
+_CLASSES: Final = ("att", "ffn", "first", "head", "emb", "adapters")
 _LAYERS: Final = "layers"
 _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 
@@ -30,8 +30,9 @@ _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 class WeightChoice:
     """A format for each class of matrices. Calling it gives the format of a tensor, as `FormatOf` says.
 
-    Matrices of time mix (att) and channel mix (ffn), the head, the embedding (emb), and all low-rank matrices in layers
-    (adapters). From layer `num_layers` on, matrices of layers are f16; None is no such layer.
+    Matrices of time mix (att) and channel mix (ffn), both kinds in the first layer (first; absent where they have no
+    format of their own), the head, the embedding (emb), and all low-rank matrices in layers (adapters). From layer
+    `num_layers` on, matrices of layers are f16; None is no such layer.
     """
 
     formats: Mapping[str, str]  # class -> name of a format, or STORED
@@ -41,15 +42,19 @@ class WeightChoice:
     def parse(cls, text: str) -> WeightChoice:
         """Read a choice such as `int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
 
-        A format by itself is for att, ffn and head; but of 4 bits not for the head, on which more depends and which
-        becomes int8. The adapters have it if it is a float type, else f16. The embedding stays as it is stored.
+        A format by itself is for att, ffn and head; but of 4 bits not for the head and the first layer, on which more
+        depends and which become int8. The adapters have it if it is a float type, else f16. The embedding stays as it
+        is stored.
         """
         first, *rest = (part.strip() for part in text.split(","))
         _check_format(text, first)
         is_float = first == STORED or isinstance(WEIGHT_FORMATS[first], FloatFormat)
-        head = "int8" if not is_float and bits(WEIGHT_FORMATS[first]) < 8 else first
+        is_coarse = not is_float and bits(WEIGHT_FORMATS[first]) < 8
+        head = "int8" if is_coarse else first
         adapters = first if is_float else "f16"
         formats = {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters}
+        if is_coarse:
+            formats["first"] = "int8"
         num_layers = None
         for part in rest:
             name, equals, value = part.partition("=")
@@ -71,7 +76,9 @@ class WeightChoice:
         layer, group, rest = match.groups()
         if self.num_layers is not None and int(layer) >= self.num_layers:
             return WEIGHT_FORMATS["f16"]
-        return _format(group if rest.endswith(".weight") else "adapters", self.formats)
+        if not rest.endswith(".weight"):
+            return _format("adapters", self.formats)
+        return _format("first" if layer == "0" and "first" in self.formats else group, self.formats)
 
 
 def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:

@@ -41,6 +41,24 @@ def test_a_choice(text: str, expected: list[str]) -> None:
     assert formats(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("int8", ["int8", "int8"]),
+        ("int4", ["int8", "int8"]),
+        ("int4,first=int4", ["int4", "int4"]),
+        ("q4_0,ffn=f16,first=q8_0", ["q8_0", "q8_0"]),
+        ("int8,att=nf4", ["nf4", "int8"]),
+        ("nf4,layers=0", ["f16", "f16"]),
+        ("stored", ["stored", "stored"]),
+    ],
+)
+def test_matrices_of_the_first_layer_have_8_bits_where_others_have_4(text: str, expected: list[str]) -> None:
+    choice = WeightChoice.parse(text)
+    found = [choice(f"blocks.0.{name}.weight") for name in ("att.key", "ffn.value")]
+    assert ["stored" if one is None else one.name for one in found] == expected
+
+
 @pytest.mark.parametrize("text", ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1"])
 def test_what_is_no_choice_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"one of the formats stored, f16|att=FORMAT.*layers=N") as refused:

@@ -22,7 +22,7 @@ from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import Model
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
-from tests.support.reference import forward, relative_error
+from tests.support.reference import forward, mean_divergence, relative_error
 from tools.demo_model.corpus.mixture import held_out
 
 _OUTPUT = Path(__file__).parents[2] / "docs" / "models.md"
@@ -33,7 +33,8 @@ _INTRODUCTION = """# Models and weight formats
 
 Made by `python -m tools.models`. Error is the greatest difference of a logit from the numpy reference in f64 with the
 file's weights, in parts of the greatest logit; KL is the mean divergence, in nats, of the next token's distribution
-from the reference's. Below 8 bits the head is int8, unless it is asked for otherwise. The weights of these models are
+from the reference's. Below 8 bits the head and the
+first layer are int8, unless it is asked for otherwise. The weights of these models are
 numbers that f16 holds, so f16 loses nothing here. Speed depends on the device: see [performance](performance.md).
 """
 
@@ -45,20 +46,8 @@ def _measure(model: Model, tokens: list[int], weights: str, expected: Array) -> 
     with closing(runner):
         logits = run_logits(runner, tokens, runner.max_rows, lambda *_: None, None)
         size = f"{runner.weight_bytes / 1e6:.2f}"
-    error, divergence = relative_error(logits.astype(np.float64), expected), _divergence(expected, logits)
+    error, divergence = relative_error(logits.astype(np.float64), expected), mean_divergence(expected, logits)
     return [f"{error:.1e}", f"{divergence:.1e}", size]
-
-
-def _divergence(expected: Array, logits: Array) -> float:
-    """Return the mean KL divergence of the rows of `logits` [T, V] from those of `expected`, in nats."""
-    p, q = (_log_softmax(rows.astype(np.float64)) for rows in (expected, logits))
-    return float((np.exp(p) * (p - q)).sum(axis=-1).mean())
-
-
-def _log_softmax(rows: Array) -> Array:
-    shifted = rows - rows.max(axis=-1, keepdims=True)
-    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
 
 
 def _table(first: str, rows: list[list[str]]) -> str:

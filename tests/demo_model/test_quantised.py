@@ -1,0 +1,59 @@
+"""The demo model with quantised weights: its next tokens are almost as likely as with the weights of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from rnn_engine.demo import model_path
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.loading.model import open_model
+from rnn_engine.model import ModelFile
+from rnn_engine.reference.weights import Array
+from rnn_engine.tokenizer import load_tokenizer
+from tests.support.models import TensorModel
+from tests.support.reference import forward, mean_divergence
+from tools.demo_model.corpus.mixture import held_out
+
+SKILLS = ("arithmetic", "fact", "memory", "spell", "json_fields")
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Held-out dialogues, and what the model says after each of their tokens."""
+
+    model: ModelFile
+    tokens: list[int]
+    logits: Array  # [T, V]
+
+
+@pytest.fixture(scope="module")
+def text() -> Iterator[Text]:
+    with open_model(model_path()) as model:
+        tokenizer = load_tokenizer("auto", model_path(), model.shape.vocab_size)
+        dialogues = [part for skill in SKILLS for each in held_out(skill, 3) for part, _ in each.parts()]
+        tokens = list(tokenizer.encode("".join(dialogues)))[:300]
+        yield Text(model, tokens, forward(model, tokens)[0])
+
+
+def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
+    """The model with the weights that a device has of it."""
+    tensors = {name: model.tensor(name) for name in model.names}
+    for name, matrix in tensors.items():
+        weights = choice(name) if matrix.ndim == 2 else None
+        if weights is not None:
+            tensors[name] = weights.unpack(weights.pack(matrix), *matrix.shape)
+    return TensorModel(model.shape, tensors)
+
+
+@pytest.mark.parametrize(
+    ("weights", "most"),
+    [("int8", 1e-3), ("q8_0", 1e-3), *((name, 2e-2) for name in ("int4", "q4_1", "q4_0", "nf4", "sf4"))],
+)
+def test_what_is_lost_is_small(text: Text, weights: str, most: float) -> None:
+    found, _ = forward(quantised(text.model, WeightChoice.parse(weights)), text.tokens)
+    assert np.isfinite(found).all()
+    assert 0 < mean_divergence(text.logits, found) < most
