@@ -197,7 +197,7 @@ class Engine:
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """See `EngineLike.generate`. The request is queued when the iteration begins."""
-        request.check(self._info.shape, self._info.max_logprobs)
+        request.check(self._info.shape, self._info.max_logprobs, self._scheduler.capacity)
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:

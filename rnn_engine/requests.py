@@ -6,12 +6,13 @@ Values are checked once, by `GenerateRequest.check`; everything below relies on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.masks import TokenMask
+from rnn_engine.sampling.mixing import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
@@ -24,11 +25,39 @@ BEGINNING = (0,)  # the token that ends a text also begins one
 
 
 @dataclass(frozen=True, slots=True)
+class MixedState:
+    """One more state from which a request's tokens are run, in a slot of its own, and its weight in the mix."""
+
+    weight: float
+    initial_state: InitialState | None = None  # None = the fill values
+    prompt: Sequence[int] | None = None  # to be run before what is generated; None = the request's, with its positions
+    turn_positions: Sequence[int] = ()  # in `prompt`; see `GenerateRequest`
+    checkpoint_positions: Sequence[int] = ()  # in `prompt`
+
+
+@dataclass(frozen=True, slots=True)
+class StateMix:
+    """The states whose next-token distributions are mixed for each token: a request's own, and `others`.
+
+    See `rnn_engine.sampling.mixing` for what `kind` and the weights mean.
+    """
+
+    weight: float  # of the request's own state
+    others: Sequence[MixedState]
+    kind: MixKind = "log"
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        return (self.weight, *(other.weight for other in self.others))
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One sequence to run and to continue."""
 
     prompt: Sequence[int]  # token ids; may be empty where `initial_state` has logits to go on from
     initial_state: InitialState | None = None  # None = the fill values
+    mix: StateMix | None = None  # further states, which run the same tokens; each token is drawn from the mix of all
     turn_positions: Sequence[int] = ()  # in the prompt, at which the turns of a chat end; their states may be kept
     checkpoint_positions: Sequence[int] = ()  # in the prompt, whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
@@ -40,12 +69,23 @@ class GenerateRequest:
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
     cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
-    keep_end: bool = False  # return the state at the end (`Finished.end`)
+    keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     priority: int = 0  # of those that wait for a slot, the greatest comes first
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 
-    def check(self, shape: ModelShape, max_logprobs: int) -> None:
-        """Raise InvalidRequestError for the first field whose value is not allowed."""
+    @property
+    def members(self) -> tuple[GenerateRequest, ...]:
+        """The request itself and, for each further state of its mix, what is run from there."""
+        others = () if self.mix is None else self.mix.others
+        return (self, *(self._from(other) for other in others))
+
+    def check(self, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed.
+
+        `num_slots` is the most states of a mix.
+        """
+        if self.mix is not None:
+            self._check_mix(self.mix, shape, max_logprobs, num_slots)
         if len(self.prompt) == 0 and (self.initial_state is None or self.initial_state.logits is None):
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
@@ -62,6 +102,26 @@ class GenerateRequest:
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, max_logprobs)
         self.sampling.check(shape.vocab_size)
+
+    def _check_mix(self, mix: StateMix, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
+        check_weights(mix.weights, mix.kind)
+        if len(mix.weights) > num_slots:
+            raise InvalidRequestError("states of a mix", len(mix.weights), f"at most {num_slots}, the number of slots")
+        if self.score_from is not None:
+            raise InvalidRequestError("score_from", self.score_from, "null where states are mixed")
+        for member in self.members[1:]:
+            member.check(shape, max_logprobs, num_slots)
+
+    def _from(self, other: MixedState) -> GenerateRequest:
+        member = replace(self, mix=None, initial_state=other.initial_state)
+        if other.prompt is None:
+            return member
+        return replace(
+            member,
+            prompt=other.prompt,
+            turn_positions=other.turn_positions,
+            checkpoint_positions=other.checkpoint_positions,
+        )
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token

@@ -115,7 +115,7 @@ def _check(engine: EngineLike, calls: Sequence[GenerateRequest]) -> None:
         raise InvalidRequestError("input", [], "at least one text or list of token ids")
     for number, call in enumerate(calls):
         try:
-            call.check(engine.info.shape, engine.info.max_logprobs)
+            call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
         except InvalidRequestError as error:
             field = error.field.removeprefix("prompt")
             raise InvalidRequestError(f"input {number}{field}", error.value, error.allowed) from None

@@ -2,6 +2,7 @@
 
 from rnn_engine.sampling.logprobs import top_logprobs
 from rnn_engine.sampling.masks import Mask, SequenceMask, TokenMask
+from rnn_engine.sampling.mixing import MixKind, mix_logits
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.ranking import Ranking
@@ -12,12 +13,14 @@ __all__ = [
     "Draw",
     "LogitRow",
     "Mask",
+    "MixKind",
     "Ranking",
     "Sampler",
     "SamplingParams",
     "SequenceMask",
     "SequenceSampler",
     "TokenMask",
+    "mix_logits",
     "random_seed",
     "top_logprobs",
 ]

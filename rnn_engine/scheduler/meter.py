@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rnn_engine.scheduler.batching import TokenDemand
-from rnn_engine.scheduler.sequence import DECODE, LAST_RUN
+from rnn_engine.scheduler.member import DECODE, TAKE_IN
 from rnn_engine.telemetry import EngineCounters, Timing
 
 
@@ -19,7 +19,7 @@ class StepTimes:
         self.submitted = begun
         self.tokens = sum(counts)
         self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
-        self.decode_tokens = self.drawn_tokens + demands.count(LAST_RUN)
+        self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
 
 
 class Meter:

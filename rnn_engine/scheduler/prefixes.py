@@ -63,28 +63,21 @@ class Prefixes:
         return PromptPrefix(_root(request), pack(request.prompt[: _limit(request)]))
 
     def hold_back(self, waiting: Waiting) -> bool:
-        """Let a request wait for a running one, or for its state to be read, where that saves something; whether."""
-        wait = self._find_wait(waiting)
-        if wait is not None:
-            wait.claim()
-            waiting.wait = wait
-            waiting.set_fetch(None)
-            return True
-        while (fetch := self._prefetch(waiting)) is not None:
-            waiting.set_fetch(fetch)
-            if not fetch.done:
-                return True
-            if not fetch.failed:
-                return False
-        waiting.set_fetch(None)
-        return False
+        """Let a request wait for a running one, or for its states to be read, where that saves something; whether."""
+        held_back = [
+            self._hold_back(member) for member in waiting.members
+        ]  # so that what is to be read is read at once
+        return any(held_back)
 
     def concerns(self, start: Start, waiting: Waiting) -> bool:
         """Whether to ask `hold_back` for `waiting` again because of a prompt that has just started.
 
         What the cache has for it is no more than what it had for that prompt, as far as they agree.
         """
-        return self._flights.find(waiting.prefix, start.plan.position, [start.plan]) is not None
+        return any(
+            self._flights.find(member.prefix, start.plan.position, [start.plan]) is not None
+            for member in waiting.members
+        )
 
     def begin(self, waiting: Waiting, slot: int) -> Start:
         """Put the state that a request goes on from into `slot`."""
@@ -115,6 +108,22 @@ class Prefixes:
             self._cache.insert(_root(request), tokens, slot, kind=point.kind, logits=logits)
         except Exception:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
+
+    def _hold_back(self, waiting: Waiting) -> bool:
+        wait = self._find_wait(waiting)
+        if wait is not None:
+            wait.claim()
+            waiting.wait = wait
+            waiting.set_fetch(None)
+            return True
+        while (fetch := self._prefetch(waiting)) is not None:
+            waiting.set_fetch(fetch)
+            if not fetch.done:
+                return True
+            if not fetch.failed:
+                return False
+        waiting.set_fetch(None)
+        return False
 
     def _find_wait(self, waiting: Waiting) -> Wait | None:
         if self._cache is None or len(self._flights) == 0:

@@ -15,7 +15,7 @@ OLDEST_EVERY = 8
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request without a slot."""
+    """A request without a slot, or of a mix what is to run from one of its states."""
 
     key: int
     request: GenerateRequest
@@ -24,17 +24,30 @@ class Waiting:
     context: Context = field(default_factory=copy_context)  # whoever asked; lines of the log tell it
     wait: Wait | None = None  # for what a running request shares with it
     fetch: Fetch | None = None  # of the state that it goes on from
+    others: tuple[Waiting, ...] = ()  # of a mix: those of its further states, which start together with this one
+
+    @property
+    def members(self) -> tuple[Waiting, ...]:
+        """This and the others; each needs a slot."""
+        return (self, *self.others)
 
     @property
     def ready(self) -> bool:
-        """Whether it would start if it had a slot."""
-        return (self.wait is None or self.wait.ready) and (self.fetch is None or self.fetch.done)
+        """Whether it would start if it had as many slots as it needs."""
+        if (self.wait is not None and not self.wait.ready) or (self.fetch is not None and not self.fetch.done):
+            return False
+        return not self.others or all(other.ready for other in self.others)
 
     def set_fetch(self, fetch: Fetch | None) -> None:
         """Wait for `fetch` from now on, and release the one before."""
         before, self.fetch = self.fetch, fetch
         if before is not None:
             before.release()
+
+    def end_fetches(self) -> None:
+        """Wait for no state to be read any more."""
+        for member in self.members:
+            member.set_fetch(None)
 
 
 class Queue:
@@ -53,8 +66,8 @@ class Queue:
 
     @property
     def num_ready(self) -> int:
-        """How many would start if there were slots for all."""
-        return sum(waiting.ready for waiting in self._waiting.values())
+        """How many slots those would take that would start if there were slots for all."""
+        return sum(1 + len(waiting.others) for waiting in self._waiting.values() if waiting.ready)
 
     @property
     def keys(self) -> list[int]:
@@ -68,10 +81,10 @@ class Queue:
         """Forget a request, if it is here."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
-            waiting.set_fetch(None)
+            waiting.end_fetches()
 
     def take(self, waiting: Waiting) -> None:
-        """Remove a request because it was given a slot."""
+        """Remove a request because it was given its slots."""
         del self._waiting[waiting.key]
         self._taken += 1
 

@@ -13,14 +13,16 @@ from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import LogitRow
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
+from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.inbox import Delivery, step_error
+from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
-from rnn_engine.scheduler.prefixes import Prefixes
+from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
 from rnn_engine.telemetry import EngineCounters
-from rnn_engine.types import Readout, Runner, Ticket, TokenRun, run_step
+from rnn_engine.types import F32, Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class StepInFlight:
 
     ticket: Ticket
     times: StepTimes
-    runs: list[tuple[LiveSequence, TokenRun]]  # in the order of the batch
+    runs: list[tuple[Member, TokenRun]]  # in the order of the batch
 
 
 class Scheduler:
@@ -106,7 +108,10 @@ class Scheduler:
         """Whether a step would do anything: not where all are paused, or have their states read first."""
         if self._steps or self._slots.num_advancing > 0:
             return True
-        return self._slots.num_free > 0 and self._queue.num_ready > 0
+        if self._slots.num_free == 0:
+            return False
+        waiting = next(self._queue.ready(), None)
+        return waiting is not None and len(waiting.members) <= self._slots.num_free
 
     def wait_seconds(self) -> float | None:
         """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
@@ -132,7 +137,10 @@ class Scheduler:
         """
         now = self._clock()
         self._policy.arrived(now)
-        waiting = Waiting(key, request, self._prefixes.prefix(request), now if arrived is None else arrived)
+        members = [Waiting(key, one, self._prefixes.prefix(one)) for one in request.members]
+        waiting = members[0]
+        waiting.arrived = now if arrived is None else arrived
+        waiting.others = tuple(members[1:])
         self._prefixes.hold_back(waiting)
         self._queue.add(waiting)
 
@@ -242,7 +250,7 @@ class Scheduler:
         """
         if len(self._steps) != 1 or self._chunk_seconds is None or self._chunk_seconds >= SHORT_STEP:
             return False
-        return not any(one.awaits_token for one in self._slots.live.values()) and bool(self._slots.runnable())
+        return not self._slots.any_awaits_token() and bool(self._slots.runnable())
 
     def _submit_step(self) -> list[Delivery]:
         """Submit a step of all sequences that can run; return the errors of those that it fails."""
@@ -305,44 +313,53 @@ class Scheduler:
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []
         for waiting in self._queue.ready() if self._slots.num_free else ():
-            if not self._slots.num_free:
-                break
+            if len(waiting.members) > self._slots.num_free:
+                break  # nobody passes one that needs several slots, so that it gets them
             if not self._prefixes.hold_back(waiting):
                 self._queue.take(waiting)
                 deliveries += waiting.context.run(self._start, waiting)
         return deliveries
 
     def _start(self, waiting: Waiting) -> list[Delivery]:
-        slot = self._slots.take()
-        started = self._meter.started(waiting.arrived)
-        start = None
+        slots = [self._slots.take() for _ in waiting.members]
+        starts: list[Start] = []
         try:
-            start = self._prefixes.begin(waiting, slot)
-            live = LiveSequence(
-                waiting.key,
-                waiting.request,
-                slot,
-                start,
-                self._runner.shape.vocab_size,
-                self._token_bytes,
-                self._runner.read_state,
-                partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
-                waiting.context,
-            )
+            live = self._make_live(waiting, slots, starts)
         except Exception as error:
             logger.exception("a request could not start")
-            if start is not None:
+            for start in starts:
                 start.plan.close()
-            self._slots.give_back(slot)
+            for slot in slots:
+                self._slots.give_back(slot)
             self.failure = str(error)
             return [Delivery(waiting.key, step_error(error))]
         finally:
-            waiting.set_fetch(None)
+            waiting.end_fetches()
         self._slots.hold(live)
         for other in self._queue.ready():
-            if self._prefixes.concerns(start, other):
+            if any(self._prefixes.concerns(start, other) for start in starts):
                 self._prefixes.hold_back(other)
         return self._begin(live)
+
+    def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> LiveSequence:
+        """Put the states of a request into `slots`, and add to `starts` how far they have taken it."""
+        started = self._meter.started(waiting.arrived)
+        for member, slot in zip(waiting.members, slots, strict=True):
+            starts.append(self._prefixes.begin(member, slot))
+        live = LiveSequence(
+            waiting.key,
+            waiting.request,
+            slots[0],
+            starts[0],
+            self._runner.shape.vocab_size,
+            self._token_bytes,
+            self._runner.read_state,
+            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
+            waiting.context,
+        )
+        for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
+            live.join(member.request, slot, start)
+        return live
 
     def _begin(self, live: LiveSequence) -> list[Delivery]:
         """Return the events that are ready before the first step of a sequence."""
@@ -356,7 +373,7 @@ class Scheduler:
             self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
 
-    def _advance(self, live: LiveSequence, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
+    def _advance(self, live: Member, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
         """Take a run's read-out in, keep a checkpoint where one is due, and return the events."""
         try:
             vocab_size = self._runner.shape.vocab_size
@@ -368,14 +385,23 @@ class Scheduler:
             self.failure = str(error)
             return [self._fail(live, error)]
         if (point := live.due) is not None:
-            read_logits = logit_rows[-1].read_full
-            live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
+            self._keep(live, point, logit_rows[-1].read_full)
         live.passed()
         if live.finished:
-            self._slots.release(live)
+            self._end(live)
         return [Delivery(live.key, event) for event in events]
 
-    def _fail_step(self, runs: Sequence[tuple[LiveSequence, TokenRun]], error: Exception) -> list[Delivery]:
+    def _keep(self, live: Member, point: CheckpointPoint, read_logits: Callable[[], F32]) -> None:
+        live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
+
+    def _end(self, live: Member) -> None:
+        """Keep the states at the end of the other members, whose rows came before, and release the request."""
+        for member in live.members:
+            if member is not live and member.row is not None and (point := member.due) is not None:
+                self._keep(member, point, member.row.copy)
+        self._slots.release(live)
+
+    def _fail_step(self, runs: Sequence[tuple[Member, TokenRun]], error: Exception) -> list[Delivery]:
         """End the runs of a step that failed, and the requests that still want their outcome."""
         self._meter.failed()
         self.failed_in_a_row += 1
@@ -384,6 +410,6 @@ class Scheduler:
             self._slots.end_run(live)
         return [self._fail(live, error) for live, _ in runs if not live.released]
 
-    def _fail(self, live: LiveSequence, error: Exception) -> Delivery:
+    def _fail(self, live: Member, error: Exception) -> Delivery:
         self._slots.release(live)
         return Delivery(live.key, step_error(error))

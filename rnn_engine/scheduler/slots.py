@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import heapq
 
+from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
 
 
 class Slots:
-    """Free slots and live sequences. A slot that was taken is given back, or held by a sequence until its release."""
+    """Free slots and live requests. A slot that was taken is given back, or held by a member until its release."""
 
     def __init__(self, count: int) -> None:
         self.live: dict[int, LiveSequence] = {}  # by request, oldest first; none that was released
+        self._members: dict[int, Member] = {}  # by slot, oldest first: all members of those
         self._paused: set[int] = set()  # keys of live ones that take part in no step
         self._free = list(range(count))  # a heap
 
@@ -21,8 +23,8 @@ class Slots:
 
     @property
     def num_advancing(self) -> int:
-        """How many sequences are not paused."""
-        return len(self.live) - len(self._paused)
+        """How many slots are held by requests that are not paused."""
+        return len(self._members) - sum(len(self.live[key].members) for key in self._paused)
 
     @property
     def lowest_free(self) -> int | None:
@@ -38,32 +40,40 @@ class Slots:
         heapq.heappush(self._free, slot)
 
     def hold(self, live: LiveSequence) -> None:
-        """Let a sequence hold the slot that was taken for it."""
+        """Let the members of a request hold the slots that were taken for them."""
         self.live[live.key] = live
+        for member in live.members:
+            self._members[member.slot] = member
 
     def pause(self, key: int, paused: bool) -> None:
-        """Leave a sequence out of `runnable`, or let it in again where not `paused`. No error if it is not live."""
+        """Leave a request out of `runnable`, or let it in again where not `paused`. No error if it is not live."""
         if paused and key in self.live:
             self._paused.add(key)
         else:
             self._paused.discard(key)
 
-    def runnable(self) -> list[LiveSequence]:
-        """The sequences that a step that is submitted now can run."""
-        live = [one for one in self.live.values() if one.can_run]
-        return [one for one in live if one.key not in self._paused] if self._paused else live
+    def runnable(self) -> list[Member]:
+        """The members that a step that is submitted now can run."""
+        members = [one for one in self._members.values() if one.can_run]
+        return [one for one in members if one.key not in self._paused] if self._paused else members
 
-    def release(self, live: LiveSequence) -> None:
-        """Take a sequence out; its slot is free once none of its runs is in flight."""
+    def any_awaits_token(self) -> bool:
+        """Whether a step in flight gives a token, which a live request waits for."""
+        return any(one.awaits_token for one in self._members.values())
+
+    def release(self, live: Member) -> None:
+        """Take the request of `live` out; each of its slots is free once no run there is in flight."""
         del self.live[live.key]
         self._paused.discard(live.key)
-        live.close()
-        live.released = True
-        if live.runs_in_flight == 0:
-            self.give_back(live.slot)
+        for member in live.members:
+            del self._members[member.slot]
+            member.close()
+            member.released = True
+            if member.runs_in_flight == 0:
+                self.give_back(member.slot)
 
-    def end_run(self, live: LiveSequence) -> None:
-        """Note that a run of a sequence, released or not, is in flight no more."""
+    def end_run(self, live: Member) -> None:
+        """Note that a run of a member, released or not, is in flight no more."""
         live.runs_in_flight -= 1
         if live.released and live.runs_in_flight == 0:
             self.give_back(live.slot)

@@ -56,7 +56,7 @@ def _calls(engine: EngineLike, limits: Limits, body: ChatRequest, resolved: Reso
         penalised_prompt=_earlier_replies(engine, body),
         priority=body.priority,
     )
-    call.check(engine.info.shape, engine.info.max_logprobs)
+    call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
 
 

@@ -47,7 +47,7 @@ def _calls_and_echoes(
         limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
     calls = [call for prompt in prompts for call in _copies(body, prompt, initial_state)]
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
-        call.check(engine.info.shape, engine.info.max_logprobs)
+        call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return calls, [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 

@@ -27,6 +27,7 @@ from rnn_engine.scheduler import Delivery, Scheduler
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
+from tests.support.mixed_rows import mixed_logits
 from tests.support.plain_search import first_stop
 
 
@@ -133,16 +134,22 @@ class Clients:
 
 
 def run_alone(
-    request: GenerateRequest, all_logits: Logits, token_bytes: Callable[[int], bytes], before: Tokens = ()
+    request: GenerateRequest,
+    all_logits: Logits,
+    token_bytes: Callable[[int], bytes],
+    before: Tokens = (),
+    others: Sequence[Tokens] = (),
 ) -> Heard:
     """What the client of `request`, which starts from the state after `before`, should hear but for what was cached.
 
+    `others` are the tokens that the further states of its mix have taken in.
     The whole text comes in one piece, and the end without its state. The request has a seed.
     """
 
-    def logits(tokens: Tokens) -> F32:
+    def own_logits(tokens: Tokens) -> F32:
         return all_logits(before + tokens)
 
+    logits = own_logits if request.mix is None else mixed_logits(request, all_logits, (before, *others))
     seed = request.sampling.seed
     assert seed is not None
     events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
@@ -171,7 +178,7 @@ def run_alone(
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
     taken_in = tuple(tokens if stop is None else tokens[:-1])
-    end = EndState(taken_in, {}, logits(taken_in)) if request.keep_end else None
+    end = EndState(taken_in, {}, own_logits(taken_in)) if request.keep_end else None
     reason: FinishReason = "length" if stop is None else "stop"
     events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end, stop_token))
     return Heard(events)

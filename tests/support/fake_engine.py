@@ -142,7 +142,7 @@ class FakeEngine:
             raise self.refuse
 
     async def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        request.check(self.info.shape, self.info.max_logprobs)
+        request.check(self.info.shape, self.info.max_logprobs, self.info.num_slots)
         if not wait_for_room:
             self.check_queue()
         if self.closed:

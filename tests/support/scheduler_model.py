@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 from rnn_engine.errors import EngineClosedError
-from rnn_engine.requests import GenerateRequest, SamplingParams
-from rnn_engine.types import Batch
+from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, StateMix
+from rnn_engine.sampling import MixKind
+from rnn_engine.types import Batch, InitialState
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.make import make_cache
@@ -45,6 +46,7 @@ class Setting:
     candidates: int = 8
     cache_states: int | None = 6
     run_ahead: bool = False
+    mixes: bool = False  # requests may mix states
 
 
 class SchedulerModel:
@@ -64,20 +66,34 @@ class SchedulerModel:
         )
         self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
         self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead)
-        self.open: dict[int, Tokens] = {}  # those that have neither ended nor left -> what their start has taken in
+        # Those that have neither ended nor left -> what each of their states has taken in
+        self.open: dict[int, tuple[Tokens, ...]] = {}
         self.paused: set[int] = set()
         self.tokens_run = 0
         self.steps_ahead = 0  # submitted while another was in flight
+        self.may_mix = setting.mixes
         self._failing = False
         self._may_fail = False  # a step that fails is or was in flight in this step
 
-    def send(self, request: GenerateRequest, before: Tokens = (), *, logits_known: bool = False) -> None:
-        """`request` gets a start that has taken in `before`, where that is not empty."""
+    def send(
+        self,
+        request: GenerateRequest,
+        before: Tokens = (),
+        others: Sequence[Tokens] = (),
+        *,
+        logits_known: bool = False,
+    ) -> None:
+        """`request` gets a start that has taken in `before`, where that is not empty, and those of its mix `others`."""
         self.operations["send"] += 1
-        if before:
-            request = replace(request, initial_state=self.clients.after(before, logits=logits_known))
-        request.check(self.runner.shape, max_logprobs=VOCAB_SIZE)
-        self.open[self.clients.send(request)] = before
+        request = replace(request, initial_state=self._after(before, logits=logits_known))
+        if request.mix is not None:
+            starts = [self._after(other, logits=logits_known) for other in others]
+            mixed = [
+                replace(other, initial_state=start) for other, start in zip(request.mix.others, starts, strict=True)
+            ]
+            request = replace(request, mix=replace(request.mix, others=mixed))
+        request.check(self.runner.shape, max_logprobs=VOCAB_SIZE, num_slots=self.clients.scheduler.capacity)
+        self.open[self.clients.send(request)] = (before, *others)
 
     def leave(self, key: int) -> None:
         """Cancel a request, as for a client that goes away."""
@@ -127,7 +143,7 @@ class SchedulerModel:
         scheduler = self.clients.scheduler
         assert scheduler.num_live + scheduler.num_waiting == len(self.open)
         assert 0 <= scheduler.num_live <= scheduler.capacity
-        assert scheduler.num_leads <= scheduler.num_live
+        assert scheduler.num_leads <= (scheduler.capacity if self.may_mix else scheduler.num_live)
         if self.cache is not None:
             records = self.cache.checkpoints()
             assert not any(record.locks for record in records)
@@ -146,6 +162,9 @@ class SchedulerModel:
         assert not self.open
         self._expect_nothing_held()
         self._expect_all_slots_serve()
+
+    def _after(self, tokens: Tokens, *, logits: bool) -> InitialState | None:
+        return self.clients.after(tokens, logits=logits) if tokens else None
 
     def _make_cache(self, num_states: int) -> StateCache:
         num_bytes = num_states * (self.runner.shape.state_bytes + 4 * VOCAB_SIZE)
@@ -170,7 +189,11 @@ class SchedulerModel:
         if self.runner.num_in_flight > 0:
             self.steps_ahead += 1
             return
-        assert len(batch) == scheduler.num_live - len(self.paused), "a request in a slot does not advance"
+        num_running = scheduler.num_live - len(self.paused)
+        if self.may_mix:  # a member may wait for the others, and a request for several slots
+            assert len(batch) >= num_running, "a request in a slot does not advance"
+            return
+        assert len(batch) == num_running, "a request in a slot does not advance"
         assert scheduler.num_live == scheduler.capacity or scheduler.num_waiting == 0 or scheduler.num_leads > 0, (
             "a request waits for nobody"
         )
@@ -181,7 +204,11 @@ class SchedulerModel:
             assert str(heard.error) == "told to fail"
         else:
             expected = run_alone(
-                self.clients.requests[key], self.runner.logits, TOKEN_BYTES.__getitem__, self.open[key]
+                self.clients.requests[key],
+                self.runner.logits,
+                TOKEN_BYTES.__getitem__,
+                self.open[key][0],
+                self.open[key][1:],
             )
             assert_heard(heard, expected)
 
@@ -229,13 +256,36 @@ def run_random(model: SchedulerModel, seed: int, operations: int, check_every: i
 def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[[], None]:
     kind = chance.choices(("send", "step", "leave", "pause", "fail", "without", "abort"), (25, 65, 6, 4, 1, 2, 0.05))[0]
     if kind == "send" and len(model.open) < 30:
-        before = tuple(chance.choices((1, 2), k=chance.choice((0, 0, 0, 1, 2))))
-        return partial(model.send, random_request(chance, bool(before)), before, logits_known=True)
+        before = _random_before(chance)
+        request = random_request(chance, bool(before))
+        if not model.may_mix or chance.random() < 0.5:
+            return partial(model.send, request, before, logits_known=True)
+        others = [_random_before(chance) for _ in range(chance.randrange(model.clients.scheduler.capacity))]
+        return partial(model.send, _mixed(chance, request, before, others), before, others, logits_known=True)
     if kind in ("leave", "pause") and model.open:
         return partial(model.leave if kind == "leave" else model.pause, chance.choice(list(model.open)))
     if kind == "without" and model.cache is not None:
         return partial(model.step_without, chance.choice(CACHE_METHODS))
     return {"fail": model.fail, "abort": model.abort}.get(kind, model.step)
+
+
+def _random_before(chance: random.Random) -> Tokens:
+    return tuple(chance.choices((1, 2), k=chance.choice((0, 0, 0, 1, 2))))
+
+
+def _mixed(
+    chance: random.Random, request: GenerateRequest, before: Tokens, others: Sequence[Tokens]
+) -> GenerateRequest:
+    """`request` with a mix of its state and others, which has a prompt wherever a state is empty."""
+    kind: MixKind = "log" if chance.random() < 0.7 else "probability"
+    weights = [chance.choice((1.0, 0.5, 2.0)), *(chance.choice((0.0, 0.7, 1.0)) for _ in others)]
+    if kind == "log" and others:
+        weights[-1] = -0.5
+    own = [random_request(chance, may_be_empty=False).prompt if chance.random() < 0.3 else None for _ in others]
+    mixed = [MixedState(weight, prompt=prompt) for weight, prompt in zip(weights[1:], own, strict=True)]
+    prompt = request.prompt if all((before, *others)) else request.prompt or (1,)
+    mix = StateMix(weights[0], mixed, kind)
+    return replace(request, prompt=prompt, mix=mix, score_from=None)
 
 
 def random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest:

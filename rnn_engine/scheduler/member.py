@@ -1,0 +1,137 @@
+"""The tokens of one sequence in one slot: what is run next. A request has one of these, or of a mix one for each state.
+
+What is drawn is the same for all of them: `LiveSequence` draws, and is the first of them itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Sequence
+from contextvars import Context
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.sampling import LogitRow
+from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.scheduler.checkpoints import CheckpointPoint
+from rnn_engine.scheduler.prefixes import Start
+from rnn_engine.types import F32, TokenRun
+from states.cache.checkpoint import CheckpointKind
+
+DECODE = TokenDemand(1)  # a token that was drawn, from which the next one follows
+TAKE_IN = TokenDemand(1)  # a token that was drawn, for the state after it alone
+
+
+class Member(ABC):
+    """A prompt and what was generated after it, in `slot`.
+
+    The scheduler calls `run` for each step and, when the step is done, `advance` and then `passed`. Up to two runs may
+    be in flight while they lie in the prompt.
+    """
+
+    def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
+        """`request` says what this one runs; `key` and `context`, that of whoever asked, are the whole request's."""
+        self.key = key
+        self.request = request
+        self.slot = slot
+        self.start = start
+        self.context = context
+        self.position = start.cached_tokens  # tokens that have been run
+        self.runs_in_flight = 0
+        self.finished = False
+        self.released = False  # it holds its slot only for the runs in flight, whose outcome nobody wants
+        self.row: F32 | None = None  # [V] of a mix: the next token's logits, until all have theirs and one is drawn
+        self._submitted = start.cached_tokens  # tokens that have been run or are in flight
+        self._prompt_length = len(request.prompt)
+        self._plan = start.plan
+        self._generated = array("I")  # 4 bytes a token: a text may be as long as its client likes
+        self._decode_demand = DECODE
+
+    @property
+    @abstractmethod
+    def members(self) -> tuple[Member, ...]:
+        """All of the same request, which begin, pause and end together; the one that draws comes first."""
+
+    @abstractmethod
+    def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
+        """Take in the rows that `run`, the oldest in flight, gave; return the events that follow from them."""
+
+    @property
+    def demand(self) -> TokenDemand:
+        """What would be run next."""
+        if self._submitted >= self._prompt_length:
+            return self._decode_demand
+        point = self._plan.next()
+        end = self._prompt_length if point is None else point.position
+        return TokenDemand(end - self._submitted, max(self._scored_rows(end), 1))
+
+    @property
+    def awaits_token(self) -> bool:
+        """Whether the runs in flight give a token, from which the next run follows."""
+        return self.runs_in_flight > 0 and self._submitted >= self._prompt_length
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the next run can be submitted before the outcome of those in flight is known.
+
+        Not past a checkpoint point, where the slot's state must be kept before it changes.
+        """
+        if self.runs_in_flight == 0:
+            return self.row is None
+        return not (self.awaits_token or self._plan.at(self._submitted))
+
+    @property
+    def tokens_run(self) -> list[int]:
+        """The tokens that the slot's state has taken in since the request's start."""
+        return [*self.request.prompt, *self._generated][: self.position]
+
+    @property
+    def due(self) -> CheckpointPoint | None:
+        """The checkpoint that is to be made of the slot's present state, if any."""
+        if (point := self._plan.at(self.position)) is not None:
+            return point
+        if self.finished and self.position > self._prompt_length:
+            return CheckpointPoint(self.position, CheckpointKind.GENERATION_END, logits=True)
+        return None
+
+    def run(self, count: int) -> TokenRun:
+        """Return the next `count` tokens as part of a step that is submitted now."""
+        self.runs_in_flight += 1
+        start = self._submitted
+        end = self._submitted = start + count
+        if start >= self._prompt_length:
+            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=self._row_masks(1))
+        self._plan.submit(end)
+        tokens = self.request.prompt[start:end]
+        if (rows := self._scored_rows(end, start)) > 0:
+            # The prompt's last row has no target of its own; its logit at the last token is not used.
+            targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
+            masks = self._row_masks(rows) if end == self._prompt_length else None
+            return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows], masks=masks)
+        # A state that is to be kept gets a row too, for its logits tell whether it is sound.
+        if end == self._prompt_length:
+            return TokenRun(self.slot, tokens, rows=1, masks=self._row_masks(1))
+        return TokenRun(self.slot, tokens, rows=int(self._plan.at(end) is not None))
+
+    def passed(self) -> None:
+        """Note that the checkpoint that was due at this moment, if any, has been kept."""
+        if self._plan.position < self._prompt_length:
+            self._plan.advance(self.position)
+
+    def close(self) -> None:
+        """Let nobody wait for it any longer: it runs no more, whatever it has reached."""
+        self._plan.close()
+
+    def _row_masks(self, num_rows: int) -> NDArray[np.uint32] | None:  # noqa: ARG002
+        """Return the masks of a run whose last row the next token is drawn from."""
+        return None
+
+    def _scored_rows(self, end: int, start: int | None = None) -> int:
+        """Return how many of the rows from `start` to `end` are scored; a token's row scores the one after it."""
+        if self.request.score_from is None:
+            return 0
+        start = self._submitted if start is None else start
+        return max(end - max(start, self.request.score_from - 1), 0)
