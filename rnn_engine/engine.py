@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, TimeLimitError, UnavailableError
 from rnn_engine.forward import Progress
+from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
@@ -83,6 +85,10 @@ class Engine:
             self._info.num_slots,
             policy,
             wake=self._wake_worker,
+        )
+        self._grammars = GrammarCompiler(
+            partial(Vocabulary.of, self._tokenizer, self._info.shape.vocab_size),
+            note_seconds=self._scheduler.counters.grammar_compile_seconds.add,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
         self._queue_seconds = queue_seconds
@@ -219,6 +225,7 @@ class Engine:
             )
             self._note_end()
         self._watchdog.stop()
+        await asyncio.to_thread(self._grammars.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -231,6 +238,7 @@ class Engine:
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._scheduler.counters) as account:
             self._refuse_if_unable()
+            request = await self._with_mask(request)
             async with self._admission.place(wait=wait_for_room):
                 self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
@@ -252,6 +260,24 @@ class Engine:
                     account.generated(inbox.num_tokens)
                     self._inboxes.remove(key)
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
+
+    async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
+        """Return `request` with the masks of its grammar, which is compiled on another thread, if it has one.
+
+        Raises InvalidRequestError for a grammar that is wrong.
+        """
+        if (grammar := request.grammar) is None:
+            return request
+        future = self._grammars.compile(grammar)
+        try:
+            compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too
+        except GrammarError as error:
+            raise grammar.refused(str(error)) from error
+        except asyncio.CancelledError:
+            if future.cancelled():
+                raise _stopped() from None
+            raise
+        return replace(request, grammar=None, token_mask=compiled.start)
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
         """Have a request end at its deadline, and where it waits too long for a slot unless its call `was_begun`."""

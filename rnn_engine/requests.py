@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar
 from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.sampling.mixing import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
@@ -64,6 +65,7 @@ class GenerateRequest:
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    grammar: Grammar | None = None  # which the text follows; the engine makes a `token_mask` of it
     token_mask: Callable[[], TokenMask] | None = None  # makes what allows the tokens of one sequence; None: all
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
@@ -101,6 +103,8 @@ class GenerateRequest:
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, max_logprobs)
+        if self.grammar is not None and self.token_mask is not None:
+            raise InvalidRequestError(self.grammar.field, self.grammar, "null, since the request has a token mask")
         self.sampling.check(shape.vocab_size)
 
     def _check_mix(self, mix: StateMix, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:

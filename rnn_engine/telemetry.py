@@ -75,6 +75,8 @@ class EngineCounters:
         self.inter_token_seconds = Histogram(STEP_SECONDS)
         self.queue_seconds = Histogram(WAIT_SECONDS)  # until a request gets a slot
         self.first_token_seconds = Histogram(WAIT_SECONDS)  # from a request's arrival
+        # Written by the thread that compiles grammars.
+        self.grammar_compile_seconds = Histogram(WAIT_SECONDS)  # of each grammar that was not kept, wrong ones included
         # Written by the event loop's.
         self.request_seconds = Histogram(REQUEST_SECONDS)  # of requests that came to their end
         self.prompt_tokens = Histogram(REQUEST_TOKENS)  # of requests whose prompt was run, cached ones included

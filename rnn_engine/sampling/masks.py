@@ -17,6 +17,11 @@ Mask: TypeAlias = NDArray[np.uint32]
 class TokenMask(Protocol):
     """Says before each token of one sequence which tokens it may be: a grammar, for one. For one thread."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether the text ends here, with reason `stop`. False before the first token."""
+        ...
+
     def next(self) -> Mask | None:
         """Return the tokens that may come next, at least one; None allows all.
 
@@ -38,6 +43,11 @@ class SequenceMask:
         self._vocab_size = vocab_size
         self.current: Mask | None = None
         self.advance()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no token follows the last one."""
+        return self._source.ended
 
     def accept(self, token: int) -> None:
         """Take note of the token that was drawn; no mask is current then."""

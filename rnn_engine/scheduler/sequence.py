@@ -60,6 +60,7 @@ class LiveSequence(Member):
         self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
         self._max_tokens = request.max_tokens
+        self._last_reason: FinishReason = "length"  # where the text ends with its last token
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
     @property
@@ -137,7 +138,7 @@ class LiveSequence(Member):
         if not self._generated:
             return self._leave_prompt(row)
         if len(self._generated) == self._max_tokens:
-            return [*_text_event(self._text.flush(), ()), self._finish("length", row)]
+            return [*_text_event(self._text.flush(), ()), self._finish(self._last_reason, row)]
         return self._generate(row)
 
     def _leave_prompt(self, row: LogitRow) -> list[Event]:
@@ -161,14 +162,17 @@ class LiveSequence(Member):
         text = self._text.feed(tokens[0].data)
         if self._text.match is not None:
             return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
-        if len(self._generated) < self._max_tokens:
+        ended = self._mask is not None and self._mask.ended
+        if not ended and len(self._generated) < self._max_tokens:
             if self._mask is not None:
                 self._mask.advance()
             return [TextDelta(text, tokens)]
+        self._last_reason = "stop" if ended else "length"
+        self._max_tokens = len(self._generated)
         last = TextDelta(text + self._text.flush(), tokens)
         # The state at the end has taken in the last token too, so that one is yet to be run.
         if not self.request.keep_end:
-            return [last, self._finish("length", row)]
+            return [last, self._finish(self._last_reason, row)]
         self._decode_demand = TAKE_IN
         return [last]
 

@@ -104,6 +104,8 @@ async def test_a_failed_step_a_full_queue_and_a_closed_engine() -> None:
 class BrokenMask:
     """Allows all tokens, but takes in only so many."""
 
+    ended = False
+
     def __init__(self, tokens: int) -> None:
         self._left = tokens
 

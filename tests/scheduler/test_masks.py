@@ -63,6 +63,8 @@ def test_the_mask_is_told_of_a_stop_token_and_asked_for_no_mask_after_the_end() 
     masks: list[Once] = []
 
     class Once:
+        ended = False
+
         def __init__(self) -> None:
             self.accepted: list[int] = []
             masks.append(self)

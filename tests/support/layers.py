@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.model",
         "rnn_engine.tokenizer",
         "rnn_engine.sampling",
+        "rnn_engine.grammar",
         "rnn_engine.reference",
         "rnn_engine.demo",
         "states",

@@ -27,6 +27,8 @@ def pack_mask(tokens: I32, vocab_size: int) -> Mask:
 class Residues:
     """Allows the tokens that leave the remainder r when divided by 5, where r counts up with every odd token."""
 
+    ended = False
+
     def __init__(self, vocab_size: int, all_at: int | None = None) -> None:
         """`all_at` is the number of the token, from 0 on, for which all are allowed."""
         self.accepted: list[int] = []

@@ -1,0 +1,18 @@
+"""Grammars that an answer follows: what they are, and the tokens that they allow."""
+
+from rnn_engine.grammar.compiler import GrammarCompiler
+from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar
+from rnn_engine.grammar.tags import Tag, tagged_text
+from rnn_engine.grammar.vocabulary import Vocabulary
+
+__all__ = [
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarError",
+    "GrammarKind",
+    "Tag",
+    "Vocabulary",
+    "choice_grammar",
+    "json_grammar",
+    "tagged_text",
+]

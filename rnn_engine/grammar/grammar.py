@@ -1,0 +1,55 @@
+"""What a text may be, as a client says it: a JSON schema, a regular expression, a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from rnn_engine.errors import InvalidRequestError
+
+GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "kbnf"]
+
+KINDS: tuple[str, ...] = get_args(GrammarKind)
+
+
+class GrammarError(Exception):
+    """A grammar is wrong, or takes more than is allowed; the message says where and what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """All texts that an answer may be. Equal ones are compiled once.
+
+    | kind | text |
+    |---|---|
+    | json_schema | a JSON schema |
+    | json_object | nothing: any JSON object |
+    | regex | a regular expression in the syntax of Rust's `regex`, which the whole text matches |
+    | choice | a JSON list of strings, one of which is the text |
+    | lark | a grammar in llguidance's variant of Lark, with the rule `start` |
+    | gbnf | a grammar of llama.cpp, with the rule `root` |
+    | kbnf | a grammar of kbnf, which ai00 takes, with the rule `start` |
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    field: str = field(default="grammar", compare=False)  # of the client's request, for error messages
+
+    def refused(self, reason: str) -> InvalidRequestError:
+        """Return the error for a grammar that can't be used."""
+        return InvalidRequestError(self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}")
+
+
+def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema") -> Grammar:
+    """Return the grammar of the JSON texts that `schema` allows; `name` is the field of the request that has it."""
+    try:
+        return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name)
+    except RecursionError:
+        raise InvalidRequestError(name, "a JSON schema", "less deeply nested objects and lists") from None
+
+
+def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
+    """Return the grammar of the texts in `choices`; `name` is the field of the request that has them."""
+    return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name)

@@ -1,0 +1,91 @@
+"""A model's vocabulary in the forms that the libraries of grammars take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Final, Protocol, Self
+
+import kbnf
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from rnn_engine.grammar.grammar import GrammarKind
+
+END: Final = 0  # the token that ends a text
+
+
+class _Tokenizer(Protocol):
+    def encode(self, text: str, /) -> list[int]: ...
+
+    def decode_bytes(self, token: int, /) -> bytes: ...
+
+
+class Vocabulary:
+    """The bytes of every token. Token 0 ends a text, whatever it spells; others without bytes never occur."""
+
+    def __init__(self, pieces: Sequence[bytes], encode: Callable[[str], Sequence[int]] | None = None) -> None:
+        """`encode` gives the tokens that a text usually has; None is the longest piece again and again."""
+        self.pieces = (b"", *pieces[1:])
+        self.encode = encode or _LongestPieces(self.pieces)
+
+    @classmethod
+    def of(cls, tokenizer: _Tokenizer, size: int) -> Self:
+        """Return the vocabulary of a model with `size` tokens, whose first ones are those of `tokenizer`."""
+        return cls([tokenizer.decode_bytes(token) for token in range(size)], tokenizer.encode)
+
+    @property
+    def size(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether any token stands for text."""
+        return any(self.pieces)
+
+    def prepare(self, kind: GrammarKind) -> None:
+        """Make the form that grammars of this kind need, so that compiling the first one takes no longer."""
+        _ = self.for_kbnf if kind == "kbnf" else self.for_guidance
+
+    @cached_property
+    def for_guidance(self) -> LLTokenizer:
+        """The vocabulary for llguidance. Making it takes some tenths of a second."""
+        return LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(self)))
+
+    @cached_property
+    def for_kbnf(self) -> kbnf.Vocabulary:
+        """The vocabulary for kbnf. Making it takes some tenths of a second."""
+        pieces = {token: piece for token, piece in enumerate(self.pieces) if piece}
+        tokens = {token: kbnf.Token(piece) for token, piece in pieces.items()}
+        return kbnf.Vocabulary(tokens, {token: repr(piece) for token, piece in pieces.items()})
+
+
+class _GuidanceTokenizer:
+    """What llguidance asks of a tokenizer."""
+
+    eos_token_id = END
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = vocabulary.pieces
+        self.special_token_ids = [token for token, piece in enumerate(vocabulary.pieces) if not piece]
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(self._encode(text.decode()))
+
+
+class _LongestPieces:
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        data, start, ids = text.encode(), 0, []
+        while start < len(data):
+            lengths = range(min(self._longest, len(data) - start), 0, -1)
+            length = next((each for each in lengths if data[start : start + each] in self._ids), None)
+            if length is None:
+                raise ValueError(f"no token begins with the byte {data[start]:#04x}")
+            ids.append(self._ids[data[start : start + length]])
+            start += length
+        return ids

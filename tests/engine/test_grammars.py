@@ -1,0 +1,104 @@
+"""A request with a grammar: the engine compiles it, and the answer is one of its texts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from rnn_engine.engine import Engine
+from rnn_engine.errors import EngineClosedError, InvalidRequestError
+from rnn_engine.grammar import Grammar, json_grammar
+from rnn_engine.loading.parts import assemble
+from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, TextDelta
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_runner import FakeRunner, random_logits
+
+TOKENIZER = ByteTokenizer()
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
+    },
+    "required": ["kind", "ages"],
+    "additionalProperties": False,
+}
+
+
+def make_engine() -> Engine:
+    runner = FakeRunner(random_logits(TOKENIZER.size))
+    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"))
+
+
+def ask(grammar: Grammar, seed: int = 0, max_tokens: int = 200, *, keep_end: bool = False) -> GenerateRequest:
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=seed)
+    return GenerateRequest([1], grammar=grammar, sampling=sampling, max_tokens=max_tokens, keep_end=keep_end)
+
+
+async def read(engine: Engine, request: GenerateRequest) -> tuple[str, Finished]:
+    events: list[Event] = [event async for event in engine.generate(request)]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    return "".join(event.text for event in events if isinstance(event, TextDelta)), finished
+
+
+async def test_answers_are_texts_of_the_grammar_and_end_with_it() -> None:
+    async with make_engine() as engine:
+        answers = await asyncio.gather(*(read(engine, ask(json_grammar(SCHEMA), seed)) for seed in range(12)))
+        assert engine.counters().grammar_compile_seconds.count == 1
+    for text, finished in answers:
+        Draft202012Validator(SCHEMA).validate(json.loads(text))
+        assert (finished.reason, finished.stop) == ("stop", None)
+    assert len({text for text, _ in answers}) > 3
+
+
+async def test_the_state_at_the_end_has_taken_in_the_whole_text() -> None:
+    async with make_engine() as engine:
+        text, finished = await read(engine, ask(Grammar("regex", "[ab]{5}"), keep_end=True))
+    assert finished.end is not None
+    assert (finished.reason, finished.end.tokens) == ("stop", (1, *TOKENIZER.encode(text)))
+
+
+async def test_max_tokens_cut_a_text_that_is_right_so_far() -> None:
+    async with make_engine() as engine:
+        text, finished = await read(engine, ask(json_grammar(SCHEMA), max_tokens=15))
+    assert (finished.reason, len(text)) == ("length", 15)
+    assert '{"kind": "cat", "ages": ['.startswith(text) or '{"kind": "dog", "ages": ['.startswith(text)
+
+
+async def test_a_wrong_grammar_is_refused_under_the_name_of_its_field() -> None:
+    async with make_engine() as engine:
+        for _ in range(2):
+            with pytest.raises(
+                InvalidRequestError, match=r"(?s)guided_regex: 'a\[' is not allowed; .*unclosed"
+            ) as refused:
+                await read(engine, ask(Grammar("regex", "a[", "guided_regex")))
+            assert refused.value.field == "guided_regex"
+        text, _ = await read(engine, ask(Grammar("regex", "a")))
+        assert text == "a"
+
+
+async def test_a_reader_that_leaves_does_not_take_the_grammar_from_others() -> None:
+    async with make_engine() as engine:
+        grammar = Grammar("regex", "[0-9]{3}")
+        async with aclosing(engine.generate(ask(grammar))) as events:
+            leaver = asyncio.create_task(anext(events))
+            stayer = asyncio.create_task(read(engine, ask(grammar)))
+            await asyncio.sleep(0)
+            leaver.cancel()
+            await asyncio.gather(leaver, return_exceptions=True)
+        text, _ = await stayer
+        assert len(text) == 3
+
+
+async def test_an_engine_that_closes_ends_those_that_wait_for_a_grammar() -> None:
+    engine = make_engine()
+    waiting = [asyncio.create_task(read(engine, ask(Grammar("regex", f"a{n}")))) for n in range(5)]
+    await asyncio.sleep(0)
+    await engine.close()
+    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(outcome, EngineClosedError)

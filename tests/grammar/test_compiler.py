@@ -1,0 +1,62 @@
+"""Compiling off the caller's thread: each grammar once, wrong ones too, and none that takes too much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary
+from rnn_engine.grammar import compiler as compiling
+from tests.support.grammars import byte_vocabulary
+
+TOO_DEEP = Grammar("lark", "start: a0\n" + "".join(f'a{n}: "x" a{n + 1}\n' for n in range(20_000)) + 'a20000: "y"')
+TOO_MANY = Grammar("kbnf", "start ::= " + '"a"? ' * 40 + ";")
+TOO_WIDE = Grammar("regex", "((a{300}){300}){300}")
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(byte_vocabulary, seconds=0.4)
+    yield compiler
+    compiler.close()
+
+
+def error_of(compiler: GrammarCompiler, grammar: Grammar) -> str:
+    error = compiler.compile(grammar).exception(timeout=30)
+    assert isinstance(error, GrammarError)
+    return str(error)
+
+
+@pytest.mark.parametrize("grammar", [TOO_DEEP, TOO_MANY, TOO_WIDE], ids=["deep", "many", "wide"])
+def test_a_grammar_that_takes_too_much_is_refused_and_others_are_compiled(
+    compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    bad, good = compiler.compile(grammar), compiler.compile(Grammar("regex", f"a{grammar.kind}"))
+    assert re.search("takes more than|it takes|is too large, or too deeply nested", str(bad.exception(timeout=30)))
+    assert good.result(timeout=30).start().next().any()
+
+
+def test_equal_grammars_are_compiled_once_and_wrong_ones_too(compiler: GrammarCompiler) -> None:
+    for text in ("[0-9]+", "[0-9"):
+        first = compiler.compile(Grammar("regex", text, "guided_regex"))
+        assert compiler.compile(Grammar("regex", text, "pattern")) is first
+    assert "unclosed" in error_of(compiler, Grammar("regex", "[0-9"))
+
+
+def test_the_least_recently_used_give_way(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MOST_KEPT", 2)
+    a, b, c = (Grammar("regex", letter) for letter in "abc")
+    first = {grammar: compiler.compile(grammar) for grammar in (a, b)}
+    assert first[b].result(timeout=30)
+    assert compiler.compile(a) is first[a]
+    assert compiler.compile(c).result(timeout=30)
+    assert compiler.compile(a) is first[a]
+    assert compiler.compile(b) is not first[b]
+
+
+def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
+    compiler = GrammarCompiler(lambda: Vocabulary([b""] * 10))
+    assert error_of(compiler, Grammar("regex", "a")) == "the model has no tokenizer"
+    compiler.close()

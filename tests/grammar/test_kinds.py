@@ -1,0 +1,96 @@
+"""What texts each kind of grammar leads to, and where it may end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rnn_engine.grammar import Grammar, GrammarError, Tag, Vocabulary, choice_grammar, json_grammar, tagged_text
+from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
+from tests.support.grammars import byte_vocabulary, random_text, takes
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ADD = Tag('<call>{"name": "add", "arguments": ', PERSON, "}</call>")
+NOW = Tag('<call>{"name": "now", "arguments": ', {"type": "object"}, "}</call>")
+ADD_CALL = '<call>{"name": "add", "arguments": {"name": "x", "age": 3}}</call>'
+NOW_CALL = '<call>{"name": "now", "arguments": {}}</call>'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        (json_grammar(PERSON), ['{"name": "Ann", "age": 3}'], ['{"name": "Ann"}', '{"name": 1, "age": 3}', "x", ""]),
+        (json_grammar(True), ["[1, true, null]", '"a"', "{}"], ["[1", "a"]),
+        (Grammar("json_object"), ['{"a": {"b": [1, 2.5]}}', "{}"], ["[]", '{"a"}', "1"]),
+        (Grammar("regex", r"[a-c]{2}\d*"), ["ab", "ca12"], ["a", "abc", "ab1x", ""]),
+        (
+            choice_grammar(["yes", "no", "nobody", 'a "quoted"\n\\ 日本']),
+            ["yes", "no", 'a "quoted"\n\\ 日本'],
+            ["y", "nob"],
+        ),
+        (Grammar("lark", 'start: "a" b*\nb: "b" | "(" b ")"'), ["a", "abb", "ab((b))"], ["b", "a((b)"]),
+        (Grammar("gbnf", 'root ::= "a" rest\nrest ::= [0-9]+ | "-" root'), ["a1", "a-a-a42"], ["a", "a-"]),
+        (Grammar("kbnf", 'start ::= "a" rest;\nrest ::= #"[0-9]" | "-" start;'), ["a1", "a-a-a4"], ["a", "a-", "b"]),
+        (
+            tagged_text([ADD, NOW], "<call>"),
+            ["", "Hi <c", f"So {ADD_CALL}{NOW_CALL} x"],
+            ["<call>", f"a{ADD_CALL[:-9]}"],
+        ),
+        (tagged_text([ADD, NOW], "<call>", parallel=False), ["", "Hi", f"So {ADD_CALL}"], [ADD_CALL + NOW_CALL]),
+        (tagged_text([ADD, NOW], "<call>", required=True), [ADD_CALL, f"{ADD_CALL}\n{NOW_CALL}"], ["", f"x{ADD_CALL}"]),
+        (tagged_text([NOW], "<call>", required=True, parallel=False), [NOW_CALL], ["", ADD_CALL, f"{NOW_CALL}\n"]),
+    ],
+)
+def test_grammar_leads_to_its_texts_alone(grammar: Grammar, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not takes(grammar, text)] == []
+    assert [text for text in bad if takes(grammar, text)] == []
+
+
+def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_whole_characters() -> None:
+    world = Vocabulary.of(WorldTokenizer(), WORLD_PADDED_SIZE)
+    assert takes(json_grammar(PERSON), '{"name": "日本 🦜", "age": 3}', world)
+    for seed in range(8):
+        text = random_text(json_grammar({"type": "string", "maxLength": 8}), seed, world)
+        assert text is not None
+        assert len(json.loads(text.decode())) <= 8
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (json_grammar({"properties": {"a": {"anyOf": [{"type": "null"}, {"type": "array", "uniqueItems": True}]}}}),
+         r'Unimplemented keys: \["uniqueItems"\] \(at #/properties/a/anyOf/1\)'),
+        (json_grammar({"items": {"$ref": "https://example.org/s"}}), r"nothing is fetched \(at #/items\)"),
+        (json_grammar({"type": "number", "minimum": 3, "maximum": 1}), "minimum .3. is greater"),
+        (json_grammar(False), "schema is false"),
+        (Grammar("json_schema", "[1, "), "no JSON"),
+        (Grammar("json_schema", "3"), "expected an object, true or false"),
+        (Grammar("json_schema", '{"items":' * 400 + "{}" + "}" * 400), "recursion limit|too deeply nested"),
+        (Grammar("regex", "ab(c"), "unclosed group"),
+        (Grammar("choice", "[]"), "not empty"),
+        (Grammar("choice", "[1]"), "list of strings"),
+        (Grammar("lark", 'start: "a" thing'), r'1\(8\): unknown name: "thing"'),
+        (Grammar("lark", 'begin: "a"'), "start"),
+        (Grammar("gbnf", 'root ::= "a" (b'), r"Expected '\)'.* line 1"),
+        (Grammar("gbnf", "root ::= " + "(" * 5000), "too deeply nested"),
+        (Grammar("kbnf", 'start ::= "a";\nb ::= \U0001f99c ;'), "line 2, column 7 on: '🦜 ;'"),
+        (Grammar("kbnf", "start ::= thing;"), "`thing` is not defined"),
+        (Grammar("kbnf", "start ::= start;"), "empty"),
+    ],
+)  # fmt: skip
+def test_a_wrong_grammar_is_refused_with_the_place(grammar: Grammar, message: str) -> None:
+    with pytest.raises(GrammarError, match=message):
+        compile_grammar(grammar, byte_vocabulary()).check_start()
+
+
+def test_tags_begin_with_their_trigger() -> None:
+    for tags, trigger in (([], "<call>"), ([ADD], ""), ([ADD], "<tool>")):
+        with pytest.raises(ValueError, match="tags that begin with the trigger"):
+            tagged_text(tags, trigger)

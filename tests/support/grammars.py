@@ -1,0 +1,54 @@
+"""Texts under a grammar: which ones it takes, and random ones that it leads to."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from rnn_engine.grammar import Grammar, Vocabulary
+from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.sampling import TokenMask
+from rnn_engine.sampling.masks import allowed_tokens
+from tests.support.byte_tokenizer import ByteTokenizer
+
+END = 0
+
+
+@cache
+def byte_vocabulary() -> Vocabulary:
+    """Token b + 1 stands for byte b, and token 0 for the end."""
+    return Vocabulary.of(ByteTokenizer(), ByteTokenizer().size)
+
+
+def takes(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -> bool:
+    """Return whether `grammar` leads to `text` and may end there."""
+    vocabulary = vocabulary or byte_vocabulary()
+    mask = compile_grammar(grammar, vocabulary).start()
+    for token in vocabulary.encode(text):
+        if mask.ended or token not in _allowed(mask, vocabulary):
+            return False
+        mask.accept(token)
+    return mask.ended or END in _allowed(mask, vocabulary)
+
+
+def random_text(grammar: Grammar, seed: int, vocabulary: Vocabulary | None = None, most: int = 400) -> bytes | None:
+    """Return a text of random tokens that `grammar` allows; None where it has not come to its end after `most`."""
+    vocabulary = vocabulary or byte_vocabulary()
+    mask, chance = compile_grammar(grammar, vocabulary).start(), random.Random(seed)
+    text = b""
+    for _ in range(most):
+        if mask.ended:
+            return text
+        token = chance.choice(_allowed(mask, vocabulary))
+        if token == END:
+            return text
+        mask.accept(token)
+        text += vocabulary.pieces[token]
+    return None
+
+
+def _allowed(mask: TokenMask, vocabulary: Vocabulary) -> list[int]:
+    allowed = mask.next()
+    assert allowed is not None
+    tokens: list[int] = allowed_tokens(allowed, vocabulary.size).tolist()
+    return tokens
