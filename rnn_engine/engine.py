@@ -118,6 +118,7 @@ class Engine:
         device_memory: int | None = None,
         v5_group_norm_epsilon: float | None = None,
         loras: Sequence[LoraChoice] = (),
+        chat_template: str = "auto",
     ) -> Self:
         """Open a model file and put it on a device; the event loop goes on meanwhile.
 
@@ -130,6 +131,7 @@ class Engine:
         how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
         requests may start from by name. `progress` is called on another thread. `v5_group_norm_epsilon` is for an
         RWKV-5 that was not trained with 64e-5. `loras` are merged into the weights, one after another.
+        `chat_template` is auto, world or the path of a template; see `load_chat_template`.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -148,6 +150,7 @@ class Engine:
             device_memory=device_memory,
             v5_group_norm_epsilon=v5_group_norm_epsilon,
             loras=loras,
+            chat_template=chat_template,
         )
         return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.health import Health
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, GenerateRequest
@@ -33,6 +34,8 @@ class EngineInfo:
     device_bytes: int | None = None  # memory that weights, states and buffers take on the device; None on the CPU
     folders: Mapping[str, Path] = field(default_factory=dict)  # that it writes to: `cache` and `states`, where it does
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
+    chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # what conversations become a prompt by
+    special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may spell, by their text
 
 
 @dataclass(frozen=True, slots=True)

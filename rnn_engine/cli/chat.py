@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import (
+    chat_template_option,
     device_memory_option,
     device_option,
     lora_option,
@@ -23,11 +24,12 @@ from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.model import LoraChoice
+from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from states.cache.config import CacheConfig
 
-_STOP = (b"\n\n",)
+MAX_CHARACTERS = 2**24
 _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 
 
@@ -36,6 +38,7 @@ _HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
 @click.option("--system", help="What the model is told before the conversation.")
 @sampling_options
 @tokenizer_option
+@chat_template_option
 @device_option
 @weights_option
 @device_memory_option
@@ -47,6 +50,7 @@ def command(
     system: str | None,
     max_tokens: int,
     tokenizer: str,
+    chat_template: str,
     device: str,
     weights: str,
     device_memory: int | None,
@@ -71,15 +75,16 @@ def command(
         weights=weights,
         device_memory=device_memory,
         loras=loras,
+        chat_template=chat_template,
     )
     with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
-        conversation = Conversation(session, sampling, max_tokens, list(beginning))
+        talk = Talk(session, sampling, max_tokens, list(beginning))
         while (said := _read_line()) not in (None, "/exit"):
             if said == "/new":
-                conversation.messages = list(beginning)
+                talk.messages = list(beginning)
             elif said:
-                conversation.say(said)
+                talk.say(said)
 
 
 def _read_line() -> str | None:
@@ -92,7 +97,7 @@ def _read_line() -> str | None:
 
 
 @dataclass
-class Conversation:
+class Talk:
     """The messages so far, and the settings of the next answer."""
 
     session: Session
@@ -114,13 +119,16 @@ class Conversation:
             self.messages.append(ChatMessage(Role.ASSISTANT, reply.text))
 
     def _request(self) -> GenerateRequest:
-        template, engine, initial = ChatTemplate(), self.session.engine, self.session.initial
-        text = text_before_chat(engine, initial, template) + template.render(self.messages)
+        engine, initial = self.session.engine, self.session.initial
+        template = engine.info.chat_template
+        before = text_before_chat(engine, initial, template)
+        prompt = make_chat_prompt(engine, template, Conversation(self.messages), MAX_CHARACTERS, before=before)
         return GenerateRequest(
-            prompt=engine.tokenize(text),
+            prompt=prompt.tokens,
             initial_state=None if initial is None else initial.for_request,
             max_tokens=self.max_tokens,
-            stop=_STOP,
+            stop=[text.encode() for text in prompt.stop],
+            stop_tokens=(0, *prompt.stop_tokens),
             sampling=self.sampling,
             penalised_prompt=self._earlier_replies(self.messages),
         )

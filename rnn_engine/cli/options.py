@@ -103,6 +103,15 @@ tokenizer_option = click.option(
     help="auto finds the one that fits the model; none works with token ids alone; FILE is a tokenizer.json.",
 )
 
+chat_template_option = click.option(
+    "--chat-template",
+    default="auto",
+    show_default=True,
+    metavar="auto|world|FILE",
+    help="How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
+    "template, or JSON as the user guide has it.",
+)
+
 
 def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     try:

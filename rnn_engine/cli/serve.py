@@ -19,6 +19,7 @@ from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
 from rnn_engine.cli.options import (
     batching_option,
+    chat_template_option,
     device_memory_option,
     device_option,
     lora_option,
@@ -56,6 +57,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 @cloup.option_group(
     "Model and device",
     tokenizer_option,
+    chat_template_option,
     device_option,
     weights_option,
     device_memory_option,
@@ -111,6 +113,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 def command(
     model: Path,
     tokenizer: str,
+    chat_template: str,
     device: str,
     weights: str,
     device_memory: int | None,
@@ -151,6 +154,7 @@ def command(
         weights=weights,
         device_memory=device_memory,
         loras=loras,
+        chat_template=chat_template,
     )
     settings = ServerSettings(
         host=host,

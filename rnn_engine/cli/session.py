@@ -39,6 +39,7 @@ class EngineChoice:
     weights: str = "f16"
     device_memory: int | None = None
     loras: tuple[LoraChoice, ...] = ()
+    chat_template: str = "auto"
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -67,6 +68,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 progress=report,
                 v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
                 loras=choice.loras,
+                chat_template=choice.chat_template,
             )
         except asyncio.CancelledError:
             cancelled.set()

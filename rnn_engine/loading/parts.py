@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
@@ -98,6 +100,7 @@ def open_parts(
     device_memory: int | None = None,
     v5_group_norm_epsilon: float | None = None,
     loras: Sequence[LoraChoice] = (),
+    chat_template: str = "auto",
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
@@ -107,6 +110,7 @@ def open_parts(
         for use, folder in _own_folders(config, states):
             undo.callback(folder.release)
             folders[use] = folder
+        template = load_chat_template(chat_template, path)
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         registry = open_registry(model, states)
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
@@ -150,6 +154,7 @@ def open_parts(
         folders=folders,
         load_runner=load_again,
         loras=loras,
+        chat_template=template,
     )
 
 
@@ -167,8 +172,10 @@ def assemble(
     folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
     loras: Sequence[LoraChoice] = (),
+    chat_template: ChatTemplate | None = None,
 ) -> EngineParts:
-    """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none."""
+    """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none,
+    `chat_template` None is World's."""
     info = EngineInfo(
         model=model,
         shape=runner.shape,
@@ -181,6 +188,8 @@ def assemble(
         device_bytes=device_bytes,
         folders={use: folder.path for use, folder in (folders or {}).items()},
         loras=tuple(loras),
+        chat_template=chat_template or WorldTemplate(),
+        special_tokens=tokenizer.special_tokens,
     )
     registry = states or make_registry(runner.shape, model)
     return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner)

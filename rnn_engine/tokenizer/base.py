@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from rnn_engine.errors import InvalidRequestError
+
+END_OF_TEXT: Final = "<|rwkv_tokenizer_end_of_text|>"  # what Hugging Face's tokenizers call token 0
 
 
 class Tokenizer(Protocol):
@@ -16,6 +19,11 @@ class Tokenizer(Protocol):
     @property
     def size(self) -> int:
         """The size of the vocabulary: `encode` returns ids from 0 to size - 1."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The tokens that are no text but have a name, by which a chat template spells them."""
         ...
 
     def encode(self, text: str, /) -> list[int]:

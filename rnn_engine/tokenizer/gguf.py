@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
-from rnn_engine.tokenizer.base import check_text
+from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
 
 _NORMAL: Final = 1  # the token type of llama.cpp that stands for text
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
@@ -23,6 +24,7 @@ class ByteStringTokenizer:
     """A tokenizer that takes the longest of its byte strings, again and again."""
 
     name = "gguf"
+    special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         """`pieces` has the bytes of every id; those that are empty stand for no text."""

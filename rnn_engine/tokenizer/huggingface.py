@@ -33,6 +33,8 @@ class HuggingFaceTokenizer:
         settings = json.loads(self._library.to_str())
         _check_steps(path, settings)
         self._pieces = _read_pieces(path, self._library, settings["decoder"])
+        added = self._library.get_added_tokens_decoder()
+        self.special_tokens: Mapping[str, int] = {each.content: token for token, each in added.items()}
         self.size = max(self._pieces, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rnn_engine.errors import InvalidRequestError
@@ -13,6 +14,10 @@ class NoTokenizer:
 
     size: int
     reason: str
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        return {}
 
     @property
     def name(self) -> str:

@@ -7,12 +7,14 @@ read here, from the library's own vocabulary file.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pyrwkv_tokenizer import RWKVTokenizer
 
-from rnn_engine.tokenizer.base import check_text
+from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
 
 WORLD_SIZE: Final = 65530  # ids 0..65529
 WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them
@@ -23,6 +25,7 @@ class WorldTokenizer:
 
     name = "world"
     size = WORLD_SIZE
+    special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
     def __init__(self) -> None:
         self._library = RWKVTokenizer()

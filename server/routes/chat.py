@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, takewhile
 
 from aiohttp import web
 
-from rnn_engine.chat_template import Role
+from rnn_engine.chat_template import ChatTemplate, Role, WorldTemplate
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.operations.naming import text_before_chat
-from rnn_engine.operations.positions import token_positions
 from rnn_engine.requests import GenerateRequest
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
-from server.http.work import CALL_WORK, work
+from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest, Message
+from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from server.state.resolve import ResolvedState, resolve_state
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
@@ -31,27 +30,33 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     engine = engine_of(request, body.cache_salt)
     resolved = await resolve_state(engine, body.state)
-    size = body.chat_template.most_characters(body.conversation) + CALL_WORK * body.n
-    calls = await work(request, size, partial(_calls, engine, request.app[SETTINGS].limits, body, resolved))
+    template = body.template_of(engine.info.chat_template)
+    size = template.most_characters(body.conversation) + CALL_WORK * body.n
+    if not isinstance(template, WorldTemplate):
+        size += SHORT_WORK  # a program, which may take long for short texts, too
+    limits = request.app[SETTINGS].limits
+    calls = await work(request, size, partial(_calls, engine, limits, body, template, resolved))
     return await answer(request, body, ChatFormatter(engine, body, calls), calls, resolved)
 
 
-def _calls(engine: EngineLike, limits: Limits, body: ChatRequest, resolved: ResolvedState) -> list[GenerateRequest]:
+def _calls(
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, resolved: ResolvedState
+) -> list[GenerateRequest]:
     """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
-    template = body.chat_template
-    texts = [text_before_chat(engine, resolved.frozen, template), *template.turns(body.conversation), template.ending]
-    ends = list(accumulate(len(text.encode()) for text in texts))
-    limits.check("max_text_bytes", "messages", ends[-1])
-    prompt = engine.tokenize("".join(texts))
-    limits.check("max_prompt_tokens", "messages", len(prompt) * body.n)
-    turns = token_positions(engine, prompt, ends[1:-1])
+    before = text_before_chat(engine, resolved.frozen, template)
+    limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
+    prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
+    limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
+    limits.check("max_prompt_tokens", "messages", len(prompt.tokens) * body.n)
+    own_stop = tuple(text.encode() for text in prompt.stop)
     call = GenerateRequest(
-        prompt=prompt,
+        prompt=prompt.tokens,
         initial_state=resolved.initial_state,
-        turn_positions=turns,
-        checkpoint_positions=_checkpoint_positions(body, turns),
+        turn_positions=sorted(prompt.turns.values()),
+        checkpoint_positions=_checkpoint_positions(body, prompt.turns),
         max_tokens=body.max_tokens,
-        stop=body.stop_bytes,
+        stop=body.stop_bytes if "stop" in body.model_fields_set else own_stop,
+        stop_tokens=(0, *prompt.stop_tokens),
         logprobs=body.alternatives,
         penalised_prompt=_earlier_replies(engine, body),
         priority=body.priority,
@@ -60,15 +65,11 @@ def _calls(engine: EngineLike, limits: Limits, body: ChatRequest, resolved: Reso
     return [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
 
 
-def _checkpoint_positions(body: ChatRequest, turns: Sequence[int]) -> list[int]:
+def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
     """Where a client wants the state kept, and the end of a system text, with which other conversations begin, too."""
-    marked = [turn for turn, message in zip(turns, body.messages, strict=True) if message.cache]
-    system = [turn for turn, _ in takewhile(_is_system, zip(turns, body.messages, strict=True))]
-    return [*marked, *(turn for turn in system[-1:] if turn >= _LEAST_SYSTEM)]
-
-
-def _is_system(turn: tuple[int, Message]) -> bool:
-    return turn[1].role is Role.SYSTEM
+    marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
+    system = turns.get(body.conversation.num_leading_system, 0)
+    return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:

@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.sampling.params import PARAMETERS
 from server.http.bodies import json_response
 from server.http.context import SETTINGS, engine_of
@@ -16,12 +15,12 @@ from server.schemas.props import Props
 
 
 async def props(request: web.Request) -> web.Response:
-    info, template, settings = engine_of(request).info, ChatTemplate(), request.app[SETTINGS]
+    info, settings = engine_of(request).info, request.app[SETTINGS]
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
     body: Props = {
         "model_path": info.model,
         "total_slots": info.num_slots,
-        "chat_template": {"record": template.record, "prefix": template.prefix, "sep": template.sep},
+        "chat_template": info.chat_template.source,
         "default_generation_settings": {
             **defaults,
             "max_tokens": GenerationBody.model_fields["max_tokens"].default,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
 
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
-from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, ChatTemplate, Role, find_role
+from rnn_engine.chat_template import (
+    ROLE_WORDS,
+    ChatMessage,
+    ChatTemplate,
+    Conversation,
+    Role,
+    WorldTemplate,
+    find_role,
+)
 from rnn_engine.errors import InvalidRequestError
 from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody, only
@@ -16,7 +25,7 @@ from server.schemas.generation import GenerationBody, Stop
 from server.schemas.state_entry import StateEntry
 from server.schemas.usage import Usage
 
-_TEMPLATE = ChatTemplate()
+_TEMPLATE = WorldTemplate()
 _NO_TOOLS = "this server does not call tools"
 _TEXT_ONLY = "the model reads and writes text only"
 
@@ -122,7 +131,7 @@ def _one_or_more(value: object) -> object:
 class ChatRequest(GenerationBody):
     """A conversation to continue."""
 
-    ignored: ClassVar = GenerationBody.ignored | {"parallel_tool_calls", "prediction", "reasoning_effort", "verbosity"}
+    ignored: ClassVar = GenerationBody.ignored | {"parallel_tool_calls", "prediction", "verbosity"}
     aliases: ClassVar = {**GenerationBody.aliases, "max_completion_tokens": "max_tokens"}
     keeps_null: ClassVar = frozenset({"stop"})
 
@@ -130,8 +139,32 @@ class ChatRequest(GenerationBody):
         min_length=1, description="The conversation so far: one message or a list."
     )
     names: Names = Field(default={}, description="Role -> the name that the model reads for it.")
-    template: TemplateBody = Field(default=TemplateBody(), description="The texts around the messages.")
-    stop: Stop = Field(default=("\n\n",), description="Texts before which the answer ends; null for none.")
+    template: TemplateBody | None = Field(
+        default=None, description="The texts around the messages, in place of the model's chat template."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={},
+        description="Variables of the chat template, such as `enable_thinking`, which RWKV World's has, too: it begins "
+        "the answer with `<think`, as RWKV-7 G1 was trained.",
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None, description="How much to think before the answer, where the chat template can say it."
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="Whether the prompt ends where an answer begins. Null: yes, unless the last message is the "
+        "assistant's.",
+    )
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="Go on with the last message, which is the assistant's, in place of answering it. Null: where it "
+        "is the assistant's and `add_generation_prompt` is not true.",
+    )
+    stop: Stop = Field(
+        default=(),
+        description="Texts before which the answer ends; null for none. Absent: what the chat template says, a blank "
+        "line for RWKV World.",
+    )
     logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
     top_logprobs: int | None = Field(
         default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
@@ -159,23 +192,46 @@ class ChatRequest(GenerationBody):
         super().model_post_init(context)
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs", self.top_logprobs, "null unless logprobs is true")
+        if self.continue_final_message and (self.add_generation_prompt or not self._ends_with_assistant):
+            allowed = "false or null unless the last message is the assistant's and add_generation_prompt is not true"
+            raise InvalidRequestError("continue_final_message", True, allowed)
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
         limits.check("max_messages", "messages", len(self.messages))
-        limits.check("max_text_bytes", "messages", self.chat_template.most_characters(self.conversation))
+        limits.check("max_text_bytes", "messages", self.conversation.characters)
 
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def conversation(self) -> list[ChatMessage]:
-        return [ChatMessage(message.role, message.content) for message in self.messages]
+    def conversation(self) -> Conversation:
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return Conversation(
+            [ChatMessage(message.role, message.content) for message in self.messages],
+            continues=self.continues,
+            answers=self.add_generation_prompt is not False,
+            variables={**effort, **self.chat_template_kwargs},
+        )
 
     @property
-    def chat_template(self) -> ChatTemplate:
-        return ChatTemplate(self.template.record, self.template.prefix, self.template.sep, self.names)
+    def continues(self) -> bool:
+        """Whether the last message is to be gone on with."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self._ends_with_assistant and not self.add_generation_prompt
+
+    @property
+    def _ends_with_assistant(self) -> bool:
+        return self.messages[-1].role is Role.ASSISTANT
+
+    def template_of(self, of_model: ChatTemplate) -> ChatTemplate:
+        """Return the template of the conversation: the model's, unless the request brings texts or names of its own."""
+        if self.template is None and not self.names:
+            return of_model
+        base = of_model if isinstance(of_model, WorldTemplate) else _TEMPLATE
+        return replace(base, names=self.names, **({} if self.template is None else self.template.model_dump()))
 
 
 class TokenLogprob(TypedDict):

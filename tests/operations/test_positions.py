@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, WorldTemplate
 from rnn_engine.demo import model_path
 from rnn_engine.operations.positions import token_positions
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
@@ -51,11 +50,11 @@ def test_longer_conversations_begin_with_the_tokens_of_their_turns(tokenizer: To
 
 
 def _check_turns(engine: Words, conversation: list[ChatMessage]) -> None:
-    template = ChatTemplate()
-    prompt = engine.tokenize(template.render(conversation))
-    turns = template.turns(conversation)
-    positions = token_positions(engine, prompt, list(accumulate(len(turn.encode()) for turn in turns)))
+    rendered = WorldTemplate().render(Conversation(conversation), 10_000)
+    prompt = engine.tokenize(rendered.text)
+    turns = [rendered.text[:end] for end in rendered.turn_ends.values()]
+    positions = token_positions(engine, prompt, [len(turn.encode()) for turn in turns])
     for count, position in enumerate(positions, start=1):
-        assert engine.detokenize(prompt[:position]).decode() == "".join(turns[:count])
-        shorter = engine.tokenize(template.render(conversation[:count]))
+        assert engine.detokenize(prompt[:position]).decode() == turns[count - 1]
+        shorter = engine.tokenize(WorldTemplate().render(Conversation(conversation[:count]), 10_000).text)
         assert prompt[:position] == shorter[:position]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.requests import GenerateRequest
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk
 from tests.support.fake_engine import FakeEngine, encode
-from tests.support.http import Body, Serve, post, post_stream
+from tests.support.http import Body, Serve, error_of, post, post_stream
 
 PATH = "/v1/chat/completions"
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-async def prompt_of(serve: Serve, body: Body) -> str:
+async def prompt_of(serve: Serve, body: Body, engine: FakeEngine | None = None) -> str:
     """The text that the engine is given."""
-    engine = FakeEngine()
+    engine = engine or FakeEngine()
     await post(await serve(engine), PATH, ChatCompletion, body)
-    return engine.detokenize(engine.requests[0].prompt).decode()
+    return engine.detokenize(engine.requests[-1].prompt).decode()
 
 
 async def test_answer_has_openai_shape(serve: Serve) -> None:
@@ -212,3 +213,43 @@ async def test_a_mark_is_yes_or_no(serve: Serve) -> None:
     refused = await client.post(PATH, json={"messages": [{"role": "user", "content": "Hi", "cache": "yes"}]})
     assert refused.status == 400
     assert "messages.0.cache: 'yes' is not allowed" in (await refused.json())["error"]["message"]
+
+
+async def test_a_jinja_template_of_the_model(serve: Serve) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
+    engine = FakeEngine(chat_template=JinjaTemplate(source, {}, stop_tokens=["<end>"]), special_tokens={"<end>": 7})
+    body = {"messages": [{"role": "developer", "content": "S"}, *HI["messages"]], "chat_template_kwargs": {"mood": "!"}}
+    assert await prompt_of(serve, body, engine) == "<system>S<user>Hi!"
+    assert (list(engine.requests[0].stop), list(engine.requests[0].stop_tokens)) == ([], [0, 7])
+    assert await prompt_of(serve, {**body, "names": {"user": "Bob"}}, engine) == "System: S\n\nBob: Hi\n\nAssistant:"
+
+
+async def test_a_template_that_refuses_is_a_bad_request(serve: Serve) -> None:
+    client = await serve(FakeEngine(chat_template=JinjaTemplate("{{ raise_exception('alternate!') }}", {})))
+    error = await error_of(await client.post(PATH, json=HI), 400)
+    assert error["param"] == "messages"
+    assert "alternate!" in error["message"]
+
+
+BEGUN = [*HI["messages"], {"role": "assistant", "content": "I am "}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending"),
+    [
+        ({}, "Assistant: I am"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "Assistant: I am"),
+        ({"add_generation_prompt": False}, "Assistant: I am"),
+        ({"add_generation_prompt": True}, "Assistant: I am\n\nAssistant:"),
+        ({"add_generation_prompt": False, "continue_final_message": False}, "Assistant: I am\n\n"),
+    ],
+)
+async def test_a_last_message_of_the_assistant_is_continued(serve: Serve, fields: Body, ending: str) -> None:
+    assert await prompt_of(serve, {"messages": BEGUN, **fields}) == f"User: Hi\n\n{ending}"
+
+
+@pytest.mark.parametrize("fields", [HI, {"messages": BEGUN, "add_generation_prompt": True}])
+async def test_what_can_not_be_continued_is_refused(serve: Serve, fields: Body) -> None:
+    client = await serve(FakeEngine())
+    error = await error_of(await client.post(PATH, json={**fields, "continue_final_message": True}), 400)
+    assert error["param"] == "continue_final_message"

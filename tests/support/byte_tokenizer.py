@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +11,7 @@ class ByteTokenizer:
     """Follows the `Tokenizer` protocol."""
 
     name: str = "bytes"
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
     size: int = 257
 
     def encode(self, text: str) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
 from rnn_engine.health import Health
@@ -86,6 +87,8 @@ class FakeEngine:
     counted: EngineCounters = field(default_factory=EngineCounters)
     folders: dict[str, Path] = field(default_factory=dict)
     loras: tuple[LoraChoice, ...] = ()
+    chat_template: ChatTemplate = field(default_factory=WorldTemplate)
+    special_tokens: dict[str, int] = field(default_factory=dict)
     queue_seconds: float = 0.25  # as its reports say; it does not wait
     prefill_seconds: float = 0.5
 
@@ -109,6 +112,8 @@ class FakeEngine:
             created=1_700_000_000,
             folders=self.folders,
             loras=self.loras,
+            chat_template=self.chat_template,
+            special_tokens=self.special_tokens,
         )
 
     def stats(self) -> EngineStats:

@@ -18,12 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Role
+from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from tools.demo_model.evaluate import CLIENTS, MAX_TOKENS, Server
 from tools.demo_model.openings.rubric import Opening, load_openings
+
+MAX_CHARACTERS = 2**20
 
 Respond: TypeAlias = Callable[[Sequence[ChatMessage]], str]
 
@@ -38,10 +41,11 @@ def converse(opening: Opening, respond: Respond) -> list[str]:
 
 
 async def _generate(engine: Engine, messages: Sequence[ChatMessage]) -> str:
+    prompt = make_chat_prompt(engine, engine.info.chat_template, Conversation(messages), MAX_CHARACTERS)
     request = GenerateRequest(
-        prompt=engine.tokenize(ChatTemplate().render(messages)),
+        prompt=prompt.tokens,
         max_tokens=MAX_TOKENS,
-        stop=(b"\n\n",),
+        stop=[text.encode() for text in prompt.stop],
         sampling=SamplingParams(temperature=0.0),
     )
     text = ""

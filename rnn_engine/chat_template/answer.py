@@ -1,0 +1,213 @@
+"""Divide what a model writes into thoughts, content and calls of tools, while it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from rnn_engine.chat_template.tools import ToolFormat
+
+THINK_BEGINS: Final = "<think"  # a model may be asked to go on from here, before its ">"
+THINK_ENDS: Final = "</think"
+_OPEN: Final = f"{THINK_BEGINS}>"
+_CLOSE: Final = f"{THINK_ENDS}>"
+
+
+class Part(Enum):
+    """What a piece of an answer belongs to."""
+
+    MARKUP = "markup"  # what stands around and between the others
+    REASONING = "reasoning"
+    CONTENT = "content"
+    CALL = "call"  # the text of a piece is the tool's name
+    ARGUMENTS = "arguments"  # of the last call
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of what the model wrote. `length` is how many characters of it the piece stands for."""
+
+    part: Part
+    text: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What to look for in an answer."""
+
+    thought: bool | None = None  # True: it begins with thoughts; False: they have just been closed; see `ChatPrompt`
+    bracket: bool = False  # the prompt ends before the ">" of a tag
+    divides_thoughts: bool = True  # else they are content
+    tools: ToolFormat | None = None  # how calls are written, where there may be any
+    names: Sequence[str] = ()  # of the tools that may be called
+    strips: bool = True  # white space at the beginning is no content
+
+
+class AnswerReader:
+    """Reads one answer as it comes. What may still become markup is held back until that is certain.
+
+    Calls whose tool is unknown, or which are not written as they should be, are content.
+    """
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._held = ""
+        self._blank = form.strips  # only white space has come of the content, and is not shown
+        self._read: Callable[[bool], list[Piece]] = (
+            self._read_beginning if form.divides_thoughts else self._read_content
+        )
+        self._json = _JsonObject()
+        self.num_calls = 0
+        tools = form.tools or ToolFormat()
+        names = tuple(f'"{name}"' for name in form.names)
+        self._opening = _Sequence(
+            (tools.opening,), ("{",), ('"name"',), (":",), names, (",",), (f'"{tools.arguments}"',), (":",)
+        )
+        self._closing = _Sequence(("}",), (tools.closing,))
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return the pieces that `text` makes certain. They come in order, and leave nothing out between them."""
+        self._held += text
+        return self._take_all(last=False)
+
+    def finish(self) -> list[Piece]:
+        """Return what was held back, since no more comes."""
+        return self._take_all(last=True)
+
+    def _take_all(self, last: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self._held:
+            read = self._read
+            found = read(last)
+            pieces += found
+            if not found and read == self._read:
+                break
+        return pieces
+
+    def _read_beginning(self, last: bool) -> list[Piece]:
+        thought = self._form.thought
+        text = self._held.lstrip()
+        if thought is not None:
+            text = text.removeprefix(">").lstrip() if self._form.bracket else text
+            self._blank = True
+        elif text.startswith(_OPEN):
+            thought, text = True, text.removeprefix(_OPEN).lstrip()
+        if not last and (not text or (thought is None and _OPEN.startswith(text))):
+            return []  # more may belong to what is to be left out
+        self._read = self._read_thoughts if thought else self._read_content
+        return [] if thought is None else self._take(len(self._held) - len(text), Part.MARKUP)
+
+    def _read_thoughts(self, last: bool) -> list[Piece]:
+        end = self._held.find(_CLOSE)
+        if end < 0:
+            return self._take(len(self._held) if last else _certain(self._held, _CLOSE), Part.REASONING)
+        self._read, self._blank = self._read_content, True
+        pieces = self._take(len(self._held[:end].rstrip()), Part.REASONING)
+        return pieces + self._take(self._held.index(_CLOSE) + len(_CLOSE), Part.MARKUP)
+
+    def _read_content(self, last: bool) -> list[Piece]:
+        if self._blank and (blank := len(self._held) - len(self._held.lstrip())) > 0:
+            return self._take(blank, Part.MARKUP)
+        self._blank = False
+        if not self._form.names:
+            return self._take(len(self._held), Part.CONTENT)
+        first = self._form.tools.opening[:1] if self._form.tools and self._form.tools.opening else "{"
+        start = self._held.find(first)
+        while start >= 0:
+            match = self._opening.match(self._held, start)
+            if match is not None and match.is_whole and self._held[match.end] == "{":
+                return self._begin_call(start, match)
+            if match is not None and not match.is_whole and not last:
+                break
+            start = self._held.find(first, start + 1)
+        end = len(self._held) if start < 0 else start
+        return self._take(end if last else len(self._held[:end].rstrip()), Part.CONTENT)
+
+    def _begin_call(self, start: int, match: _Match) -> list[Piece]:
+        self._read, self._json = self._read_arguments, _JsonObject()
+        self.num_calls += 1
+        before = self._take(len(self._held[:start].rstrip()), Part.CONTENT)
+        length = match.end - sum(piece.length for piece in before)
+        self._held = self._held[length:]
+        return [*before, Piece(Part.CALL, match.words[4].strip('"'), length)]
+
+    def _read_arguments(self, _last: bool) -> list[Piece]:
+        length = self._json.feed(self._held)
+        if self._json.is_complete:
+            self._read = self._read_end
+        return self._take(length, Part.ARGUMENTS)
+
+    def _read_end(self, last: bool) -> list[Piece]:
+        match = self._closing.match(self._held, 0)
+        if match is not None and not match.is_whole and not last:
+            return []
+        self._read, self._blank = self._read_content, True
+        return [] if match is None else self._take(match.end, Part.MARKUP)
+
+    def _take(self, length: int, part: Part) -> list[Piece]:
+        text, self._held = self._held[:length], self._held[length:]
+        return [Piece(part, text, length)] if text else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """How far a text goes on as expected; where it is not whole, the text may still do so."""
+
+    is_whole: bool
+    end: int
+    words: Sequence[str] = ()  # that were found
+
+
+class _Sequence:
+    """Words one after another, each one of several, with any white space between them."""
+
+    def __init__(self, *words: Sequence[str]) -> None:
+        self._words = words
+
+    def match(self, text: str, start: int) -> _Match | None:
+        """Return how `text` goes on with the words from `start`; None where it does not."""
+        found: list[str] = []
+        for options in self._words:
+            word = next((option for option in options if text.startswith(option, start)), None)
+            if word is None:
+                rest = text[start:]
+                return _Match(False, len(text)) if any(option.startswith(rest) for option in options) else None
+            found.append(word)
+            start += len(word)
+            while text[start : start + 1].isspace():
+                start += 1
+        return _Match(start < len(text), start, found)
+
+
+class _JsonObject:
+    """Finds the end of a JSON object in pieces of text, of which the first begins with its brace."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self.is_complete = False
+
+    def feed(self, text: str) -> int:
+        """Return how many characters of `text` belong to the object."""
+        for place, character in enumerate(text, start=1):
+            if self._in_string:
+                self._in_string = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+                continue
+            self._in_string = character == '"'
+            self._depth += (character in "{[") - (character in "}]")
+            if self._depth == 0:
+                self.is_complete = True
+                return place
+        return len(text)
+
+
+def _certain(text: str, mark: str) -> int:
+    """Return how much of `text` is neither white space at its end nor may be the beginning of `mark`."""
+    longest = min(len(mark) - 1, len(text))
+    overlap = next((length for length in range(longest, 0, -1) if text.endswith(mark[:length])), 0)
+    return len(text[: len(text) - overlap].rstrip())

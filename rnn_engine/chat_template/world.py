@@ -1,0 +1,130 @@
+"""The template of RWKV World models.
+
+A record is `{role}: {content}`, records are joined by a blank line,
+and the prompt ends with the name of the one who speaks next, `Assistant:`. A blank line inside a message would look
+like the end of a record, so runs of blank lines become one line break.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from rnn_engine.chat_template.base import Rendered
+from rnn_engine.chat_template.messages import ChatMessage, Conversation, Role
+from rnn_engine.chat_template.tools import ToolFormat, ToolFormats
+from rnn_engine.errors import InvalidRequestError
+
+_EFFORTS = {"minimal": " think a bit", "low": " think a bit", "high": " think a lot", "xhigh": " think a lot"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorldTemplate:
+    """The texts around the messages.
+
+    `record` may hold {role} and {content}; `prefix` may hold {assistant}, {user}, {system} and {observation}, which
+    stand for the names of the roles. What is said of tools is the beginning of the system text.
+    """
+
+    record: str = "{role}: {content}"
+    prefix: str = "{assistant}:"
+    sep: str = "\n\n"
+    names: Mapping[Role, str] = field(default_factory=dict)  # a role that is absent has its own name
+    tool_format: ToolFormat = ToolFormats.TAGGED.value
+    thinks: bool = False  # `reasoning_effort` has a meaning, as for RWKV-7 G1
+
+    def __post_init__(self) -> None:
+        if "{content}" not in self.record:
+            raise InvalidRequestError("template.record", self.record, "a text with {content} in it")
+
+    @property
+    def source(self) -> Mapping[str, str]:
+        return {"record": self.record, "prefix": self.prefix, "sep": self.sep}
+
+    def most_characters(self, conversation: Conversation) -> int:
+        """Return a bound on the length of the prompt, and on the work of rendering it; builds nothing."""
+        messages = self._with_tools(conversation)
+        contents, roles = self.record.count("{content}"), self.record.count("{role}")
+        of_messages = len(messages) * len(self.record + self.sep) + sum(
+            contents * len(self._content(message)) + roles * len(self._name(message.role)) for message in messages
+        )
+        of_names = sum(self.prefix.count(f"{{{role.value.lower()}}}") * len(self._name(role)) for role in Role)
+        return of_messages + len(self.prefix) + of_names + len(" think a lot <think")
+
+    def render(self, conversation: Conversation, most_characters: int) -> Rendered:
+        """Return the prompt.
+
+        A longer conversation begins with the same turns. A token ends where a turn does: the next one begins with a
+        letter, and hardly any vocabulary joins that to the separator.
+        """
+        bound = self.most_characters(conversation)
+        if bound > most_characters:
+            raise InvalidRequestError("messages", bound, f"a prompt of at most {most_characters} characters")
+        thinking, effort = self._thinking(conversation)
+        messages = self._with_tools(conversation)
+        turns = [self._record(message) + self.sep for message in messages]
+        first = len(conversation.messages) - len(messages) + 1
+        turn_ends = dict(enumerate(accumulate(map(len, turns)), start=first))
+        if conversation.continues:
+            turns[-1] = self._record(messages[-1])
+            del turn_ends[len(conversation.messages)]
+        elif conversation.answers:
+            if effort and messages and messages[-1].role is Role.USER:
+                turns[-1] = (
+                    self._record(replace(messages[-1], content=messages[-1].content.rstrip() + effort)) + self.sep
+                )
+                del turn_ends[len(conversation.messages)]
+            turns.append(self.ending + (" <think" if thinking else ""))
+        # What is thought may have blank lines.
+        stop = f"\n\n{self._name(Role.USER)}:" if thinking else "\n\n"
+        return Rendered("".join(turns), turn_ends, stop=(stop,))
+
+    @property
+    def ending(self) -> str:
+        """What stands between the last turn and the answer."""
+        return _fill(self.prefix, {role.value.lower(): self._name(role) for role in Role})
+
+    def follow(self, text: str) -> str:
+        """Return what is missing of the separator after a text, of which the end is enough."""
+        overlap = next(n for n in range(min(len(self.sep), len(text)), -1, -1) if text.endswith(self.sep[:n]))
+        return self.sep[overlap:]
+
+    def _thinking(self, conversation: Conversation) -> tuple[bool, str]:
+        """Return whether the answer begins with thoughts, and what the last question says of how many."""
+        wanted, effort = conversation.variables.get("enable_thinking"), conversation.variables.get("reasoning_effort")
+        thinking = wanted is True or (wanted is None and self.thinks and effort not in (None, "none"))
+        return thinking, _EFFORTS.get(str(effort), "") if thinking else ""
+
+    def _with_tools(self, conversation: Conversation) -> list[ChatMessage]:
+        """Return the messages with what is said of tools in the first system text, which is added where it lacks."""
+        messages = list(conversation.messages)
+        if not conversation.tools:
+            return messages
+        described = self.tool_format.describe(conversation.tools)
+        if conversation.num_leading_system == 0:
+            return [ChatMessage(Role.SYSTEM, described), *messages]
+        return [replace(messages[0], content=f"{messages[0].content.rstrip()}\n{described}"), *messages[1:]]
+
+    def _record(self, message: ChatMessage) -> str:
+        return _fill(self.record, {"role": self._name(message.role), "content": clean(self._content(message))})
+
+    def _content(self, message: ChatMessage) -> str:
+        """Return the text of a message with its calls. What was thought before is not told again."""
+        if not message.tool_calls:
+            return message.content
+        return "\n".join(filter(None, (message.content.rstrip(), self.tool_format.write(message.tool_calls))))
+
+    def _name(self, role: Role) -> str:
+        return self.names.get(role, role.value)
+
+
+def clean(content: str) -> str:
+    """Return `content` without blank lines and without white space around it."""
+    return re.sub(r"\n\s*\n", "\n", content).strip()
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Put the values in place of their {names}, in one pass, so that a value's own braces stay as they are."""
+    return re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), text)

@@ -1,0 +1,139 @@
+"""Find the chat template of a model."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rnn_engine.chat_template.base import ChatTemplate
+from rnn_engine.chat_template.jinja import JinjaTemplate
+from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.chat_template.world import WorldTemplate
+from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.model.json_file import read_json
+from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.gguf_file import GgufFile
+
+_log = logging.getLogger(__name__)
+
+_MOST_CHARACTERS: Final = 2**20
+_JINJA_FILE: Final = "chat_template.jinja"
+_JSON_FILES: Final = ("chat_template.json", "tokenizer_config.json")
+_WORLD_FIELDS: Final = ("record", "prefix", "sep", "tools", "thinks")
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
+_THINKS: Final = re.compile(r"rwkv-?7[-_]?g\d", re.IGNORECASE)  # names of RWKV-7 G1 and its kin
+
+
+def load_chat_template(choice: str, model_path: Path) -> ChatTemplate:
+    """Return the template that `choice` names: auto, world, or the path of a file.
+
+    A file is a Jinja template, or JSON: a tokenizer_config.json with a `chat_template`, or the texts around World's
+    messages (record, prefix, sep), with `tools` (one of tagged, json, json_parameters, signatures) and `thinks`.
+    `auto` takes the one that lies beside the model or in its GGUF file, else World's. Raises ModelError where a file
+    that was named can't be read.
+    """
+    match choice:
+        case "auto":
+            return _find(model_path)
+        case "world":
+            return _world(model_path)
+        case _:
+            found = _read(Path(choice))
+            if found is None:
+                raise ModelError(f"{choice}: expected a Jinja template, or JSON with chat_template or {_WORLD_FIELDS}")
+            return found
+
+
+def _find(model_path: Path) -> ChatTemplate:
+    folder = model_path if model_path.is_dir() else model_path.parent
+    for name in (_JINJA_FILE, *_JSON_FILES):
+        if not (folder / name).is_file():
+            continue
+        try:
+            found = _read(folder / name)
+        except ModelError as error:
+            _log.warning("%s; RWKV World's template is used", error)
+            continue
+        if found is not None:
+            return found
+    return _from_gguf(model_path) or _world(model_path)
+
+
+def _world(model_path: Path) -> WorldTemplate:
+    return WorldTemplate(thinks=_THINKS.search(model_path.name) is not None)
+
+
+def _from_gguf(model_path: Path) -> ChatTemplate | None:
+    """Return the template in a GGUF file; None where there is none, or only llama.cpp's name of one."""
+    if model_path.suffix != ".gguf" or not model_path.is_file():
+        return None
+    try:
+        source = open_source(model_path)
+        source.close()
+        found = source.metadata.get("tokenizer.chat_template") if isinstance(source, GgufFile) else None
+        text = found.decode(errors="replace") if isinstance(found, bytes) else found
+        return JinjaTemplate(text, {}) if isinstance(text, str) and "{" in text else None
+    except ModelError as error:
+        _log.warning("%s: %s; RWKV World's template is used", model_path.name, error)
+        return None
+
+
+def _read(path: Path) -> ChatTemplate | None:
+    """Return the template of a file; None for JSON that has none."""
+    beside = path.parent / _JSON_FILES[1]
+    if path.suffix != ".json":
+        return _jinja(path, _read_text(path), read_json(beside) if beside.is_file() else {})
+    settings = read_json(path)
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = _default_of(template)
+    if isinstance(template, str):
+        return _jinja(path, template, {**(read_json(beside) if beside.is_file() else {}), **settings})
+    return _make_world(path, settings) if settings and set(settings) <= {*_WORLD_FIELDS} else None
+
+
+def _jinja(path: Path, source: str, settings: Mapping[str, Any]) -> JinjaTemplate:
+    special = {name: _token_text(settings.get(name)) for name in _SPECIAL_TOKENS}
+    end = special["eos_token"]
+    try:
+        return JinjaTemplate(source, special, stop_tokens=[end] if end.strip() else [])
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _make_world(path: Path, settings: Mapping[str, Any]) -> WorldTemplate:
+    kind = settings.get("tools", "tagged")
+    texts = {name: settings[name] for name in ("record", "prefix", "sep") if name in settings}
+    formats = {each.name.lower(): each.value for each in ToolFormats}
+    if kind not in formats or not all(isinstance(text, str) for text in texts.values()):
+        raise ModelError(f"{path}: expected texts, and tools one of {', '.join(formats)}")
+    try:
+        return WorldTemplate(**texts, tool_format=formats[kind], thinks=settings.get("thinks") is True)
+    except InvalidRequestError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _token_text(value: object) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else ""
+
+
+def _default_of(templates: list[Any]) -> str | None:
+    """Return the one of several named templates that knows tools, else the default."""
+    named = {each.get("name"): each.get("template") for each in templates if isinstance(each, dict)}
+    found = named.get("tool_use") or named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} can't be read: {error}") from error
+    if len(text) > _MOST_CHARACTERS:
+        raise ModelError(f"{path} is longer than {_MOST_CHARACTERS} characters")
+    return text

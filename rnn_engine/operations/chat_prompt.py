@@ -1,0 +1,161 @@
+"""From a conversation to the tokens that a model continues.
+
+What clients write never becomes a special token: where a message spells one, the text is cut there before it is
+tokenised. The template's own text keeps its special tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
+from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.positions import token_positions
+
+_CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, of which a text has hardly ever any
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The prompt of a conversation."""
+
+    tokens: list[int]
+    text: str
+    turns: Mapping[int, int]  # number of messages -> how many tokens they take; see `Rendered.turn_ends`
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]  # beside the end of text
+    thought: bool | None  # True: the answer goes on with thoughts; False: they have just been closed; None: neither
+
+
+def make_chat_prompt(
+    engine: EngineLike,
+    template: ChatTemplate,
+    conversation: Conversation,
+    most_characters: int,
+    *,
+    before: str = "",
+) -> ChatPrompt:
+    """Return the prompt of a conversation, with the text `before` it.
+
+    Raises InvalidRequestError where the template refuses the conversation or it is too long.
+    """
+    special = engine.info.special_tokens
+    cut = _unused_cut(conversation)
+    rendered = template.render(_guard(engine, conversation, special, cut), most_characters)
+    parts = list(_parts(engine, before + rendered.text, special, cut))
+    tokens = [token for part in parts for token in ([part] if isinstance(part, int) else engine.tokenize(part))]
+    offsets = _byte_offsets(before, rendered, cut)
+    sizes = {token: len(text.encode()) for text, token in special.items()}
+    positions = token_positions(engine, tokens, list(offsets.values()), sizes)
+    return ChatPrompt(
+        tokens,
+        rendered.text.replace(cut, ""),
+        dict(zip(offsets, positions, strict=True)),
+        rendered.stop,
+        tuple(special[text] for text in rendered.stop_tokens if text in special),
+        _thought(rendered.text, conversation),
+    )
+
+
+def _unused_cut(conversation: Conversation) -> str:
+    """Return a character that is in no text of the conversation."""
+    texts = "".join(_texts(conversation))
+    unused = next((character for character in _CUTS if character not in texts), None)
+    if unused is None:
+        raise InvalidRequestError("messages", "all noncharacters from U+FDD0 to U+FDEE", "text without one of them")
+    return unused
+
+
+def _texts(conversation: Conversation) -> Iterator[str]:
+    for message in conversation.messages:
+        yield from (message.content, message.reasoning or "", message.name or "", message.tool_call_id or "")
+        yield from chain.from_iterable((call.name, call.arguments, call.id) for call in message.tool_calls)
+    yield from (repr(tool) for tool in conversation.tools)
+
+
+def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str, int], cut: str) -> Conversation:
+    """Return the conversation with a cut in every special token that a text spells.
+
+    What an assistant wrote may hold tokens that are text for others too, such as those around its thoughts.
+    """
+    if not special:
+        return conversation
+    every = _cutter(special, cut)
+    silent = _cutter([text for text, token in special.items() if not engine.detokenize((token,))], cut)
+    messages = [
+        _guard_message(message, silent if message.role is Role.ASSISTANT else every)
+        for message in conversation.messages
+    ]
+    tools = [
+        Tool(every(tool.name), every(tool.description), {**_guard_value(tool.parameters, every)})
+        for tool in conversation.tools
+    ]
+    return replace(conversation, messages=messages, tools=tools)
+
+
+def _cutter(texts: Collection[str], cut: str) -> Callable[[str], str]:
+    """Return what cuts each of `texts`, wherever it stands, after its first character."""
+    pattern = re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text) or "(?!)")
+    return lambda text: pattern.sub(lambda match: match[0][0] + cut + match[0][1:], text)
+
+
+def _guard_message(message: ChatMessage, guard: Callable[[str], str]) -> ChatMessage:
+    return replace(
+        message,
+        content=guard(message.content),
+        tool_calls=tuple(
+            ToolCall(guard(each.name), guard(each.arguments), guard(each.id)) for each in message.tool_calls
+        ),
+        tool_call_id=message.tool_call_id and guard(message.tool_call_id),
+        name=message.name and guard(message.name),
+        reasoning=message.reasoning and guard(message.reasoning),
+    )
+
+
+def _guard_value(value: Any, guard: Callable[[str], str]) -> Any:  # noqa: ANN401
+    match value:
+        case str():
+            return guard(value)
+        case list():
+            return [_guard_value(item, guard) for item in value]
+        case dict():
+            return {guard(name): _guard_value(item, guard) for name, item in value.items()}
+    return value
+
+
+def _parts(engine: EngineLike, text: str, special: Mapping[str, int], cut: str) -> Iterator[str | int]:
+    """Yield the pieces that are tokenised by themselves, and the special tokens that the tokenizer does not find."""
+    unknown = [each for each in special if each in text and engine.tokenize(each) != [special[each]]]
+    for piece in text.split(cut):
+        if not unknown:
+            yield piece
+            continue
+        for part in re.split(f"({'|'.join(map(re.escape, unknown))})", piece):
+            yield special[part] if part in unknown else part
+
+
+def _byte_offsets(before: str, rendered: Rendered, cut: str) -> dict[int, int]:
+    """Return where turns end, in bytes of the text."""
+    offsets: dict[int, int] = {}
+    start, num_bytes = 0, len(before.encode())
+    for count, end in sorted(rendered.turn_ends.items(), key=lambda turn: turn[1]):
+        num_bytes += len(rendered.text[start:end].replace(cut, "").encode())
+        offsets[count], start = num_bytes, end
+    return offsets
+
+
+def _thought(text: str, conversation: Conversation) -> bool | None:
+    """Return whether an answer goes on with thoughts that the prompt begins (True), or has closed (False)."""
+    if conversation.continues:
+        text = conversation.messages[-1].content
+        return True if text.rfind(THINK_BEGINS) > text.rfind(THINK_ENDS) else None
+    end = text.rstrip()
+    if end.endswith((THINK_BEGINS, f"{THINK_BEGINS}>")):
+        return True
+    return False if end.endswith((THINK_ENDS, f"{THINK_ENDS}>")) else None

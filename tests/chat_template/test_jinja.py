@@ -1,0 +1,160 @@
+"""Jinja templates: what they are given, and that none takes too much or reaches anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, sandbox
+from rnn_engine.chat_template.jinja import JinjaTemplate
+from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.errors import InvalidRequestError, ModelError
+
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' ~ message.role + '\n' + message['content'] | trim + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+HI = Conversation([ChatMessage(Role.USER, "Hi")])
+WEATHER = Tool("weather", "Of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+def render(source: str, conversation: Conversation = HI, most: int = 10_000) -> str:
+    return JinjaTemplate(source, {"bos_token": "<s>"}).render(conversation, most).text
+
+
+def test_messages_and_special_tokens() -> None:
+    messages = [ChatMessage(Role.SYSTEM, "S "), ChatMessage(Role.USER, "Hi"), ChatMessage(Role.OBSERVATION, "4")]
+    assert render(CHATML, Conversation(messages)) == (
+        "<s><|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>tool\n4<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_the_ends_of_turns_are_what_shorter_conversations_have_too() -> None:
+    messages = [ChatMessage(Role.USER, "Hi"), ChatMessage(Role.ASSISTANT, "Ho"), ChatMessage(Role.USER, "Bye")]
+    rendered = JinjaTemplate(CHATML, {}).render(Conversation(messages), 1000)
+    assert list(rendered.turn_ends) == [1, 2, 3]
+    ends = [rendered.text[:end] for end in rendered.turn_ends.values()]
+    assert [end.count("<|im_end|>\n") for end in ends] == [1, 2, 3]
+    assert all(end.endswith("<|im_end|>\n") for end in ends)
+
+
+def test_a_long_conversation_is_rendered_few_times() -> None:
+    messages = [ChatMessage(Role.USER, str(number)) for number in range(50)]
+    assert len(JinjaTemplate(CHATML, {}).render(Conversation(messages), 10_000).turn_ends) <= 8
+
+
+def test_a_beginning_that_the_template_refuses_has_no_end() -> None:
+    source = "{% if messages[-1].role != 'user' %}{{ raise_exception('ask') }}{% endif %}{{ messages | length }}"
+    messages = [ChatMessage(Role.USER, "a"), ChatMessage(Role.ASSISTANT, "b"), ChatMessage(Role.USER, "c")]
+    rendered = JinjaTemplate(source, {}).render(Conversation(messages), 100)
+    assert rendered.text == "3"
+    assert 2 not in rendered.turn_ends
+
+
+@pytest.mark.parametrize(
+    ("variables", "ending"),
+    [({}, "assistant\n"), ({"enable_thinking": False}, "</think>\n\n"), ({"reasoning_effort": "none"}, "</think>\n\n")],
+)
+def test_thinking_is_switched_by_variables(variables: dict[str, object], ending: str) -> None:
+    assert render(CHATML, Conversation(HI.messages, variables=variables)).endswith(ending)
+
+
+def test_an_answer_is_continued() -> None:
+    messages = [ChatMessage(Role.USER, "Hi"), ChatMessage(Role.ASSISTANT, "I am ")]
+    assert render(CHATML, Conversation(messages, continues=True)).endswith("<|im_start|>assistant\nI am ")
+    with pytest.raises(InvalidRequestError, match="can't continue an answer"):
+        render("{{ messages | length }}", Conversation(messages, continues=True))
+
+
+def test_tools_and_calls() -> None:
+    source = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+        "{% for call in messages[0].tool_calls %}<tool_call>{{ call.function.arguments.city }}{% endfor %}"
+    )
+    call = ToolCall("weather", '{"city": "Köln <3"}', "call_1")
+    conversation = Conversation([ChatMessage(Role.ASSISTANT, "", (call,))], [WEATHER])
+    assert render(source, conversation) == (
+        '{"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": '
+        '{"type": "object", "properties": {"city": {"type": "string"}}}}}<tool_call>Köln <3'
+    )
+    assert JinjaTemplate(source, {}).tool_format is ToolFormats.TAGGED.value
+
+
+def test_a_template_that_knows_no_tools_gets_them_in_the_system_text() -> None:
+    assert render(CHATML, Conversation(HI.messages, [WEATHER])).startswith("<s><|im_start|>system\nYou may call")
+    with_system = [ChatMessage(Role.SYSTEM, "Be brief."), *HI.messages]
+    assert render(CHATML, Conversation(with_system, [WEATHER])).startswith(
+        "<s><|im_start|>system\nBe brief.\n\nYou may"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "format_"),
+    [
+        ("{{ tools }}<tool_call>", ToolFormats.TAGGED),
+        ("{{ messages }}", ToolFormats.TAGGED),
+        ('{{ tools }}{"name": x, "parameters": y}', ToolFormats.JSON_PARAMETERS),
+        ("{{ tools }}", ToolFormats.JSON),
+    ],
+)
+def test_the_form_of_calls_is_guessed(source: str, format_: ToolFormats) -> None:
+    assert JinjaTemplate(source, {}).tool_format is format_.value
+
+
+@pytest.mark.parametrize(
+    ("end", "source", "stop"),
+    [("<|im_end|>", CHATML, ()), ("\n\n", CHATML, ("\n\n",)), ("", "User: Hi\n\nAssistant:", ("\n\n",))],
+)
+def test_what_ends_an_answer(end: str, source: str, stop: tuple[str, ...]) -> None:
+    assert JinjaTemplate(source, {"eos_token": end}).render(HI, 1000).stop == stop
+
+
+def test_tags_of_transformers() -> None:
+    assert render("{% generation %}a{% endgeneration %}{% for x in [1, 2, 3] %}{% break %}{% endfor %}") == "a"
+    assert len(render("{{ strftime_now('%Y') }}")) == 4
+    assert render("{{ {'a': '<é>'} | tojson(indent=2) }}") == '{\n  "a": "<é>"\n}'
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(200) }}",
+        "{{ 'a' * 10**9 }}",
+        "{{ [1] * 10**9 }}",
+        "{{ 7 ** (7 ** 77) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ 'x'.ljust(999999999) }}",
+        "{{ 'x' | indent(999999999) }}",
+        "{{ range(10**9) }}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', n.x) %}{% endfor %}",
+        "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', n.x) %}{% endfor %}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ lipsum() }}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[7].content.x }}",
+    ],
+)
+def test_a_template_that_takes_too_much_or_reaches_out_is_refused(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 10_000)
+    with pytest.raises(InvalidRequestError, match="what the chat template takes"):
+        render(source)
+
+
+def test_a_prompt_is_bounded_while_it_is_made() -> None:
+    with pytest.raises(InvalidRequestError, match="a prompt of at most 500 characters"):
+        render("{% for i in range(1000) %}{{ 'a' * 100 }}{% endfor %}", most=500)
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 'x' | center(9) }}", "{% endfor %}", "x" * (2**20 + 1)])
+def test_what_is_no_template_is_refused_when_the_model_is_loaded(source: str) -> None:
+    with pytest.raises(ModelError, match="the chat template"):
+        JinjaTemplate(source, {})
