@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
+from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.sampling.mixing import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
@@ -62,6 +63,7 @@ class GenerateRequest:
     turn_positions: Sequence[int] = ()  # in the prompt, at which the turns of a chat end; their states may be kept
     checkpoint_positions: Sequence[int] = ()  # in the prompt, whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
+    min_tokens: int = 0  # before this many no stop token is drawn, and no stop string counts
     stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -99,6 +101,7 @@ class GenerateRequest:
         for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
             check_token_ids(f"{field_name} token", getattr(self, field_name), shape.vocab_size)
         check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         if any(len(stop) == 0 for stop in self.stop):
             raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
         if self.logprobs is not None:
@@ -106,6 +109,12 @@ class GenerateRequest:
         if self.grammar is not None and self.token_mask is not None:
             raise InvalidRequestError(self.grammar.field, self.grammar, "null, since the request has a token mask")
         self.sampling.check(shape.vocab_size)
+
+    def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
+        """Return what its sampler may ask about it."""
+        return SequenceContext(
+            self.penalised_prompt, self.prompt, self.stop_tokens, self.min_tokens, vocab_size, token_bytes
+        )
 
     def _check_mix(self, mix: StateMix, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
         check_weights(mix.weights, mix.kind)

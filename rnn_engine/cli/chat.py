@@ -79,7 +79,7 @@ def command(
     )
     with engine_session(choice) as session:
         click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
-        talk = Talk(session, sampling, max_tokens, list(beginning))
+        talk = Talk(session, sampling.resolved(session.engine.tokenize), max_tokens, list(beginning))
         while (said := _read_line()) not in (None, "/exit"):
             if said == "/new":
                 talk.messages = list(beginning)

@@ -81,7 +81,7 @@ def command(
             initial_state=None if initial is None else initial.for_request,
             max_tokens=max_tokens,
             stop=tuple(text.encode() for text in stop),
-            sampling=sampling,
+            sampling=sampling.resolved(session.engine.tokenize),
         )
         session.generate(request, _print_text if prompt is not None else _print_ids)
         click.echo()

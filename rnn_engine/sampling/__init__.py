@@ -1,5 +1,6 @@
 """Draw tokens from rows of logits, exactly, from a step's few candidates wherever they suffice."""
 
+from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.logprobs import top_logprobs
 from rnn_engine.sampling.masks import Mask, SequenceMask, TokenMask
 from rnn_engine.sampling.mixing import MixKind, mix_logits
@@ -17,6 +18,7 @@ __all__ = [
     "Ranking",
     "Sampler",
     "SamplingParams",
+    "SequenceContext",
     "SequenceMask",
     "SequenceSampler",
     "TokenMask",

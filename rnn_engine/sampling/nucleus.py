@@ -15,10 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from rnn_engine.sampling.adjustments import F64
-from rnn_engine.sampling.bounds import Bounds, bound_rest
+from rnn_engine.sampling.bounds import Bounds, bound_powers, bound_rest, widen
 from rnn_engine.sampling.ranking import Ranking, Rest
-
-ROUNDING = 1e-9  # widens bounds beyond what sums of V numbers in another order may differ by
 
 
 class Nucleus:
@@ -58,7 +56,7 @@ class Nucleus:
         """Bound the sum of p^(1/T) over the tokens that are kept."""
         size, ranked = len(mass), mass.item(-1)
         outside = bound_rest(ranking, ranked)
-        total = _widen((ranked + outside[0], ranked + outside[1]))
+        total = widen((ranked + outside[0], ranked + outside[1]))
         fewest, greatest = (self._count_kept(mass, bound, size + rest.count) for bound in total)
         least, most = weight.item(min(fewest, size) - 1), weight.item(min(greatest, size) - 1)
         if greatest > size:
@@ -73,32 +71,14 @@ class Nucleus:
         return min(by_mass, self._top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
-        """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be.
-
-        Of n numbers of sum m, each at most x, the a-th powers sum up to at least n (m/n)^a and at most m x^(a-1)
-        where a >= 1, and the other way round where a <= 1 (the power mean inequality, and p^a <= p x^(a-1)).
-        """
+        """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be."""
         size = len(ranking.ids)
         count = min(rest.count, (self._top_k or size + rest.count) - size)
         ceiling = rest.ceiling - ranking.logits.item(0)
         one = math.exp(ceiling)
         least = max(min(outside[0] * count / rest.count, self._top_p * total[0] - ranked), 0.0)
         most = max(min(outside[1], count * one, self._top_p * total[1] + one - ranked), 0.0)
-        if self._temperature <= 1.0:
-            return _widen((self._power_of_even(least, count), self._power_of_uneven(most, ceiling)))
-        return _widen((self._power_of_uneven(least, ceiling), self._power_of_even(most, count)))
-
-    def _power_of_even(self, mass: float, count: int) -> float:
-        """Return what `count` equal numbers of sum `mass` sum up to when raised to 1 / temperature."""
-        if mass == 0.0:
-            return 0.0
-        return math.exp(math.log(count) + math.log(mass / count) / self._temperature)
-
-    def _power_of_uneven(self, mass: float, ceiling: float) -> float:
-        """Return the same for numbers that are either exp(ceiling) or nothing."""
-        if mass == 0.0:
-            return 0.0
-        return math.exp(math.log(mass) + ceiling / self._temperature - ceiling)
+        return bound_powers((least, most), count, ceiling, self._temperature)
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:
@@ -106,8 +86,3 @@ def _weigh(scaled: F64, temperature: float) -> F64:
     with np.errstate(over="ignore"):  # next to no temperature: minus infinity is what is meant
         weight: F64 = np.exp(scaled / temperature).cumsum()
     return weight
-
-
-def _widen(bounds: Bounds) -> Bounds:
-    """Allow for the rounding of sums."""
-    return bounds[0] * (1.0 - ROUNDING), bounds[1] * (1.0 + ROUNDING)

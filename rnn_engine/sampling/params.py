@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
-from rnn_engine.checks import check_range
+from rnn_engine.checks import check_range, check_token_ids
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling import make
 from rnn_engine.sampling.adjustments import Adjustments
-from rnn_engine.sampling.greedy import Greedy
-from rnn_engine.sampling.nucleus import Nucleus
+from rnn_engine.sampling.ai00 import PENALTY_DECAY, Ai00Sampler, check_ai00
+from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.protocol import Sampler
 
-TokenBias: TypeAlias = Mapping[int, float]
-"""Token id -> what is added to its logit."""
+TokenBias: TypeAlias = Mapping[int, float] | Mapping[int | str, float]
+"""Token id, or a text whose tokens are meant -> what is added to its logit; minus infinity is never."""
+
+Words: TypeAlias = Sequence[str | Sequence[int]]
+"""Texts, or their tokens."""
+
+Texts: TypeAlias = Sequence[str]
 
 MAX_SEED = 2**64 - 1
 
 Seed: TypeAlias = int | None
 """None is a random one, which is told in `Finished.seed`."""
+
+StepNames: TypeAlias = Sequence[str] | None
+"""Names of `ORDER`; None is `ORDER` itself."""
+
+SamplerChoice: TypeAlias = Ai00Sampler | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +47,15 @@ class Allowed:
 class SamplingParams:
     """How a token is drawn from a row of logits.
 
-    Order: logits - penalties + bias, softmax, keep the `top_k` most likely, keep tokens while the mass before
-    a token is <= `top_p`, raise to 1 / temperature, renormalise, draw. Temperature 0 is greedy. Every generated
-    token multiplies all penalties by `penalty_decay`, then adds `frequency_penalty` to its own and, at its first
-    sight, `presence_penalty`.
+    Order: logits + bias, `repeat_penalty`, - presence and frequency penalties, - DRY, softmax, keep the `top_k` most
+    likely, keep tokens while the mass before a token is <= `top_p`, raise to 1 / temperature, renormalise, draw: ai00's
+    nucleus. Temperature 0 is greedy. Every generated token multiplies the penalties by `penalty_decay`, then adds
+    `frequency_penalty` to its own and, at its first sight, `presence_penalty`.
+
+    Where `samplers` is given or a field of another step is not neutral (`uses_chain`), the steps are llama-server's, in
+    its order or that of `samplers`; each sees what those before it left, with probabilities that sum up to 1. With
+    `mirostat` there are only the bias, the temperature and mirostat. `sampler` takes the place of all that and of the
+    penalties.
 
     A field that is added here is a field of the HTTP bodies and an option of the commands, under the same name.
     """
@@ -46,33 +64,121 @@ class SamplingParams:
     top_p: Annotated[
         float, Allowed(0.0, 1.0, "Keep the likeliest tokens while the mass before one is at most this; 1 keeps all.")
     ] = 0.5
-    top_k: Annotated[int, Allowed(0, 2**31 - 1, "Keep this many of the likeliest tokens; 0 keeps all.")] = 128
+    top_k: Annotated[int, Allowed(-1, 2**31 - 1, "Keep this many of the likeliest tokens; 0 or -1 keeps all.")] = 128
     presence_penalty: Annotated[float, Allowed(-100.0, 100.0, "Taken off a token that has occurred.")] = 0.0
     frequency_penalty: Annotated[float, Allowed(-100.0, 100.0, "Taken off for each occurrence.")] = 0.0
     penalty_decay: Annotated[float, Allowed(0.0, 1.0, "Every generated token multiplies all penalties by this.")] = (
-        0.99654026
+        PENALTY_DECAY
     )
-    logit_bias: Annotated[TokenBias, Allowed(-1000.0, 1000.0, "Token id -> a number that is added to its logit.")] = (
-        field(default_factory=dict)
-    )
+    logit_bias: Annotated[
+        TokenBias, Allowed(-1000.0, 1000.0, "Token id or text -> a number that is added to its logit, or false: never.")
+    ] = field(default_factory=dict)
     seed: Annotated[
         Seed, Allowed(0, MAX_SEED, "The same seed and prompt give the same text. Random where none is given.")
     ] = None
+    min_p: Annotated[
+        float, Allowed(0.0, 1.0, "Keep tokens of at least this part of the likeliest one's probability; 0 keeps all.")
+    ] = 0.0
+    typical_p: Annotated[
+        float, Allowed(0.0, 1.0, "Keep the tokens nearest to the entropy until they have this mass; 1 keeps all.")
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float, Allowed(-1.0, 1000.0, "Keep logits within this many standard deviations of the greatest; 0 or -1: all.")
+    ] = -1.0
+    xtc_probability: Annotated[
+        float, Allowed(0.0, 1.0, "The chance to take away all tokens above `xtc_threshold` but the least likely.")
+    ] = 0.0
+    xtc_threshold: Annotated[float, Allowed(0.0, 1.0, "See `xtc_probability`; above 0.5 it takes none away.")] = 0.1
+    dynatemp_range: Annotated[
+        float, Allowed(0.0, 100.0, "By how much the temperature follows the entropy, down and up; 0 not at all.")
+    ] = 0.0
+    dynatemp_exponent: Annotated[float, Allowed(0.0, 100.0, "To what power it follows the entropy.")] = 1.0
+    repeat_penalty: Annotated[
+        float, Allowed(0.01, 100.0, "Recent tokens' logits are divided by this if positive, else multiplied; 1: not.")
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int, Allowed(-1, 2**31 - 1, "How many tokens, the prompt's too, are recent to `repeat_penalty`; -1 is all.")
+    ] = 64
+    dry_multiplier: Annotated[
+        float, Allowed(0.0, 100.0, "The penalty of a token that continues a repetition; 0 is none.")
+    ] = 0.0
+    dry_base: Annotated[float, Allowed(1.0, 100.0, "By what it grows with each token of the repetition.")] = 1.75
+    dry_allowed_length: Annotated[int, Allowed(0, 2**31 - 1, "Up to how many tokens may repeat freely.")] = 2
+    dry_penalty_last_n: Annotated[
+        int,
+        Allowed(-1, 2**31 - 1, "In how many tokens, the prompt's too, repetitions are sought; at most 4096, or -1."),
+    ] = 64
+    dry_sequence_breakers: Annotated[Texts, Allowed(1, 40, "Texts across which nothing counts as a repetition.")] = (
+        "\n",
+        ":",
+        '"',
+        "*",
+    )
+    mirostat: Annotated[int, Allowed(0, 2, "1 or 2 is mirostat of that version, in place of the other steps.")] = 0
+    mirostat_tau: Annotated[float, Allowed(0.0, 100.0, "The surprise that mirostat aims at, in bits.")] = 5.0
+    mirostat_eta: Annotated[float, Allowed(0.0, 10.0, "How quickly mirostat gets there.")] = 0.1
+    samplers: Annotated[
+        StepNames, Allowed(0, 64, "llama-server's steps in another order: a list of names, or a string of letters.")
+    ] = None
+    bad_words: Annotated[
+        Words, Allowed(1, 2**31 - 1, "Texts whose tokens are not generated in a row; also lists of token ids.")
+    ] = ()
+    sampler: Annotated[
+        SamplerChoice,
+        Allowed(0, 0, 'ai00\'s way to say it: {"type": "Nucleus", "Typical" or "Mirostat", and its numbers}.'),
+    ] = None
+
+    @property
+    def uses_chain(self) -> bool:
+        """Whether llama-server's steps draw, and not ai00's nucleus."""
+        return (
+            self.samplers is not None
+            or self.mirostat > 0
+            or self.min_p > 0.0
+            or self.typical_p < 1.0
+            or self.top_n_sigma > 0.0
+            or self.dynatemp_range > 0.0
+            or self.takes_likeliest_away
+        )
+
+    @property
+    def takes_likeliest_away(self) -> bool:
+        """Whether XTC has an effect."""
+        return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         for parameter in PARAMETERS:
             parameter.check(getattr(self, parameter.name), vocab_size)
+        if self.sampler is not None and self.uses_chain:
+            raise InvalidRequestError("sampler", self.sampler, "null beside samplers, mirostat, min_p and other steps")
 
-    def make_sampler(self) -> Sampler:
+    def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
+        """Return the same with token ids in place of texts, as `check` wants it. Raises InvalidRequestError."""
+        if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
+            return self
+        bias: dict[int | str, float] = {}
+        for key, value in self.logit_bias.items():
+            for token in tokenize(key) if isinstance(key, str) else (key,):
+                bias[token] = bias.get(token, 0.0) + value
+        words = [tokens for word in self.bad_words for tokens in _word_tokens(word, tokenize)]
+        return replace(self, logit_bias=bias, bad_words=words)
+
+    def make_sampler(self, context: SequenceContext) -> Sampler:
         """Return what chooses the tokens of one sequence."""
-        if self.temperature == 0.0:
-            return Greedy()
-        return Nucleus(self.top_p, self.top_k, self.temperature)
+        return make.make_sampler(self, context)
 
-    def make_adjustments(self, earlier: Sequence[int]) -> Adjustments:
-        """Return bias and penalties of one sequence, for which `earlier` tokens, oldest first, count as seen."""
-        return Adjustments(self.logit_bias, self.presence_penalty, self.frequency_penalty, self.penalty_decay, earlier)
+    def make_adjustments(self, context: SequenceContext) -> Adjustments:
+        """Return what is added to the logits before that sampler sees them."""
+        return make.make_adjustments(self, context)
+
+
+def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:
+    """Return the tokens of a word, and those that it has after a space where these are others of the same number."""
+    if not isinstance(word, str):
+        return [word]
+    alone, spaced = tokenize(word.lstrip()), tokenize(" " + word.lstrip())
+    return [alone, spaced] if len(spaced) == len(alone) and spaced[:1] != alone[:1] else [alone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +186,36 @@ class Parameter:
     """One field of `SamplingParams`."""
 
     name: str
-    type: Any  # float, int, TokenBias or Seed
+    type: Any  # float, int, or one of the aliases above
     default: Any
     allowed: Allowed
 
     def check(self, value: Any, vocab_size: int) -> None:  # noqa: ANN401
         """Raise InvalidRequestError where `value` is not allowed."""
-        if isinstance(value, Mapping):
+        low, high = self.allowed.low, self.allowed.high
+        if self.type == TokenBias:
             for token, number in value.items():
+                if isinstance(token, str):
+                    raise InvalidRequestError(f"{self.name} token id", token, "an id; `resolved` gives those of a text")
                 check_range(f"{self.name} token id", token, 0, vocab_size - 1)
-                check_range(f"{self.name} value", number, self.allowed.low, self.allowed.high)
+                if number != -math.inf:
+                    check_range(f"{self.name} value", number, low, high)
+        elif self.type == Words:
+            for word in value:
+                if isinstance(word, str) or len(word) == 0:
+                    raise InvalidRequestError(self.name, word, "the tokens of a text that is not empty")
+                check_token_ids(f"{self.name} token", word, vocab_size)
+        elif self.type == Texts:
+            for text in value:
+                check_range(f"{self.name} length", len(text), low, high)
+        elif self.type == SamplerChoice:
+            if value is not None:
+                check_ai00(value)
+        elif self.type == StepNames:
+            if value is not None:
+                check_range(f"{self.name} length", len(value), low, high)
         elif value is not None or self.type != Seed:
-            check_range(self.name, value, self.allowed.low, self.allowed.high)
+            check_range(self.name, value, low, high)
 
 
 def _list_parameters() -> tuple[Parameter, ...]:

@@ -73,7 +73,8 @@ def rank_all(full: F32, mask: Mask | None, adjustments: Adjustments) -> Ranking:
     """Rank all tokens of a whole row [V], or all that `mask` allows."""
     ids = np.arange(len(full), dtype=np.int32) if mask is None else allowed_tokens(mask, len(full))
     logits = full.astype(np.float64)
-    logits[adjustments.tokens[:-1]] += adjustments.values[:-1]
+    tokens = adjustments.tokens[:-1]
+    logits[tokens] += adjustments.added(np.arange(len(tokens)), logits[tokens])
     logits = logits[ids]
     order = np.argsort(-logits, kind="stable")
     ids = ids[order]
@@ -82,6 +83,8 @@ def rank_all(full: F32, mask: Mask | None, adjustments: Adjustments) -> Ranking:
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
     """Return the N tokens that were read: ids, logits, what is added to each; and what is added to unread ones."""
+    if adjustments.scales:
+        return _read_scaled(row, adjustments, full)
     tokens, values = adjustments.tokens, adjustments.values
     places = tokens.searchsorted(row.ids)
     found = tokens[places] == row.ids
@@ -94,3 +97,22 @@ def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I3
     others = np.flatnonzero(values)
     ids = np.concatenate((ids, tokens[others]))
     return ids, np.concatenate((known, full[tokens[others]])), np.concatenate((added, values[others])), _NOTHING
+
+
+def _read_scaled(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
+    """Return the same where what is added depends on the logit; for unread tokens, values that bound it."""
+    tokens = adjustments.tokens
+    places = tokens.searchsorted(row.ids)
+    found = tokens[places] == row.ids
+    ids, known = row.ids, row.logits.astype(np.float64)
+    added = adjustments.added(places, known) * found
+    unread = np.ones(len(tokens) - 1, np.bool_)
+    unread[places[found]] = False
+    if row.mask is not None:
+        unread &= are_allowed(row.mask, tokens[:-1])
+    others = np.flatnonzero(unread)
+    if full is None:
+        return ids, known, added, adjustments.bound_added(others, row.logits.item(-1))
+    logits = full[tokens[others]].astype(np.float64)
+    ids = np.concatenate((ids, tokens[others]))
+    return ids, np.concatenate((known, logits)), np.concatenate((added, adjustments.added(others, logits))), _NOTHING

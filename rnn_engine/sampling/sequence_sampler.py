@@ -7,11 +7,12 @@ numbers: the token depends on the row, the parameters and the seed, not on how m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
@@ -33,15 +34,16 @@ class Draw:
 
 
 class SequenceSampler:
-    """Draws the tokens of one sequence, in order. `earlier` tokens count as seen by the penalties."""
+    """Draws the tokens of one sequence, in order."""
 
-    def __init__(self, params: SamplingParams, seed: int, earlier: Sequence[int] = ()) -> None:
-        self._sampler = params.make_sampler()
-        self._adjustments = params.make_adjustments(earlier)
+    def __init__(self, params: SamplingParams, seed: int, context: SequenceContext = NO_CONTEXT) -> None:
+        self._sampler = params.make_sampler(context)
+        self._adjustments = params.make_adjustments(context)
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
+        self._adjustments.begin_draw()
         uniforms = [self._random.random() for _ in range(self._sampler.num_uniforms)]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)

@@ -56,7 +56,7 @@ class LiveSequence(Member):
         self._read_state = read_state
         self._note_prompt_end = note_prompt_end
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
-        self._sampler = SequenceSampler(request.sampling, self._seed, request.penalised_prompt)
+        self._sampler = SequenceSampler(request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes))
         self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
         self._text = TextStream(request.stop)
         self._max_tokens = request.max_tokens
@@ -159,7 +159,7 @@ class LiveSequence(Member):
             info = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
             return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, info)]
         tokens = (self._describe(drawn.token, drawn.logprob, row),)
-        text = self._text.feed(tokens[0].data)
+        text = self._text.feed(tokens[0].data, may_stop=len(self._generated) > self.request.min_tokens)
         if self._text.match is not None:
             return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
         ended = self._mask is not None and self._mask.ended

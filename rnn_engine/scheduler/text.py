@@ -22,8 +22,13 @@ class TextStream:
         """The stop string that was found."""
         return self._matcher.match
 
-    def feed(self, data: bytes) -> str:
-        """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string."""
+    def feed(self, data: bytes, *, may_stop: bool = True) -> str:
+        """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string.
+
+        Where it may not stop, which is so at the beginning alone, no stop string begins in `data`.
+        """
+        if not may_stop:
+            return self._decoder.decode(data)
         return self._decoder.decode(self._matcher.feed(data), final=self.match is not None)
 
     def flush(self) -> str:

@@ -61,8 +61,9 @@ def _calls(
         penalised_prompt=_earlier_replies(engine, body),
         priority=body.priority,
     )
-    call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
-    return [replace(call, sampling=body.sampling(copy)) for copy in range(body.n)]
+    calls = [replace(call, sampling=sampling) for sampling in body.samplings(body.n, engine.tokenize)]
+    calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    return calls
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rnn_engine.checks import check_range
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import GenerateRequest, empty_prompt
+from rnn_engine.requests import GenerateRequest, SamplingParams, empty_prompt
 from rnn_engine.types import InitialState
 from server.answer import answer
 from server.formatting.completion import CompletionFormatter
@@ -45,14 +45,18 @@ def _calls_and_echoes(
     limits.check("max_prompt_tokens", "prompt", num_tokens)
     if body.echo and body.logprobs is not None:
         limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
-    calls = [call for prompt in prompts for call in _copies(body, prompt, initial_state)]
+    samplings = body.samplings(body.copies, engine.tokenize)
+    calls = [call for prompt in prompts for call in _copies(body, prompt, initial_state, samplings)]
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
         call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return calls, [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
 
 
 def _copies(
-    body: CompletionRequest, prompt: Sequence[int], initial_state: InitialState | None
+    body: CompletionRequest,
+    prompt: Sequence[int],
+    initial_state: InitialState | None,
+    samplings: Sequence[SamplingParams],
 ) -> list[GenerateRequest]:
     for position in body.marks:
         check_range("marks position", position, 0, len(prompt))
@@ -63,12 +67,12 @@ def _copies(
             checkpoint_positions=body.marks,
             max_tokens=body.max_tokens,
             stop=body.stop_bytes,
-            sampling=body.sampling(copy),
+            sampling=sampling,
             logprobs=body.alternatives,
             score_from=0 if body.echo and body.logprobs is not None else None,
             priority=body.priority,
         )
-        for copy in range(body.copies)
+        for sampling in samplings
     ]
 
 

@@ -2,28 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema, create_model
 
-from rnn_engine.sampling.params import MAX_SEED, PARAMETERS, SamplingParams, Seed, TokenBias
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling.ai00 import parse_ai00
+from rnn_engine.sampling.chain import parse_order
+from rnn_engine.sampling.params import (
+    MAX_SEED,
+    PARAMETERS,
+    SamplerChoice,
+    SamplingParams,
+    Seed,
+    StepNames,
+    Texts,
+    TokenBias,
+    Words,
+)
 from server.limits import Limits
-from server.schemas.base import RefusedError
+from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
 from server.schemas.state_ref import ModelBody
 
+_BIAS_FORMS = 'an object as {"65530": -1.5, "text": false} or a list of pairs as [[65530, -1.5], ["text", false]]'
+_STRINGS = {"type": "array", "items": STRING}
 
-def _parse_bias(value: object) -> dict[int, float]:
-    if not isinstance(value, dict) or not all(type(bias) in (int, float) for bias in value.values()):
-        raise RefusedError(value, 'an object of token ids and numbers, as {"65530": -1.5}')
-    if not all(token.isascii() and token.isdigit() for token in value):
-        raise RefusedError(value, "token ids as keys, in decimal digits")
-    try:
-        return {int(token): float(bias) for token, bias in value.items()}
-    except (ValueError, OverflowError):  # thousands of digits
-        raise RefusedError(value, "token ids and numbers of an ordinary size") from None
+
+def _parse_bias(value: object) -> dict[int | str, float]:
+    """Return the biases of ids and texts; those of the same one are added up."""
+    if isinstance(value, dict):
+        pairs: Sequence[object] = [(_parse_key(key), bias) for key, bias in value.items()]
+    elif isinstance(value, list):
+        pairs = value
+    else:
+        raise RefusedError(value, _BIAS_FORMS)
+    parsed: dict[int | str, float] = {}
+    for pair in pairs:
+        token, bias = _parse_pair(pair)
+        parsed[token] = parsed.get(token, 0.0) + bias
+    return parsed
+
+
+def _parse_key(key: str) -> int | str:
+    if not (key.isascii() and key.isdigit()):
+        return key
+    if len(key) > 20:
+        raise RefusedError(key, "token ids of an ordinary size")
+    return int(key)
+
+
+def _parse_pair(pair: object) -> tuple[int | str, float]:
+    match pair:
+        case [int() | str() as token, False]:
+            bias = -math.inf
+        case [int() | str() as token, int() | float() as number] if not isinstance(number, bool):
+            try:
+                bias = float(number)
+            except OverflowError:
+                raise RefusedError(number, "numbers of an ordinary size") from None
+        case _:
+            raise RefusedError(pair, _BIAS_FORMS)
+    if isinstance(token, bool) or token == "":
+        raise RefusedError(token, "a token id or a text that is not empty")
+    return token, bias
 
 
 def _parse_seed(value: object) -> int | None:
@@ -34,16 +79,67 @@ def _parse_seed(value: object) -> int | None:
     raise RefusedError(value, f"a whole number from 0 to {MAX_SEED}, or null or -1 for a random one")
 
 
+def _parse_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise RefusedError(value, "a list of strings, none of them empty")
+    return tuple(value)
+
+
+def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) or is_integers(word) for word in value):
+        raise RefusedError(value, "a list of strings or lists of token ids")
+    if not all(value):
+        raise RefusedError(value, "words that are not empty")
+    return tuple(word if isinstance(word, str) else tuple(word) for word in value)
+
+
+def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
+    """Return a validator that calls `parse`, which raises InvalidRequestError for the field `of`."""
+
+    def check(value: object) -> Any:  # noqa: ANN401
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except InvalidRequestError as error:
+            raise RefusedError(error.value, error.allowed, below=error.field.removeprefix(of)[1:] or None) from None
+
+    return PlainValidator(check)
+
+
 # What is not told by the type alone: how it comes in JSON.
 _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
     {
         TokenBias: Annotated[
             TokenBias,
             PlainValidator(_parse_bias),
-            WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+            WithJsonSchema(
+                {
+                    "anyOf": [
+                        {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"const": False}]}},
+                        {"type": "array", "items": {"type": "array"}},
+                    ]
+                }
+            ),
         ],
         Seed: Annotated[
             Seed, PlainValidator(_parse_seed), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "null"}]})
+        ],
+        Texts: Annotated[Texts, PlainValidator(_parse_texts), WithJsonSchema(_STRINGS)],
+        Words: Annotated[
+            Words,
+            PlainValidator(_parse_words),
+            WithJsonSchema({"type": "array", "items": {"anyOf": [STRING, INTEGERS]}}),
+        ],
+        StepNames: Annotated[
+            StepNames,
+            _refusing(parse_order, "samplers"),
+            WithJsonSchema({"anyOf": [_STRINGS, STRING, {"type": "null"}]}),
+        ],
+        SamplerChoice: Annotated[
+            SamplerChoice,
+            _refusing(parse_ai00, "sampler"),
+            WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
         ],
     }
 )
@@ -67,16 +163,36 @@ else:
 class SamplingBody(_SamplingFields):
     """A body with a field for each of `SamplingParams`; the ranges are checked by `SamplingParams.check`."""
 
-    aliases: ClassVar = {"bias": "logit_bias"}
+    aliases: ClassVar = {"bias": "logit_bias", "repetition_penalty": "repeat_penalty", "sampler_override": "sampler"}
+
+    @classmethod
+    def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:
+        renamed = super()._rename(fields)
+        if fields.get("repetition_penalty") is not None and renamed.get("repeat_last_n") is None:
+            renamed["repeat_last_n"] = -1  # under vLLM's name it counts the whole prompt and all that was generated
+        return renamed
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        limits.check("max_bias_entries", "logit_bias", len(self.sampling(0).logit_bias))
+        params = self._params
+        texts = [key for key in params.logit_bias if isinstance(key, str)]
+        limits.check("max_bias_entries", "logit_bias", len(params.logit_bias))
+        limits.check("max_text_bytes", "logit_bias", sum(map(len, texts)))
+        limits.check("max_bias_entries", "bad_words", len(params.bad_words))
+        limits.check("max_stop_bytes", "bad_words", sum(map(len, params.bad_words)))
+        if "dry_sequence_breakers" in self.model_fields_set:
+            limits.check("max_stop_strings", "dry_sequence_breakers", len(params.dry_sequence_breakers))
 
-    def sampling(self, copy: int) -> SamplingParams:
-        """Return how copy number `copy` of an answer draws its tokens: each copy has a seed of its own."""
-        params = SamplingParams(**{parameter.name: getattr(self, parameter.name) for parameter in PARAMETERS})
-        return params if params.seed is None else replace(params, seed=_derive_seed(params.seed, copy))
+    def samplings(self, count: int, tokenize: Callable[[str], Sequence[int]]) -> list[SamplingParams]:
+        """Return how `count` answers to a prompt draw their tokens: each has a seed of its own."""
+        params = self._params.resolved(tokenize)
+        if params.seed is None:
+            return [params] * count
+        return [replace(params, seed=_derive_seed(params.seed, copy)) for copy in range(count)]
+
+    @property
+    def _params(self) -> SamplingParams:
+        return SamplingParams(**{parameter.name: getattr(self, parameter.name) for parameter in PARAMETERS})
 
 
 def _derive_seed(seed: int, copy: int) -> int:

@@ -56,7 +56,7 @@ def test_rows_that_are_sorted_in_part_lead_to_the_same_tokens(case: tuple[list[F
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=cases())
+@given(case=cases(plain=True))
 def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32], SamplingParams, int]) -> None:
     [row, *_], sampling, seed = case
     assume(sampling.temperature > 0.01)
@@ -72,6 +72,7 @@ def by_definition(row: F32, sampling: SamplingParams, uniform: float, nudge: flo
     """The documented order, step by step; `nudge` moves the two comparisons that rounding may tip."""
     logits = row.astype(np.float64)
     for token, bias in sampling.logit_bias.items():
+        assert isinstance(token, int)
         logits[token] += bias
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()

@@ -10,6 +10,7 @@ import pytest
 from rnn_engine.cli.generate import command
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling import SamplingParams
+from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
 from rnn_engine.sampling.params import PARAMETERS, Parameter
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
@@ -19,24 +20,51 @@ VOCAB_SIZE = 10
 ALLOWED = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
-    "top_k": (0, 2**31 - 1),
+    "top_k": (-1, 0, 2**31 - 1),
     "presence_penalty": (-100.0, 100.0),
     "frequency_penalty": (-100.0, 100.0),
     "penalty_decay": (0.0, 1.0),
-    "logit_bias": ({0: -1000.0}, {9: 1000.0}, {}),
+    "logit_bias": ({0: -1000.0}, {9: 1000.0}, {3: -math.inf}, {}),
     "seed": (0, 2**64 - 1, None),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 0.0, 1000.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.0, 100.0),
+    "repeat_penalty": (0.01, 100.0),
+    "repeat_last_n": (-1, 0, 2**31 - 1),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (0, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "dry_sequence_breakers": ((), ("\n", "x" * 40)),
+    "mirostat": (0, 1, 2),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 10.0),
+    "samplers": (None, (), ("top_k", "temperature")),
+    "bad_words": ((), ((0, 9), (3,))),
+    "sampler": (None, Ai00Nucleus(top_p=1.0), Ai00Typical(tau=0.0), Ai00Mirostat(tau=100.0, rate=10.0)),
 }
 REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", 100.5, "temperature"),
     ("temperature", math.nan, "temperature"),
     ("top_p", -0.1, "top_p"),
-    ("top_k", -1, "top_k"),
+    ("top_k", -2, "top_k"),
     ("presence_penalty", 101, "presence_penalty"),
     ("frequency_penalty", -math.inf, "frequency_penalty"),
     ("penalty_decay", 1.1, "penalty_decay"),
     ("logit_bias", {1: 0.0, 2: 1001.0}, "logit_bias value"),
     ("logit_bias", {1: 0.0, 10: 1.0}, "logit_bias token id"),
+    ("logit_bias", {1: math.inf}, "logit_bias value"),
     ("seed", 2**64, "seed"),
+    ("repeat_penalty", 0.0, "repeat_penalty"),
+    ("mirostat", 3, "mirostat"),
+    ("dry_sequence_breakers", ("x" * 41,), "dry_sequence_breakers length"),
+    ("sampler", Ai00Nucleus(top_p=1.5), "sampler.top_p"),
+    ("sampler", Ai00Typical(tau=1.5), "sampler.tau"),
+    ("sampler", Ai00Mirostat(rate=-1.0), "sampler.rate"),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
+from rnn_engine.sampling import LogitRow, SamplingParams, SequenceContext, SequenceSampler, top_logprobs
 from rnn_engine.types import F32, Readout
 
 tokens = st.lists(st.integers(0, 4), max_size=12)
@@ -24,7 +24,7 @@ def test_the_table_holds_what_the_definition_says(
     sampling = SamplingParams(
         presence_penalty=presence, frequency_penalty=frequency, penalty_decay=decay, logit_bias=bias
     )
-    adjustments = sampling.make_adjustments(earlier)
+    adjustments = sampling.make_adjustments(SequenceContext(earlier=earlier))
     penalties: dict[int, float] = {}
     for position, token in enumerate(earlier):
         distance = len(earlier) - 1 - position
@@ -47,13 +47,13 @@ def test_a_penalised_token_gives_way_and_comes_back_as_the_penalty_decays() -> N
 def test_tokens_of_earlier_replies_are_penalised_from_the_first_draw_on() -> None:
     row = LogitRow.of_full(np.array([1.0, 0.0], np.float32), 2)
     sampling = SamplingParams(temperature=0.0, presence_penalty=1.5)
-    assert SequenceSampler(sampling, seed=0, earlier=[0]).draw(row).token == 1
+    assert SequenceSampler(sampling, seed=0, context=SequenceContext(earlier=[0])).draw(row).token == 1
 
 
 def test_the_log_probability_is_the_models_own() -> None:
     logits = np.log(np.array([0.5, 0.25, 0.25])).astype(np.float32)
     sampling = SamplingParams(temperature=0.0, presence_penalty=9.0, logit_bias={0: -50.0, 1: 50.0})
-    drawn = SequenceSampler(sampling, seed=0, earlier=[1]).draw(LogitRow.of_full(logits, 3))
+    drawn = SequenceSampler(sampling, seed=0, context=SequenceContext(earlier=[1])).draw(LogitRow.of_full(logits, 3))
     assert drawn.token == 1
     assert drawn.logprob == pytest.approx(np.log(0.25))
 

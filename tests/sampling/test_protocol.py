@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.sampling import Ranking, Sampler, SamplingParams, SequenceSampler
+from rnn_engine.sampling import Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -58,7 +58,7 @@ class Steered:
 
 @dataclass(frozen=True)
 class SteeredParams(SamplingParams):
-    def make_sampler(self) -> Sampler:
+    def make_sampler(self, context: SequenceContext) -> Sampler:
         return Steered()
 
 
@@ -87,7 +87,7 @@ def test_it_is_told_of_every_draw_once_and_gets_as_many_random_numbers_as_it_tak
     sampler = Steered()
 
     class Params(SamplingParams):
-        def make_sampler(self) -> Sampler:
+        def make_sampler(self, context: SequenceContext) -> Sampler:
             return sampler
 
     logits = np.log(np.array(CHANCES)).astype(np.float32)

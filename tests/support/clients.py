@@ -155,7 +155,7 @@ def run_alone(
     events: list[Event] = [Started(len(request.prompt), cached_tokens=0)]
     if request.score_from is not None:
         events.append(PromptScored(tuple(_score_prompt(request, logits, token_bytes))))
-    sampler = SequenceSampler(request.sampling, seed, request.penalised_prompt)
+    sampler = SequenceSampler(request.sampling, seed, request.sampling_context(len(all_logits(before)), token_bytes))
     mask = None if request.token_mask is None else request.token_mask()
     tokens = list(request.prompt)
     infos: list[TokenInfo] = []

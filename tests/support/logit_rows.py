@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from rnn_engine.sampling import LogitRow, Mask, SamplingParams
+from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Sampler, Ai00Typical
+from rnn_engine.sampling.chain import ORDER
 from rnn_engine.sampling.masks import allowed_tokens
 from rnn_engine.types import F32
 
@@ -62,6 +64,8 @@ def make_row(seed: int, vocab_size: int) -> F32:
 def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
     penalties = st.sampled_from([0.0, 0.0, 0.3, 2.0, 40.0, -1.5])
     return SamplingParams(
+        repeat_penalty=draw(st.sampled_from([1.0, 1.0, 1.3, 0.7])),
+        repeat_last_n=draw(st.sampled_from([-1, 2])),
         temperature=draw(st.sampled_from([0.0, 5e-324, 0.05, 0.7, 1.0, 1.0, 1.6, 100.0])),
         top_p=draw(st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.0]), st.floats(0.0, 1.0))),
         top_k=draw(st.sampled_from([0, 0, 1, 2, 5, 128])),
@@ -77,10 +81,43 @@ def params(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[F32], SamplingParams, int]:
+def chains(draw: st.DrawFn, vocab_size: int) -> SamplingParams:
+    """Parameters of llama-server's steps, of mirostat or of ai00's samplers."""
+    kind = draw(st.sampled_from(["chain", "chain", "chain", "mirostat", "ai00"]))
+    bias = draw(st.dictionaries(st.integers(0, vocab_size - 1), st.sampled_from([-np.inf, -2.0, 1.5]), max_size=2))
+    temperature = draw(st.sampled_from([0.0, 0.05, 0.7, 1.0, 1.0, 1.6]))
+    if kind == "ai00":
+        sampler: st.SearchStrategy[Ai00Sampler] = st.sampled_from(
+            [Ai00Typical(), Ai00Typical(tau=0.9, top_k=3), Ai00Mirostat(), Ai00Mirostat(0.5, 1.0)]
+        )
+        return SamplingParams(sampler=draw(sampler), logit_bias=bias)
+    if kind == "mirostat":
+        tau = draw(st.sampled_from([0.5, 2.0, 5.0]))
+        version = draw(st.sampled_from([1, 2]))
+        return SamplingParams(mirostat=version, mirostat_tau=tau, temperature=temperature, logit_bias=bias)
+    plain = draw(params(vocab_size))
+    return replace(
+        plain,
+        temperature=temperature,
+        logit_bias=bias,
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.01, 0.2, 1.0])),
+        typical_p=draw(st.sampled_from([1.0, 1.0, 0.5])),
+        top_n_sigma=draw(st.sampled_from([-1.0, -1.0, 0.5, 2.0])),
+        xtc_probability=draw(st.sampled_from([0.0, 0.5])),
+        dynatemp_range=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        dry_multiplier=draw(st.sampled_from([0.0, 0.8])),
+        dry_allowed_length=draw(st.sampled_from([0, 1])),
+        samplers=draw(st.one_of(st.none(), st.lists(st.sampled_from(ORDER), max_size=9, unique=True))),
+        bad_words=draw(st.lists(st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=2), max_size=2)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, plain: bool = False) -> tuple[list[F32], SamplingParams, int]:
     vocab_size = draw(st.integers(2, 24))
     row_list = [make_row(seed, vocab_size) for seed in draw(st.lists(st.integers(0, 2**32), min_size=1, max_size=6))]
-    return row_list, draw(params(vocab_size)), draw(st.integers(0, 2**64 - 1))
+    sampling = params(vocab_size) if plain else st.one_of(params(vocab_size), chains(vocab_size))
+    return row_list, draw(sampling), draw(st.integers(0, 2**64 - 1))
 
 
 def peaked(vocab_size: int = 1000) -> F32:
