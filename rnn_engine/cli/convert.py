@@ -29,7 +29,13 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     return value
 
 
-@click.command()
+@click.command(
+    help=f"""Write a model in another file format.
+
+    SRC is any model that the engine reads. The end of DST's name says what is written: {_FORMATS}; a name without an
+    ending: {FOLDER_TITLE}.
+    """
+)
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
 @click.argument("target", type=click.Path(path_type=Path), metavar="DST")
 @click.option(
@@ -43,10 +49,6 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
 @lora_option
 @click.option("--force", is_flag=True, help="Replace DST where it is there.")
 def command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
-    """Write a model in another format, of other names, or with other weights.
-
-    SRC is any model that the engine reads. The end of DST's name says what is written: FORMATS.
-    """
     with open_merged(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, target, weights, force=force, progress=report)
         shape = describe_shape(model.shape)
@@ -55,9 +57,6 @@ def command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, .
     click.echo(f"{target}: {title}")
     click.echo(f"{shape}; tensors: {', '.join(f'{count} {name}' for name, count in types)}")
     click.echo(f"{in_words(_size(target))}, from {in_words(_size(source))}")
-
-
-command.help = (command.help or "").replace("FORMATS", f"{_FORMATS}; a name without an ending: {FOLDER_TITLE}")
 
 
 def _size(path: Path) -> int:
