@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.quantised import Blocks
 
 F32: TypeAlias = NDArray[np.float32]
 I32: TypeAlias = NDArray[np.int32]
@@ -105,7 +106,11 @@ class Model(Protocol):
         ...
 
     def block_type(self, name: str, /) -> str | None:
-        """GGUF's name of the blocks in which the rows of a tensor are stored; None where they are plain numbers."""
+        """Name of the blocks in which the rows of a tensor are stored; None where they are plain numbers."""
+        ...
+
+    def blocks(self, name: str, /) -> Blocks | None:
+        """A matrix in the blocks in which it is stored; None for plain numbers, and for blocks of no known format."""
         ...
 
 

@@ -16,6 +16,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf, stored_format
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.gpu import Buffer, Kernels, Memory
 from rnn_engine.types import Model
 from shaders import Constant, Include
@@ -38,9 +39,20 @@ class BuildContext:
 
     def weights(self, name: str, *, transposed: bool = False) -> Weights:
         """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
+        chosen = self.format_of(name)
+        if not transposed and (weights := self._kept_blocks(name, chosen)) is not None:
+            return weights
         tensor = self.model.tensor(name)
-        chosen = self.format_of(name) or stored_format(tensor.dtype, self.model.block_type(name))
+        chosen = chosen or stored_format(tensor.dtype, self.model.block_type(name))
         return Weights(tensor.T if transposed else tensor, chosen)
+
+    def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> Weights | None:
+        """Return the blocks in which the model has a matrix, where no other format is `chosen`."""
+        stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
+        if stored is None or (chosen is not None and chosen.name != stored.name):
+            return None
+        blocks = self.model.blocks(name)
+        return None if blocks is None else Weights(blocks, chosen or stored)
 
     def kernel_stage(
         self,

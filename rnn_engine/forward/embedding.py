@@ -10,6 +10,7 @@ from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.packing import PANEL_ROWS
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.upload import create_weight_buffers, upload_rows
+from rnn_engine.forward.weight_formats import row_blocks
 from rnn_engine.gpu import Buffer
 from shaders import Constant
 
@@ -37,7 +38,7 @@ def table_stages(
     weights = context.weights(name)
     table, chosen = weights.values, weights.format
     num_rows, width = table.shape
-    panel_blocks = PANEL_ROWS * -(-width // chosen.block_columns)
+    panel_blocks = PANEL_ROWS * row_blocks(chosen, width)
     panel_bytes = panel_blocks * max(chosen.block_bytes.values())
     part_rows = context.memory.max_binding_bytes // panel_bytes * PANEL_ROWS
     stages = []

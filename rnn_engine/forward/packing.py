@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from rnn_engine.quantised import blocks_of_row
 from rnn_engine.types import F32
 
 PANEL_ROWS = 8  # the constant PANEL of segments.wgsl
@@ -26,7 +27,7 @@ def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDA
     """
     target = np.dtype(dtype)
     num_rows, num_columns = matrix.shape
-    shape = (-(-num_rows // PANEL_ROWS), -(-num_columns // block_columns), PANEL_ROWS, block_columns)
+    shape = (-(-num_rows // PANEL_ROWS), blocks_of_row(num_columns, block_columns), PANEL_ROWS, block_columns)
     panels = np.zeros(shape, target)
     if np.dtype(matrix.dtype) != target:
         limit = float(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
@@ -47,14 +48,23 @@ def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
     return np.ascontiguousarray(matrix[:num_rows, :num_columns], np.float32)
 
 
-def interleave(panels: NDArray[Any]) -> NDArray[Any]:
-    """Return panels [R / 8, C / B, 8 rows, B] as [R / 8, C / B, B / 8, 8 rows, 8]: eights of the rows side by side."""
-    *outer, rows, columns = panels.shape
-    eights = panels.reshape(*outer, rows, columns // COLUMNS_AT_ONCE, COLUMNS_AT_ONCE)
-    return np.ascontiguousarray(eights.swapaxes(-3, -2))
+def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
+    """Return blocks [R, C / B, bytes] as [R / 8, C / B, items, 8 rows, item_bytes]: items of 8 rows side by side.
+
+    It is zero where R had to be rounded up.
+    """
+    num_rows, num_blocks = rows.shape[:2]
+    items = np.ascontiguousarray(rows).view(f"V{item_bytes}").reshape(num_rows, num_blocks, -1)
+    shape = (-(-num_rows // PANEL_ROWS), num_blocks, items.shape[-1], PANEL_ROWS)
+    arranged = np.zeros(shape, items.dtype)
+    for row in range(PANEL_ROWS):
+        lines = items[row::PANEL_ROWS]  # every eighth row: one of each panel
+        arranged[: len(lines), ..., row] = lines
+    return arranged.view(np.uint8).reshape(*shape, item_bytes)
 
 
-def deinterleave(eights: NDArray[Any]) -> NDArray[Any]:
-    """Return the panels that `interleave` made `eights` of."""
-    *outer, num_eights, rows, columns = eights.shape
-    return eights.swapaxes(-3, -2).reshape(*outer, rows, num_eights * columns)
+def restore_blocks(arranged: NDArray[np.uint8], num_rows: int) -> NDArray[np.uint8]:
+    """Return the blocks [num_rows, C / B, bytes] that `arrange_blocks` made `arranged` of."""
+    panels, num_blocks, items, _, item_bytes = arranged.shape
+    rows = arranged.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, num_blocks, items * item_bytes)
+    return np.ascontiguousarray(rows[:num_rows])

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from rnn_engine.forward.packing import COLUMNS_AT_ONCE, PANEL_ROWS, round_up
-from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.forward.weight_formats import WeightFormat, row_blocks
+from rnn_engine.quantised import Blocks
 
 ROW_ALIGNMENT = 64  # every segment starts at such a row; no workgroup takes more rows
 MAX_SEGMENTS = 8  # of a part
@@ -38,8 +39,18 @@ class Activation(IntEnum):
 class Weights:
     """The weights of a matrix, and how the device is to store them."""
 
-    values: NDArray[Any]  # [R, C], any float type
+    values: NDArray[Any] | Blocks  # [R, C], any float type, or in blocks
     format: WeightFormat
+
+    @property
+    def numbers(self) -> NDArray[Any]:
+        """The values of a tensor that is not in blocks, as none is that is transposed or has three dimensions."""
+        assert not isinstance(self.values, Blocks)
+        return self.values
+
+    @property
+    def row_blocks(self) -> int:
+        return row_blocks(self.format, self.values.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +81,14 @@ class Segment:
     weights_start: int  # blocks
 
     @property
-    def rows(self) -> NDArray[Any]:
+    def rows(self) -> NDArray[Any] | Blocks:
         """Its weights [rows, C]."""
         return self.matrix.weights.values[self.start : self.end]
 
     @property
     def row_blocks(self) -> int:
         """Blocks of a row."""
-        return _row_blocks(self.matrix.weights)
+        return self.matrix.weights.row_blocks
 
     def pack(self) -> list[int]:
         """The fields of struct Segment."""
@@ -116,11 +127,6 @@ class Part:
         return last.weights_start + round_up(last.end - last.start, ROW_ALIGNMENT) * last.row_blocks
 
 
-def _row_blocks(weights: Weights) -> int:
-    num_columns: int = weights.values.shape[1]
-    return -(-num_columns // weights.format.block_columns)
-
-
 def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Part]:
     """Share out `matrices` to parts of one format each, whose weights are at most `max_bytes` in any buffer."""
     formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
@@ -136,10 +142,9 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
     first_row = blocks = 0
     for matrix in matrices:
         num_rows = len(matrix.weights.values)
-        row_blocks = _row_blocks(matrix.weights)
         start = 0
         while start < num_rows:
-            room = (max_blocks - blocks) // row_blocks // ROW_ALIGNMENT * ROW_ALIGNMENT
+            room = (max_blocks - blocks) // matrix.weights.row_blocks // ROW_ALIGNMENT * ROW_ALIGNMENT
             if part and (room == 0 or len(part) == MAX_SEGMENTS):
                 yield tuple(part)
                 part, first_row, blocks = [], 0, 0
@@ -148,6 +153,6 @@ def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[S
             part.append(Segment(matrix, start, end, first_row, blocks))
             taken = round_up(end - start, ROW_ALIGNMENT)
             first_row += taken
-            blocks += taken * row_blocks
+            blocks += taken * matrix.weights.row_blocks
             start = end
     yield tuple(part)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import F32, ModelShape
 from shaders import Include
@@ -36,6 +37,9 @@ class UnreadModel:
     def block_type(self, name: str) -> str | None:
         return self.tensors[name].block_type
 
+    def blocks(self, name: str) -> None:
+        """Return None, since the blocks of a matrix are the least that is read of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
@@ -59,7 +63,7 @@ class Unpacked:
     def include(self) -> Include:
         return self.format.include
 
-    def pack(self, matrix: NDArray[Any]) -> dict[str, NDArray[Any]]:  # noqa: ARG002
+    def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:  # noqa: ARG002
         return {}
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from rnn_engine.forward.packing import PANEL_ROWS
-from rnn_engine.forward.weight_formats import WeightFormat
+from rnn_engine.forward.weight_formats import WeightFormat, row_blocks
 from rnn_engine.gpu import Buffer, Memory
+from rnn_engine.quantised import Blocks
 
 _PIECE_BYTES = 16 << 20  # of weights in f32 that are packed at once
 _NUM_THREADS = os.cpu_count() or 1
@@ -30,15 +31,19 @@ def create_weight_buffers(memory: Memory, label: str, weights: WeightFormat, num
 
 
 def upload_rows(
-    memory: Memory, buffers: Mapping[str, Buffer], weights: WeightFormat, rows: NDArray[Any], first_block: int
+    memory: Memory,
+    buffers: Mapping[str, Buffer],
+    weights: WeightFormat,
+    rows: NDArray[Any] | Blocks,
+    first_block: int,
 ) -> None:
     """Pack `rows` [R, C] and write them to `buffers` from block `first_block` on. Packs on all cores."""
-    row_blocks = -(-rows.shape[1] // weights.block_columns)
+    blocks = row_blocks(weights, rows.shape[1])
     piece = max(1, _PIECE_BYTES // (4 * rows.shape[1]) // PANEL_ROWS) * PANEL_ROWS
     starts = range(0, len(rows), piece)
     pieces = (rows[start : start + piece] for start in starts)
     for start, packed in zip(starts, _map_ahead(weights.pack, pieces), strict=True):
-        block = first_block + start * row_blocks
+        block = first_block + start * blocks
         for variable, array in packed.items():
             memory.upload(buffers[variable], block * weights.block_bytes[variable], array)
 

@@ -20,7 +20,6 @@ STORED: Final = "stored"
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 """The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
 
-_BLOCK_FORMATS: Final = {"Q8_0": "q8_0", "Q4_0": "q4_0", "Q4_1": "q4_1"}  # GGUF's name -> the format
 _CLASSES: Final = ("att", "ffn", "first", "head", "emb", "adapters")
 _LAYERS: Final = "layers"
 _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
@@ -102,7 +101,7 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
     f32 where there is none for a type, f16 where there is none for the blocks.
     """
     if block_type is not None:
-        return WEIGHT_FORMATS[_BLOCK_FORMATS.get(block_type, "f16")]
+        return WEIGHT_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
     return WEIGHT_FORMATS[name]
 
@@ -113,7 +112,7 @@ def describe_dequantised(model: Model, format_of: FormatOf) -> str | None:
         block_type
         for name in model.names
         if (block_type := model.block_type(name)) is not None
-        and block_type not in _BLOCK_FORMATS
+        and block_type.lower() not in WEIGHT_FORMATS
         and format_of(name) is None
     )
     if not types:

@@ -15,16 +15,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rnn_engine.forward.packing import from_panels, to_panels
-from rnn_engine.forward.quantised import (
-    NF4_LEVELS,
-    SF4_LEVELS,
-    AffineInt4,
-    Codebook4,
-    RangeInt8,
-    ScaledInt4,
-    ScaledInt8,
+from rnn_engine.forward.packing import (
+    COLUMNS_AT_ONCE,
+    arrange_blocks,
+    from_panels,
+    restore_blocks,
+    to_panels,
 )
+from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, blocks_of_row, bytes_of_codes, quantise_rows
 from rnn_engine.types import F32
 from shaders import Include
 
@@ -59,8 +57,11 @@ class WeightFormat(Protocol):
         """
         ...
 
-    def pack(self, matrix: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """Return what each buffer holds of a matrix [R, C] of any float type, block after block."""
+    def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
+        """Return what each buffer holds of a matrix [R, C] of any float type, block after block.
+
+        Blocks of this format itself are kept as they are.
+        """
         ...
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
@@ -81,25 +82,62 @@ class FloatFormat:
     def block_bytes(self) -> Mapping[str, int]:
         return {"weights": self.block_columns * np.dtype(self.dtype).itemsize}
 
-    def pack(self, matrix: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        return {"weights": to_panels(matrix, self.block_columns, self.dtype)}
+    def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
+        return {"weights": to_panels(_numbers(matrix), self.block_columns, self.dtype)}
 
     def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
         return from_panels(arrays["weights"], num_rows, num_columns)
 
 
+@dataclass(frozen=True, slots=True)
+class QuantisedFormat:
+    """Weights in blocks of codes with figures, halves that are `figures` in the WGSL."""
+
+    blocks: BlockFormat
+    include: Include
+    figures: str
+
+    @property
+    def name(self) -> str:
+        return self.blocks.name
+
+    @property
+    def block_columns(self) -> int:
+        return self.blocks.block_columns
+
+    @property
+    def block_bytes(self) -> Mapping[str, int]:
+        return {"weights": bytes_of_codes(self.blocks), self.figures: 2 * self.blocks.num_figures}
+
+    def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
+        if not isinstance(matrix, Blocks) or matrix.format != self.blocks:
+            matrix = quantise_rows(self.blocks, _numbers(matrix))
+        return {
+            "weights": arrange_blocks(matrix.codes, COLUMNS_AT_ONCE * self.blocks.code_bits // 8),
+            self.figures: arrange_blocks(matrix.figures.view(np.uint8), 2 * self.blocks.num_figures),
+        }
+
+    def unpack(self, arrays: Mapping[str, NDArray[Any]], num_rows: int, num_columns: int) -> F32:
+        codes = restore_blocks(arrays["weights"], num_rows)
+        figures = restore_blocks(arrays[self.figures], num_rows).view(np.float16)
+        return np.ascontiguousarray(Blocks(self.blocks, num_columns, codes, figures).numbers())
+
+
+def _numbers(matrix: NDArray[Any] | Blocks) -> NDArray[Any]:
+    return matrix.numbers() if isinstance(matrix, Blocks) else matrix
+
+
+def row_blocks(weights: WeightFormat, num_columns: int) -> int:
+    """Return how many blocks a row of a matrix with so many columns has."""
+    return blocks_of_row(num_columns, weights.block_columns)
+
+
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
-    each.name: each
-    for each in (
-        FloatFormat("f16", np.float16, "weights_f16"),
-        FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
-        FloatFormat("f32", np.float32, "weights_f32"),
-        RangeInt8(),
-        ScaledInt8(),
-        AffineInt4("int4", 64, "weights_int4"),
-        AffineInt4("q4_1", 32, "weights_q4_1"),
-        ScaledInt4(),
-        Codebook4("nf4", NF4_LEVELS, "weights_nf4"),
-        Codebook4("sf4", SF4_LEVELS, "weights_sf4"),
-    )
+    "f16": FloatFormat("f16", np.float16, "weights_f16"),
+    "bf16": FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
+    "f32": FloatFormat("f32", np.float32, "weights_f32"),
+    **{
+        name: QuantisedFormat(each, f"weights_{name}", "ranges" if name == "int8" else "scales")
+        for name, each in BLOCK_FORMATS.items()
+    },
 }

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
@@ -69,6 +70,12 @@ class StoredTensor:
         if self.row_length is not None:
             array = array.reshape(-1, self.row_length)
         return array if self.scale == 1 else (array * array.dtype.type(self.scale)).astype(array.dtype)
+
+    def orient_blocks(self, blocks: Blocks) -> Blocks | None:
+        """Return the model's matrix from the file's blocks; None where it has to be made of numbers."""
+        if self.index is not None or self.swapped or self.row_length is not None:
+            return None
+        return blocks if self.scale == 1 else blocks.scaled(self.scale)
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.fla_names import blinkdl_name, is_transposed
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.listing import show
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
@@ -39,6 +40,9 @@ class FlaSource:
     def read(self, name: str) -> NDArray[Any]:
         array = self._source.read(self._stored[name])
         return array.swapaxes(-1, -2) if is_transposed(name) and array.ndim >= 2 else array
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        return None if is_transposed(name) else self._source.read_blocks(self._stored[name])
 
     def close(self) -> None:
         self._source.close()

@@ -17,6 +17,7 @@ from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.lora import Lora, LoraChoice
 from rnn_engine.model.lora_files import open_lora
 from rnn_engine.model.model_file import ModelFile
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import F32, Model, ModelShape
 
@@ -100,6 +101,10 @@ class MergedModel:
     def block_type(self, name: str) -> str | None:
         """See `ModelFile.block_type`; a changed tensor is stored in no blocks."""
         return self.tensors[name].block_type
+
+    def blocks(self, name: str) -> Blocks | None:
+        """See `ModelFile.blocks`."""
+        return None if self._loras_of(name) else self._file.blocks(name)
 
     def close(self) -> None:
         """Close the model's file and the LoRAs. Idempotent."""

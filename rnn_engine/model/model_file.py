@@ -18,6 +18,7 @@ from rnn_engine.model.fla_source import with_blinkdl_names
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
@@ -75,7 +76,7 @@ class ModelFile:
         `tensor` does.
         """
         weights = recall(
-            self.path, self._source.stamp, lambda: fingerprint(self.shape.version, self.names, self._oriented)
+            self.path, self._source.stamp, lambda: fingerprint(self.shape.version, self.names, self._digested)
         )
         return with_settings(weights, self.shape.settings)
 
@@ -93,15 +94,29 @@ class ModelFile:
         return array
 
     def block_type(self, name: str) -> str | None:
-        """Return GGUF's name of the blocks in which the file has the tensor's rows; None where it has plain numbers.
+        """Return the name of the blocks in which the file has the tensor's rows; None where it has plain numbers.
 
         Raises KeyError for a name that the model does not have.
         """
         return self.tensors[name].block_type
 
+    def blocks(self, name: str) -> Blocks | None:
+        """Read a matrix in the blocks in which the file has it; see `Model.blocks`. Raises as `tensor` does."""
+        info, place = self.tensors[name], self._stored[name]
+        if info.block_type is None:
+            return None
+        blocks = self._source.read_blocks(place.name)
+        if blocks is None or blocks.shape != info.shape:
+            return None
+        return place.orient_blocks(blocks)
+
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._source.close()
+
+    def _digested(self, name: str) -> NDArray[Any] | Blocks:
+        blocks = self.blocks(name)
+        return self._oriented(name) if blocks is None else blocks
 
     def _oriented(self, name: str) -> NDArray[Any]:
         """Read a tensor as it lies in the file, seen through the axes of BlinkDL's orientation."""

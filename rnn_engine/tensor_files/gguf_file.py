@@ -10,7 +10,9 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, read_blocks
 from rnn_engine.tensor_files.gguf_header import Metadata, StoredEntry, damaged, read_header
 from rnn_engine.tensor_files.gguf_types import ELEMENT_TYPES, ElementType
 from rnn_engine.tensor_files.listing import show
@@ -73,6 +75,12 @@ class GgufFile:
     def read(self, name: str) -> NDArray[Any]:
         place = self._places[name]
         return place.type.decode(self._file.read(place.start, place.num_bytes), self._tensors[name].shape)
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        info, place = self._tensors[name], self._places[name]
+        if len(info.shape) != 2 or not keeps_blocks(place.type.name):
+            return None
+        return read_blocks(place.type.name, self._file.read(place.start, place.num_bytes), info.shape)
 
     def close(self) -> None:
         self._file.close()

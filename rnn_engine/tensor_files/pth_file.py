@@ -63,6 +63,9 @@ class PthFile:
         strides = [step * dtype.itemsize if size > 1 else 0 for size, step in zip(ref.shape, ref.strides, strict=True)]
         return as_strided(elements, ref.shape, strides, writeable=False)
 
+    def read_blocks(self, name: str) -> None:
+        """Return None: the format has plain numbers alone."""
+
     def close(self) -> None:
         self._file.close()
 

@@ -71,6 +71,9 @@ class SafetensorsFile:
         data = self._file.read(self._starts[name], info.num_bytes)
         return data.view(info.dtype).reshape(info.shape)
 
+    def read_blocks(self, name: str) -> None:
+        """Return None: the format has plain numbers alone."""
+
     def close(self) -> None:
         self._file.close()
 

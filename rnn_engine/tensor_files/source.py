@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import FileStamp
 
 MOST_DIMENSIONS: Final = 8
@@ -25,7 +26,7 @@ class TensorInfo:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    block_type: str | None = None  # GGUF's name of the blocks in which a row's numbers are stored; None = as `dtype`
+    block_type: str | None = None  # name of the blocks in which a row's numbers are stored; None = as `dtype`
 
     def __post_init__(self) -> None:
         if len(self.shape) > MOST_DIMENSIONS:
@@ -56,6 +57,13 @@ class TensorSource(Protocol):
 
         May be called from several threads. Raises KeyError for a name that is not in `tensors`, ModelError where the
         bytes are damaged or the file was truncated or written to since it was opened, ValueError after `close`.
+        """
+        ...
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        """Return a copy of a matrix in its blocks; None for plain numbers, and for blocks of no known format.
+
+        Raises as `read` does.
         """
         ...
 

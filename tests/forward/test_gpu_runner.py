@@ -120,6 +120,7 @@ class FreshModel:
         self.names = model.names
         self.has = model.has
         self.block_type = model.block_type
+        self.blocks = model.blocks
         self.given_out: list[tuple[str, weakref.ref[NDArray[Any]]]] = []
 
     def tensor(self, name: str) -> NDArray[Any]:

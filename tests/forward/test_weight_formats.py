@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from rnn_engine.forward.quantised import NF4_LEVELS, SF4_LEVELS
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
+from rnn_engine.quantised import NF4_LEVELS, SF4_LEVELS
 from rnn_engine.types import F32
 
 SIZES = [(1, 1), (7, 9), (8, 8), (64, 16), (65, 3), (129, 250), (200, 64), (16, 33)]

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_choice import WeightChoice, describe_dequantised, stored_format
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import ModelFile
@@ -124,11 +126,59 @@ def test_blocks_that_only_llama_cpp_writes(kind: str, tmp_path: Path) -> None:
 def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Path) -> None:
     with open_model(save_gguf(V7, tmp_path / "model.gguf", kind)) as opened:
         for name in ("emb.weight", "head.weight", MATRIX):
-            matrix = opened.tensor(name)
+            matrix, blocks = opened.tensor(name), opened.blocks(name)
             stored = stored_format(matrix.dtype, opened.block_type(name))
             assert stored.name == kind.lower()
-            np.testing.assert_array_equal(stored.unpack(stored.pack(matrix), *matrix.shape), matrix)
+            assert blocks is not None
+            np.testing.assert_array_equal(stored.unpack(stored.pack(blocks), *matrix.shape), matrix)
+        assert opened.blocks("blocks.0.att.w1") is None
         assert describe_dequantised(opened, WeightChoice.parse("stored")) is None
+
+
+def random_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
+    """Codes and scales that no search would find, as those are that an importance matrix has chosen."""
+    generator = np.random.default_rng(5)
+    block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = generator.integers(0, 256, (rows, columns // block_size, block_bytes), np.uint8)
+    figure_bytes = block_bytes - block_size * (8 if kind == "Q8_0" else 4) // 8
+    figures = generator.normal(0.0, 0.02, (*blocks.shape[:2], figure_bytes // 2)).astype(np.float16)
+    blocks[..., :figure_bytes] = figures.view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("weights", ["stored", "same"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_scales_of_an_importance_matrix_are_kept(kind: str, weights: str, tmp_path: Path) -> None:
+    number = GGMLQuantizationType[kind]
+    tensors = llama_cpp_tensors(V7) | {STORED_MATRIX: random_blocks(kind, *V7.tensor(MATRIX).shape)}
+    path = write_gguf(tmp_path / "model.gguf", "rwkv7", metadata(V7.shape), tensors, encoded={STORED_MATRIX: number})
+    with open_model(path) as opened:
+        chosen = WEIGHT_FORMATS[kind.lower()]
+        matrix, blocks = opened.tensor(MATRIX), opened.blocks(MATRIX)
+        assert blocks is not None
+        assert np.array_equal(chosen.unpack(chosen.pack(blocks), *matrix.shape), matrix)
+        assert not np.array_equal(chosen.unpack(chosen.pack(matrix), *matrix.shape), matrix)
+        expected, _ = forward(opened, TOKENS, dtype=np.float64)
+        of_matrix = None if weights == "stored" else chosen
+        runner = load_runner(
+            opened,
+            weights=lambda name: of_matrix if name == MATRIX else WEIGHT_FORMATS["f32"],
+            num_slots=1,
+            max_rows=len(TOKENS),
+        )
+    readout = run_step(runner, [TokenRun(0, TOKENS, rows=len(TOKENS))])
+    logits = np.array([readout.full_row(row) for row in range(len(TOKENS))])
+    runner.close()
+    assert relative_error(logits, expected) < 1e-4
+
+
+def test_matrices_that_are_scaled_back_keep_their_blocks(tmp_path: Path) -> None:
+    name = "blocks.1.ffn.value.weight"
+    whole = random_model(tiny_v6(width=64, ffn=128), seed=3)
+    with open_model(save_gguf(whole, tmp_path / "halved.gguf", "Q8_0", rescale_every=1)) as opened:
+        blocks = opened.blocks(name)
+        assert blocks is not None
+        assert np.array_equal(blocks.numbers(), opened.tensor(name))
 
 
 def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.checks",
         "rnn_engine.types",
         "rnn_engine.chat_template",
+        "rnn_engine.quantised",
         "rnn_engine.tensor_files",
         "rnn_engine.telemetry",
     ),

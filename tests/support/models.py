@@ -50,6 +50,9 @@ class TensorModel:
     def block_type(self, name: str) -> None:
         return None
 
+    def blocks(self, name: str) -> None:
+        return None
+
 
 def tiny_shape(
     layers: int = 2,

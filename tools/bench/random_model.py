@@ -58,6 +58,9 @@ class RandomModel:
         magnitude = shape[-1] ** -0.5 if name.endswith(".weight") and len(shape) == 2 else 0.25
         return _draw(shape, magnitude, seed=zlib.crc32(name.encode()))
 
+    def blocks(self, _name: str) -> None:
+        """Return None: all tensors are plain numbers."""
+
     def block_type(self, _name: str) -> None:
         return None
 

@@ -85,7 +85,7 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
     """The first halves of all five adapters as one matrix; the inner vector of each begins at a multiple of 8."""
     name, stride = "att.time_maa_w1", scratch.mix_stride
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
-    halves = stored.values.reshape(NUM_MIXES, -1, builder.width)
+    halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
     padded: NDArray[Any] = np.pad(halves, ((0, 0), (0, stride - halves.shape[1]), (0, 0)))
     weights = Weights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
     return Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)
@@ -105,7 +105,7 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
             operand_start=_DIFFERENCE * builder.plane,
             operand_stride=builder.width,
         )
-        for number, (plane, half) in enumerate(zip((_W, _K, _V, _R, _G), stored.values, strict=True))
+        for number, (plane, half) in enumerate(zip((_W, _K, _V, _R, _G), stored.numbers, strict=True))
     ]
 
 

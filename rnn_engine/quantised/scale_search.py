@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import F32
+from rnn_engine.quantised.blocks import F32
 
 Nearest: TypeAlias = Callable[[F32], F32]
 """Replaces each number by the nearest that a code stands for. May write to its argument."""

@@ -1,0 +1,16 @@
+"""Weight formats of 8 and 4 bits in numpy: blocks of a row's consecutive weights, on the host and in files."""
+
+from rnn_engine.quantised.blocks import BlockFormat, Blocks, blocks_of_row, bytes_of_codes, quantise, quantise_rows
+from rnn_engine.quantised.formats import BLOCK_FORMATS, NF4_LEVELS, SF4_LEVELS
+
+__all__ = [
+    "BLOCK_FORMATS",
+    "NF4_LEVELS",
+    "SF4_LEVELS",
+    "BlockFormat",
+    "Blocks",
+    "blocks_of_row",
+    "bytes_of_codes",
+    "quantise",
+    "quantise_rows",
+]
