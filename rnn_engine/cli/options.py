@@ -14,6 +14,7 @@ from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
+from rnn_engine.hub import Wanted, could_be_wanted, find_local
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.model import LoraChoice
 from rnn_engine.scheduler import parse_policy
@@ -21,19 +22,24 @@ from rnn_engine.scheduler import parse_policy
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _or_demo(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path:
-    """Return the model that was named, or the one that comes with the project."""
+def _find_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
+    """Return the model that was named, by its path or as `pull` takes it, or the one that comes with the project."""
     if value is not None:
-        return value
+        return _pulled(value) if could_be_wanted(value) and not Path(value).exists() else Path(value)
     demo = model_path()
     if not demo.is_file():
         raise click.UsageError(f"no MODEL was given, and the one that comes with rnn-engine is missing: {demo}")
     return demo
 
 
-model_argument = click.argument(
-    "model", type=click.Path(path_type=Path), required=False, callback=_or_demo, metavar="[MODEL]"
-)
+def _pulled(name: str) -> Path:
+    found = find_local(Wanted.parse(name))
+    if found is None:
+        raise click.UsageError(f"{name} is no file, and no model that was pulled; `rnn-engine pull {name}` fetches it")
+    return found
+
+
+model_argument = click.argument("model", required=False, callback=_find_model, metavar="[MODEL]")
 device_option = click.option(
     "--device",
     default="auto",

@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.demo",
         "states",
     ),
-    ("rnn_engine.requests", "rnn_engine.gpu"),
+    ("rnn_engine.requests", "rnn_engine.gpu", "rnn_engine.hub"),
     ("rnn_engine.forward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),

@@ -1,0 +1,150 @@
+"""Fetch files of models from the hub, with what an earlier attempt left, and check what came."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+from rnn_engine.errors import ModelError, RnnEngineError
+from rnn_engine.hub.local import model_path, models_folder
+from rnn_engine.hub.wanted import Wanted
+
+_HUB: Final = "https://huggingface.co"
+_PIECE_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a repository at one commit."""
+
+    path: str
+    num_bytes: int
+    digest: str  # SHA-256 of large files, which the hub keeps apart; else what git calls the file by
+
+
+class Hub:
+    """Hugging Face's hub, or a mirror of it that HF_ENDPOINT names."""
+
+    def __init__(self) -> None:
+        self._endpoint = os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+        self._api = HfApi(endpoint=self._endpoint)
+
+    def pull(self, wanted: Wanted) -> Path:
+        """Fetch a model, unless it is here, and return what is opened of it. Draws a bar for each file on stderr.
+
+        What was fetched of a file stays when this ends early, and is gone on from. Raises ModelError where there is
+        no such model, where it can't be fetched, and where what came is not what the hub says it is.
+        """
+        with self._in_words(wanted.repository):
+            commit, files = self._list_files(wanted.repository)
+        chosen = wanted.choose(list(files))
+        folder = models_folder() / wanted.repository
+        for path in chosen:
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with self._in_words(wanted.repository), WeakFileLock(target.with_name(f".{target.name}.lock")):
+                self._fetch(wanted.repository, commit, files[path], target)
+        return model_path(folder, chosen)
+
+    def _list_files(self, repository: str) -> tuple[str, dict[str, RemoteFile]]:
+        """Return the newest commit of a repository, and its files by path."""
+        found = self._api.model_info(repository, files_metadata=True)
+        files = {
+            each.rfilename: RemoteFile(
+                each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id or ""
+            )
+            for each in found.siblings or ()
+        }
+        return found.sha or "main", files
+
+    def _fetch(self, repository: str, commit: str, file: RemoteFile, target: Path) -> None:
+        if target.is_file() and target.stat().st_size == file.num_bytes and _digest(target, file) == file.digest:
+            return
+        part = target.with_name(f".{target.name}.{file.digest[:12]}.part")
+        done = part.stat().st_size if part.is_file() else 0
+        if done > file.num_bytes:
+            part.unlink()
+            done = 0
+        free = shutil.disk_usage(target.parent).free
+        if free < file.num_bytes - done:
+            raise ModelError(
+                f"{target.parent} has room for {free:,} bytes, and {file.path} needs {file.num_bytes - done:,} more; "
+                "RNN_ENGINE_MODELS names another folder"
+            )
+        url = hf_hub_url(repository, file.path, revision=commit, endpoint=self._endpoint)
+        with part.open("ab") as opened:
+            http_get(
+                url,
+                opened,
+                resume_size=done,
+                headers=build_hf_headers(),
+                expected_size=file.num_bytes,
+                displayed_filename=file.path,
+            )
+        if (found := _digest(part, file)) != file.digest:
+            part.unlink()
+            raise ModelError(
+                f"{repository}: {file.path} came with checksum {found}, and {self._endpoint} says {file.digest}; "
+                "what came was removed: pull it again"
+            )
+        part.replace(target)
+
+    @contextmanager
+    def _in_words(self, repository: str) -> Iterator[None]:
+        """Raise ModelError for what the hub's client raises."""
+        try:
+            yield
+        except (RnnEngineError, KeyboardInterrupt):
+            raise
+        except GatedRepoError as error:
+            raise ModelError(
+                f"{repository}: its owner wants to be asked; accept the terms at {self._endpoint}/{repository} and set "
+                "HF_TOKEN"
+            ) from error
+        except RepositoryNotFoundError as error:
+            raise ModelError(
+                f"{repository}: {self._endpoint} has no such repository, or it is private and HF_TOKEN gives no access"
+            ) from error
+        except HfHubHTTPError as error:
+            raise ModelError(f"{repository}: {self._endpoint} refused: {_first_line(error)}") from error
+        except OfflineModeIsEnabled as error:
+            raise ModelError(f"{repository}: HF_HUB_OFFLINE is set, so nothing is fetched") from error
+        except OSError as error:
+            raise ModelError(f"{repository}: {_first_line(error)}") from error
+        except Exception as error:  # those of its HTTP library, which is not the same in all versions
+            raise ModelError(
+                f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Is there a network? "
+                "HF_ENDPOINT names a mirror. What was fetched is kept"
+            ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _digest(path: Path, file: RemoteFile) -> str:
+    """Return the digest of what is at `path`, of the kind that `file` has."""
+    if len(file.digest) == hashlib.sha256().digest_size * 2:
+        digest = hashlib.sha256()
+    else:
+        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as opened:
+        for piece in _pieces(opened):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    while piece := file.read(_PIECE_BYTES):
+        yield piece

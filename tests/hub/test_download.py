@@ -1,0 +1,120 @@
+"""Downloads from a stand-in for the hub: whole, cut, damaged, missing, and without a network."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.errors import ModelError
+from rnn_engine.hub import Hub, Wanted
+from tests.support.hub import StandInHub
+
+WEIGHTS = bytes(range(256)) * 400
+REPOSITORY = "someone/small-rwkv"
+FILE = "small.pth"
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client of the hub waits before it asks again, and keeps what came in large pieces alone."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+
+
+def test_a_file_comes_whole_and_is_not_fetched_again(hub: StandInHub, folder: Path) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS, "README.md": b"about it"}
+    path = Hub().pull(Wanted.parse(REPOSITORY))
+    assert path == folder / REPOSITORY / FILE
+    assert path.read_bytes() == WEIGHTS
+    assert Hub().pull(Wanted.parse(f"{REPOSITORY}:{FILE}")) == path
+    assert hub.downloads == [(FILE, None)]
+    assert [each.name for each in path.parent.iterdir() if not each.name.endswith(".lock")] == [FILE]
+
+
+def test_a_cut_connection_is_gone_on_from(hub: StandInHub) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    hub.cuts = [60_000]
+    assert Hub().pull(Wanted.parse(REPOSITORY)).read_bytes() == WEIGHTS
+    assert hub.downloads[0] == (FILE, None)
+    [(_, range_)] = hub.downloads[1:]
+    assert range_ is not None
+    assert 0 < int(range_.removeprefix("bytes=").rstrip("-")) <= 60_000
+
+
+def test_what_an_earlier_attempt_left_is_gone_on_from(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    hub.cuts = [60_000, *[0] * 20]
+    with pytest.raises(ModelError, match=r"can't be reached.*What was fetched is kept"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    hub.cuts, hub.downloads = [], []
+    assert Hub().pull(Wanted.parse(REPOSITORY)).read_bytes() == WEIGHTS
+    [(_, range_)] = hub.downloads
+    assert range_ is not None
+
+
+def test_what_was_left_of_other_contents_is_not_mixed_in(hub: StandInHub, folder: Path) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS[::-1]}
+    hub.cuts = [60_000, *[0] * 20]
+    with pytest.raises(ModelError):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    hub.cuts, hub.repositories[REPOSITORY] = [], {FILE: WEIGHTS}
+    assert Hub().pull(Wanted.parse(REPOSITORY)).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("file", [FILE, "config.json"])
+def test_a_wrong_checksum_is_told_and_the_file_removed(hub: StandInHub, folder: Path, file: str) -> None:
+    hub.repositories[REPOSITORY] = {"config.json": b"{}", "model.safetensors": WEIGHTS, FILE: WEIGHTS}
+    hub.damages = {file}
+    wanted = Wanted(REPOSITORY, FILE if file == FILE else None)
+    with pytest.raises(ModelError, match=rf"{REPOSITORY}: {file} came with checksum .* pull it again"):
+        Hub().pull(wanted)
+    assert not list((folder / REPOSITORY).glob(f"*{file}"))
+    assert not list((folder / REPOSITORY).glob(".*.part"))
+    hub.damages = set()
+    assert Hub().pull(wanted).exists()
+
+
+def test_a_file_that_was_damaged_here_is_fetched_again(hub: StandInHub) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    path = Hub().pull(Wanted.parse(REPOSITORY))
+    path.write_bytes(b"\xff" + WEIGHTS[1:])
+    assert Hub().pull(Wanted.parse(REPOSITORY)).read_bytes() == WEIGHTS
+
+
+def test_a_model_of_several_files_comes_as_a_folder(hub: StandInHub, folder: Path) -> None:
+    files = {"config.json": b"{}", "model-1-of-2.safetensors": WEIGHTS, "model-2-of-2.safetensors": WEIGHTS[:100]}
+    hub.repositories[REPOSITORY] = {**files, "README.md": b"about it", "old/model.pth": b"old"}
+    assert Hub().pull(Wanted.parse(REPOSITORY)) == folder / REPOSITORY
+    for name, data in files.items():
+        assert (folder / REPOSITORY / name).read_bytes() == data
+    assert not (folder / REPOSITORY / "README.md").exists()
+
+
+def test_a_missing_repository_is_told(hub: StandInHub) -> None:
+    with pytest.raises(ModelError, match=f"no/such: {hub.url} has no such repository, or it is private"):
+        Hub().pull(Wanted.parse("no/such"))
+
+
+def test_a_gated_repository_is_told(hub: StandInHub) -> None:
+    hub.gated = {REPOSITORY}
+    with pytest.raises(ModelError, match=f"accept the terms at {hub.url}/{REPOSITORY} and set HF_TOKEN"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+
+
+def test_no_room_is_told_before_anything_is_fetched(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000})())
+    with pytest.raises(ModelError, match=r"room for 1,000 bytes, and small\.pth needs 102,400 more"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    assert not hub.downloads
+
+
+def test_without_a_network_it_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(ModelError, match=rf"{url} can't be reached: .*Is there a network\? HF_ENDPOINT names"):
+            Hub().pull(Wanted.parse(REPOSITORY))
