@@ -150,18 +150,22 @@ class Oracle:
     def _nucleus(self, left: Logits, top_p: float, top_k: int, temperature: float) -> Logits:
         chances = softmax(left)
         kept: Logits = {}
+        before = 0.0
         for token in first(left, top_k or len(left)):
-            if kept and sum(chances[other] for other in kept) > top_p + self.nudge:
+            if kept and before > top_p + self.nudge:
                 break
             kept[token] = left[token]
+            before += chances[token]
         return heat(kept, temperature)
 
     def _top_p(self, left: Logits) -> Logits:
         chances = softmax(left)
         kept: Logits = {}
+        mass = 0.0
         for token in first(left, len(left)):
             kept[token] = left[token]
-            if sum(chances[other] for other in kept) >= self.params.top_p + self.nudge:
+            mass += chances[token]
+            if mass >= self.params.top_p + self.nudge:
                 break
         return kept
 
@@ -171,10 +175,12 @@ class Oracle:
         possible = [token for token in first(left, len(left)) if chances[token] > 0]
         distances = {token: abs(-math.log(chances[token]) - entropy) for token in possible}
         kept: Logits = {}
+        before = 0.0
         for token in sorted(possible, key=distances.__getitem__)[: most or None]:
-            if kept and sum(chances[other] for other in kept) > mass + self.nudge:
+            if kept and before > mass + self.nudge:
                 break
             kept[token] = left[token]
+            before += chances[token]
         return kept
 
     def _xtc(self, left: Logits) -> Logits:
