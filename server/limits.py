@@ -58,6 +58,7 @@ class Limits:
     max_client_requests: Annotated[
         int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
     ] = 1024
+    max_mixed_states: Annotated[int, Bound("states", "States that a request mixes, each in a slot of its own.")] = 8
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
 
     def check(self, limit: str, field: str, value: float) -> None:

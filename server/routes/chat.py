@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from rnn_engine.chat_template import ChatTemplate, Role, WorldTemplate
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.operations.naming import text_before_chat
-from rnn_engine.requests import GenerateRequest
+from rnn_engine.requests import GenerateRequest, empty_prompt
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
@@ -21,7 +21,8 @@ from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
 from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
-from server.state.resolve import ResolvedState, resolve_state
+from server.state.mixing import mix_calls
+from server.state.resolve import Start, resolve_starts
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
@@ -29,29 +30,40 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     engine = engine_of(request, body.cache_salt)
-    resolved = await resolve_state(engine, body.state)
+    starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
-    size = template.most_characters(body.conversation) + CALL_WORK * body.n
+    size = template.most_characters(body.conversation) * len(starts) + CALL_WORK * body.n
     if not isinstance(template, WorldTemplate):
         size += SHORT_WORK  # a program, which may take long for short texts, too
     limits = request.app[SETTINGS].limits
-    calls = await work(request, size, partial(_calls, engine, limits, body, template, resolved))
-    return await answer(request, body, ChatFormatter(engine, body, calls), calls, resolved)
+    calls = await work(request, size, partial(_calls, engine, limits, body, template, starts))
+    return await answer(request, body, ChatFormatter(engine, body, calls), calls, starts[0].resolved)
 
 
 def _calls(
-    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, resolved: ResolvedState
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, starts: Sequence[Start]
 ) -> list[GenerateRequest]:
     """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
-    before = text_before_chat(engine, resolved.frozen, template)
+    members = [_call(engine, limits, body, template, start) for start in starts]
+    limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
+    call = mix_calls(body, starts, members)
+    calls = [replace(call, sampling=sampling) for sampling in body.samplings(body.n, engine.tokenize)]
+    calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    return calls
+
+
+def _call(
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: Start
+) -> GenerateRequest:
+    """Return the request from one state, with the conversation or the prompt of `start`."""
+    before = text_before_chat(engine, start.resolved.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
     limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
-    limits.check("max_prompt_tokens", "messages", len(prompt.tokens) * body.n)
     own_stop = tuple(text.encode() for text in prompt.stop)
     call = GenerateRequest(
         prompt=prompt.tokens,
-        initial_state=resolved.initial_state,
+        initial_state=start.initial_state,
         turn_positions=sorted(prompt.turns.values()),
         checkpoint_positions=_checkpoint_positions(body, prompt.turns),
         max_tokens=body.max_tokens,
@@ -61,9 +73,10 @@ def _calls(
         penalised_prompt=_earlier_replies(engine, body),
         priority=body.priority,
     )
-    calls = [replace(call, sampling=sampling) for sampling in body.samplings(body.n, engine.tokenize)]
-    calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
-    return calls
+    if start.prompt is None:
+        return call
+    own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
+    return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:

@@ -55,6 +55,8 @@ class CompletionRequest(GenerationBody):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "prompt", self.prompt)
+        if self.weighted is not None and self.echo and self.logprobs is not None:
+            raise InvalidRequestError("logprobs", self.logprobs, "null with echo, where `state` is a list")
 
     @property
     def num_prompts(self) -> int:

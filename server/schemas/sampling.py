@@ -26,7 +26,7 @@ from rnn_engine.sampling.params import (
 )
 from server.limits import Limits
 from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
-from server.schemas.state_ref import ModelBody
+from server.schemas.state_ref import MixBody
 
 _BIAS_FORMS = 'an object as {"65530": -1.5, "text": false} or a list of pairs as [[65530, -1.5], ["text", false]]'
 _STRINGS = {"type": "array", "items": STRING}
@@ -145,11 +145,11 @@ _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
 )
 
 if TYPE_CHECKING:
-    _SamplingFields = ModelBody
+    _SamplingFields = MixBody
 else:
     _SamplingFields = create_model(
         "_SamplingFields",
-        __base__=ModelBody,
+        __base__=MixBody,
         **{
             parameter.name: (
                 _JSON_TYPES.get(parameter.type, parameter.type),

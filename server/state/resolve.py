@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rnn_engine.interface import EngineLike
 from rnn_engine.types import InitialState
-from server.schemas.state_ref import InlineState, StatePath, StateRef
+from server.schemas.state_ref import InlineState, MixBody, StatePath, StateRef, WeightedRef
 from states.files.exchange import StateFiles
 from states.frozen import NO_INITIAL_STATE, FrozenState
 from states.named.entry import NamedState
@@ -23,6 +23,25 @@ class ResolvedState:
     @property
     def initial_state(self) -> InitialState | None:
         return None if self.frozen is None else self.frozen.for_request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """One of the states that a request starts from."""
+
+    resolved: ResolvedState
+    weight: float = 1.0
+    prompt: str | None = None  # instead of the request's
+
+    @property
+    def initial_state(self) -> InitialState | None:
+        return self.resolved.initial_state
+
+
+async def resolve_starts(engine: EngineLike, body: MixBody) -> list[Start]:
+    """The one state that a request starts from, or all that it mixes; see `resolve_state`."""
+    refs = [WeightedRef(body.state, 1.0)] if not isinstance(body.state, tuple) else body.state
+    return [Start(await resolve_state(engine, one.ref), one.weight, one.prompt) for one in refs]
 
 
 async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> InitialState | None:
