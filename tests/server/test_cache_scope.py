@@ -12,7 +12,7 @@ from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
 from server.doors.settings import DoorSettings
 from server.routes import ALL_ROUTES
-from server.schemas.state_ref import StateRefBody
+from server.schemas.state_ref import CacheBody
 from server.settings import ServerSettings
 from tests.server.test_ownership import STARTING
 from tests.support.fake_engine import FakeEngine
@@ -86,7 +86,7 @@ async def test_every_route_keeps_to_the_scope_of_its_key(serve: Serve, path: str
 
 
 def test_every_route_that_takes_a_salt_is_tried() -> None:
-    takes = {route.path for route in ALL_ROUTES if route.request and issubclass(route.request, StateRefBody)}
+    takes = {route.path for route in ALL_ROUTES if route.request and issubclass(route.request, CacheBody)}
     assert takes == {path for path, _ in STARTING}
 
 
