@@ -72,7 +72,7 @@ def convert_model(
         raise InvalidRequestError("DST", str(target), "a new name, or --force to replace what is there")
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
-    source = Source(model, present, parse_weights(weights), progress)
+    source = Source(model, present, parse_weights(weights, target.suffix), progress)
     try:
         if file_format is None:
             with _new_folder(target) as folder:
@@ -85,13 +85,19 @@ def convert_model(
         raise ModelError(f"{target} was not written: {error}") from error
 
 
-def parse_weights(text: str) -> WeightChoice:
-    """Read a choice as `WeightChoice.parse` does, but with a float type that comes first for the embedding, too."""
+def parse_weights(text: str, suffix: str) -> WeightChoice:
+    """Read a choice as `WeightChoice.parse` does, but with a float type that comes first for the embedding, too.
+
+    For a GGUF file, what 4 bits leave to 8 is q8_0.
+    """
     choice = WeightChoice.parse(text)
+    formats = dict(choice.formats)
     first = text.partition(",")[0].strip()
-    if "emb=" in text or first == STORED or not isinstance(WEIGHT_FORMATS[first], FloatFormat):
-        return choice
-    return replace(choice, formats={**choice.formats, "emb": first})
+    if "emb=" not in text and first != STORED and isinstance(WEIGHT_FORMATS[first], FloatFormat):
+        formats["emb"] = first
+    if suffix == ".gguf" and "int8" not in text:
+        formats = {group: "q8_0" if name == "int8" else name for group, name in formats.items()}
+    return replace(choice, formats=formats)
 
 
 @contextmanager

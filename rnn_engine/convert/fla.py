@@ -12,7 +12,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.fla_names import fla_name, is_transposed
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.entry import TensorEntry
-from rnn_engine.tensor_files.safetensors_writer import write_safetensors
+from rnn_engine.tensor_files.safetensors_writer import widest_first, write_safetensors
 from rnn_engine.versions.v7.shape import ShapeV7
 from rnn_engine.versions.v7_deep_embed.shape import ShapeV7DeepEmbed
 
@@ -39,7 +39,7 @@ def write_fla(folder: Path, source: Source) -> None:
     with atomic_file(folder / "config.json") as file:
         file.write(json.dumps(_config(shape, source), indent=2).encode() + b"\n")
     with atomic_file(folder / WEIGHTS_NAME) as file:
-        write_safetensors(file, entries, {"format": "pt"})
+        write_safetensors(file, widest_first(entries), {"format": "pt"})
 
 
 def _is_unused(spec: TensorSpec) -> bool:

@@ -18,7 +18,9 @@ from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import StoredTensor
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.llama_cpp import list_llama_cpp_names, locate_llama_cpp
+from rnn_engine.quantised import BlockFormat
 from rnn_engine.tensor_files.entry import TensorEntry
+from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, write_blocks
 from rnn_engine.tensor_files.gguf_header import Metadata
 from rnn_engine.tensor_files.gguf_writer import Value, Vocabulary, write_gguf
 from rnn_engine.tensor_files.source import TensorInfo
@@ -139,4 +141,20 @@ def _single(source: Source, name: str, spec: TensorSpec, place: StoredTensor) ->
     if place.row_length is not None:
         size = prod(source.model.tensors[spec.name].shape)
         return source.entry(spec, name, dtype=F32, shape=(size,), transform=lambda tensor: tensor.reshape(-1))
+    block_format = source.block_format(spec)
+    if block_format is not None:
+        return _in_blocks(source, name, spec, block_format)
     return source.entry(spec, name, dtype=None if is_matrix(spec) else F32)
+
+
+def _in_blocks(source: Source, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
+    """Return a matrix in GGUF's own blocks. Raises ModelError where it has none for these."""
+    block_type = block_format.name.upper()
+    shape = source.model.tensors[spec.name].shape
+    if not keeps_blocks(block_type):
+        raise ModelError(f"a GGUF file can't hold {spec.name} in {block_format.name}; expected q8_0, q4_0 or q4_1")
+    if shape[1] % block_format.block_columns:
+        multiple = f"a multiple of {block_format.block_columns} for {block_format.name}"
+        raise ModelError(f"{spec.name} has rows of {shape[1]} numbers; expected {multiple}")
+    info = TensorInfo(shape, F32, block_type)
+    return TensorEntry(name, info, lambda: write_blocks(source.read_blocks(spec, block_format)))

@@ -15,6 +15,7 @@ from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.forward.weight_formats import FloatFormat
 from rnn_engine.model import OpenModel
 from rnn_engine.model.layout import TensorSpec
+from rnn_engine.quantised import BLOCK_FORMATS, BlockFormat, Blocks, quantise
 from rnn_engine.tensor_files.entry import TensorEntry
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
@@ -43,6 +44,28 @@ class Source:
     @property
     def shape(self) -> ModelShape:
         return self.model.shape
+
+    def block_format(self, spec: TensorSpec) -> BlockFormat | None:
+        """Return the format of the blocks in which a matrix is to be written; None for plain numbers.
+
+        Raises ModelError for the matrices of adapters, which a device does not take in blocks.
+        """
+        if not is_matrix(spec):
+            return None
+        chosen = self.format_of(spec.name)
+        name = self.model.tensors[spec.name].block_type if chosen is None else chosen.name
+        found = BLOCK_FORMATS.get((name or "").lower())
+        if found is not None and not spec.name.endswith(".weight"):
+            raise ModelError(f"{spec.name} can't be saved in {name}; expected adapters=f16, bf16 or f32")
+        return found
+
+    def read_blocks(self, spec: TensorSpec, block_format: BlockFormat) -> Blocks:
+        """Return a matrix in blocks: those that the model has, where they are of this format."""
+        self._report(spec)
+        blocks = self.model.blocks(spec.name)
+        if blocks is not None and blocks.format == block_format:
+            return blocks
+        return quantise(block_format, self.model.tensor(spec.name))
 
     def dtype(self, spec: TensorSpec) -> np.dtype[Any]:
         """Return the float type in which a tensor is to be written; that of the model where none is chosen.
@@ -75,8 +98,11 @@ class Source:
 
     def read(self, spec: TensorSpec, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return a tensor in a float type. Raises ModelError where that can't hold its numbers."""
-        self.progress("writing", self.specs.index(spec), len(self.specs))
+        self._report(spec)
         return _cast(spec.name, self.model.tensor(spec.name), dtype)
+
+    def _report(self, spec: TensorSpec) -> None:
+        self.progress("writing", self.specs.index(spec), len(self.specs))
 
     def swapped(self, spec: TensorSpec, name: str, *, dtype: np.dtype[Any] | None = None) -> TensorEntry:
         """Return a tensor with its last two dimensions swapped."""

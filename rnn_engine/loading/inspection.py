@@ -45,7 +45,7 @@ class Inspection:
     version: str
     sizes: Mapping[str, int]
     parameters: int
-    tensors: Mapping[str, int]  # element type -> how many tensors have it
+    tensors: Mapping[str, int]  # element type, or name of the blocks -> how many tensors have it
     has_tuned_state: bool
     tokenizer: str
     state_bytes: int  # of one sequence
@@ -68,7 +68,7 @@ def inspect_model(
         version=model.shape.version,
         sizes=dict(model.shape.sizes),
         parameters=sum(prod(model.tensors[name].shape) for name in own),
-        tensors=dict(Counter(info.dtype.name for info in model.tensors.values()).most_common()),
+        tensors=dict(Counter(info.block_type or info.dtype.name for info in model.tensors.values()).most_common()),
         has_tuned_state=len(own) < len(model.tensors),
         tokenizer=_name_tokenizer(tokenizer, model),
         state_bytes=model.shape.state_bytes,

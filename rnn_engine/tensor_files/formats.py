@@ -13,7 +13,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.pth_file import PthFile
-from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.quantised_file import open_safetensors
 from rnn_engine.tensor_files.source import TensorSource
 
 _HEAD_BYTES = 64
@@ -38,7 +38,7 @@ class _Refusal:
 _FORMATS = (
     _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
     _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
-    _Format(lambda head: head[8:9] == b"{", SafetensorsFile),
+    _Format(lambda head: head[8:9] == b"{", open_safetensors),
 )
 
 _REFUSALS = (

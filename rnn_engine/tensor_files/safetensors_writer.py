@@ -14,11 +14,10 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> None:
-    """Write `entries`, those of the widest type first, so that each begins at a multiple of its type's size."""
-    ordered = sorted(entries, key=lambda entry: -entry.info.dtype.itemsize)
+    """Write `entries` in their order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for entry in ordered:
+    for entry in entries:
         start, end = end, end + entry.info.num_bytes
         header[entry.name] = {
             "dtype": _NAMES[entry.info.dtype],
@@ -28,5 +27,10 @@ def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata:
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
     file.write(len(encoded).to_bytes(8, "little") + encoded)
-    for entry in ordered:
+    for entry in entries:
         entry.write(file)
+
+
+def widest_first(entries: Sequence[TensorEntry]) -> list[TensorEntry]:
+    """Return tensors in the order in which each begins at a multiple of its type's size."""
+    return sorted(entries, key=lambda entry: -entry.info.dtype.itemsize)
