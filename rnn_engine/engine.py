@@ -64,6 +64,7 @@ class Engine:
         max_queued: int = 64,
         queue_seconds: float | None = None,
         policy: BatchingPolicy = EAGER,
+        grammar_seconds: float = 2.0,
     ) -> None:
         """All of `parts` are closed with the engine."""
         self._tokenizer = parts.tokenizer
@@ -88,6 +89,7 @@ class Engine:
         )
         self._grammars = GrammarCompiler(
             partial(Vocabulary.of, self._tokenizer, self._info.shape.vocab_size),
+            grammar_seconds,
             note_seconds=self._scheduler.counters.grammar_compile_seconds.add,
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
@@ -111,6 +113,7 @@ class Engine:
         num_slots: int = 8,
         max_queued: int = 64,
         queue_seconds: float | None = None,
+        grammar_seconds: float = 2.0,
         batching: str = "eager",
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
@@ -126,7 +129,8 @@ class Engine:
         none or a tokenizer.json; `device` is auto, an index, a part of a name, or cpu. `weights` is a choice as
         `WeightChoice.parse` reads it, or auto for the best format that fits; `device_memory` is how many bytes the
         device has, where that can't be found out. `max_queued` requests may wait
-        for a slot, each for `queue_seconds` at most (None: as long as it takes). `batching` is eager, k:NUMBER,
+        for a slot, each for `queue_seconds` at most (None: as long as it takes). Compiling a
+        grammar may take `grammar_seconds` of the processor's time. `batching` is eager, k:NUMBER,
         t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step waits for more requests. `cache` says
         how much is kept of prompts and answers for those that begin alike; None keeps nothing. `states` are those that
         requests may start from by name. `progress` is called on another thread. `v5_group_norm_epsilon` is for an
@@ -152,7 +156,13 @@ class Engine:
             loras=loras,
             chat_template=chat_template,
         )
-        return cls(parts, max_queued=max_queued, queue_seconds=queue_seconds, policy=policy)
+        return cls(
+            parts,
+            max_queued=max_queued,
+            queue_seconds=queue_seconds,
+            policy=policy,
+            grammar_seconds=grammar_seconds,
+        )
 
     @property
     def info(self) -> EngineInfo:

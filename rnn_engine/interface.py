@@ -99,10 +99,11 @@ class EngineLike(Protocol):
         """Run `request`: `Started`, perhaps `PromptScored`, `TextDelta`s, `Finished`.
 
         Leaving the iteration early (`aclose`, cancellation) frees the slot within one step.
-        Raises InvalidRequestError at once; OverloadedError, UnavailableError or EngineClosedError before the first
-        event, and TimeLimitError where the request's deadline comes before it; StepError or UnavailableError where the
-        device fails. With `wait_for_room` a full queue is waited
-        for instead of raising OverloadedError; that is for the later requests of a call whose first ones have run.
+        Raises InvalidRequestError at once, or before the first event for a grammar that is wrong; OverloadedError,
+        UnavailableError or EngineClosedError before the first event, and TimeLimitError where the request's deadline
+        comes before it; StepError or UnavailableError where the device fails. With `wait_for_room` a full queue is
+        waited for instead of raising OverloadedError; that is for the later requests of a call whose first ones have
+        run.
         """
         ...
 

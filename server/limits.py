@@ -59,6 +59,10 @@ class Limits:
         int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
     ] = 1024
     max_mixed_states: Annotated[int, Bound("states", "States that a request mixes, each in a slot of its own.")] = 8
+    max_grammar_bytes: Annotated[int, Bound("bytes", "Of a grammar, a schema or a list of choices.")] = 2**18
+    max_grammar_seconds: Annotated[
+        int, Bound("seconds", "Of the processor's time, for compiling one grammar; for a `bnf_schema` 0.25.")
+    ] = 2
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
 
     def check(self, limit: str, field: str, value: float) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from rnn_engine.cli.grammar_options import grammar_options
 from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
@@ -20,6 +21,7 @@ from rnn_engine.cli.options import (
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
+from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 
@@ -35,6 +37,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 )
 @click.option("--stop", multiple=True, help="End before this text. May be given several times.")
 @sampling_options
+@grammar_options
 @tokenizer_option
 @device_option
 @weights_option
@@ -56,6 +59,7 @@ def command(
     loras: tuple[LoraChoice, ...],
     state: Path | None,
     sampling: SamplingParams,
+    grammar: Grammar | None,
 ) -> None:
     """Continue a text and print what follows."""
     if prompt is not None and tokens is not None:
@@ -82,6 +86,7 @@ def command(
             max_tokens=max_tokens,
             stop=tuple(text.encode() for text in stop),
             sampling=sampling.resolved(session.engine.tokenize),
+            grammar=grammar,
         )
         session.generate(request, _print_text if prompt is not None else _print_ids)
         click.echo()

@@ -150,6 +150,7 @@ def command(
         batching=batching,
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
+        grammar_seconds=limits.max_grammar_seconds,
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,

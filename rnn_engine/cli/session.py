@@ -35,6 +35,7 @@ class EngineChoice:
     batching: str = "eager"
     queue_seconds: float | None = None
     max_queued: int = 64
+    grammar_seconds: float = 2.0
     v5_group_norm_epsilon: float | None = None
     weights: str = "f16"
     device_memory: int | None = None
@@ -63,6 +64,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
                 batching=choice.batching,
                 queue_seconds=choice.queue_seconds,
                 max_queued=choice.max_queued,
+                grammar_seconds=choice.grammar_seconds,
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,

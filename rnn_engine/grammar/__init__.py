@@ -1,7 +1,7 @@
 """Grammars that an answer follows: what they are, and the tokens that they allow."""
 
 from rnn_engine.grammar.compiler import GrammarCompiler
-from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar
+from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar, written_grammar
 from rnn_engine.grammar.tags import Tag, tagged_text
 from rnn_engine.grammar.vocabulary import Vocabulary
 
@@ -15,4 +15,5 @@ __all__ = [
     "choice_grammar",
     "json_grammar",
     "tagged_text",
+    "written_grammar",
 ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
+
+from llguidance.gbnf_to_lark import is_lark_syntax
 
 from rnn_engine.errors import InvalidRequestError
 
 GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "kbnf"]
-
-KINDS: tuple[str, ...] = get_args(GrammarKind)
 
 
 class GrammarError(Exception):
@@ -42,8 +42,13 @@ class Grammar:
         return InvalidRequestError(self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}")
 
 
-def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema") -> Grammar:
-    """Return the grammar of the JSON texts that `schema` allows; `name` is the field of the request that has it."""
+def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
+    """Return the grammar of the JSON texts that `schema` allows; `name` is the field of the request that has it.
+
+    Where not `strict`, keywords that no grammar can hold a text to are ignored instead of refused.
+    """
+    if not strict and isinstance(schema, Mapping):
+        schema = {**schema, "x-guidance": {"lenient": True}}
     try:
         return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name)
     except RecursionError:
@@ -53,3 +58,8 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema")
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
     """Return the grammar of the texts in `choices`; `name` is the field of the request that has them."""
     return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name)
+
+
+def written_grammar(text: str, name: str = "grammar") -> Grammar:
+    """Return the grammar in `text`, llama.cpp's or Lark's; `name` is the field of the request that has it."""
+    return Grammar("lark" if is_lark_syntax(text) else "gbnf", text, name)

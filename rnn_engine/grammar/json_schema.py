@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Final, TypeAlias
 
 from rnn_engine.grammar.grammar import GrammarError
@@ -11,7 +12,8 @@ from rnn_engine.grammar.grammar import GrammarError
 Schema: TypeAlias = Mapping[str, object] | bool
 
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_TRIES: Final = 200  # parts of a schema that are compiled to find an error
+_MOST_LEVELS: Final = 100  # of objects and lists in each other
+_MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
 
 
 def load_schema(text: str) -> Schema:
@@ -23,6 +25,8 @@ def load_schema(text: str) -> Schema:
     if not isinstance(schema, dict | bool):
         raise GrammarError("expected an object, true or false")
     for place, part in _parts(schema):
+        if place.count("/") > _MOST_LEVELS:
+            raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
         reference = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(reference, str) and not reference.startswith("#"):
             raise GrammarError(f"$ref {reference[:80]!r} leads out of the schema, and nothing is fetched (at {place})")
@@ -47,10 +51,9 @@ def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
         {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     )
     found = "#"
-    for tries, (place, part) in enumerate(_parts(schema)):
-        if tries == _MOST_TRIES:
-            break
-        if isinstance(part, Mapping) and place.startswith(found) and fails_alike({**definitions, **part}):
+    parts = ((place, part) for place, part in _parts(schema) if isinstance(part, Mapping))
+    for place, part in islice(parts, _MOST_TRIES):
+        if place.startswith(found) and fails_alike({**definitions, **part}):
             found = place
     return found
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from copy import deepcopy
 
-import kbnf
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
+from rnn_engine.grammar.kbnf_library import kbnf
 from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import mask_words
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Final, Protocol, Self
 
-import kbnf
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from rnn_engine.grammar.grammar import GrammarKind
+from rnn_engine.grammar.kbnf_library import kbnf
 
 END: Final = 0  # the token that ends a text
 

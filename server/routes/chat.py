@@ -60,17 +60,18 @@ def _call(
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
     limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
-    own_stop = tuple(text.encode() for text in prompt.stop)
+    says_end = "stop" in body.model_fields_set or body.answer_grammar is not None
     call = GenerateRequest(
         prompt=prompt.tokens,
         initial_state=start.initial_state,
         turn_positions=sorted(prompt.turns.values()),
         checkpoint_positions=_checkpoint_positions(body, prompt.turns),
         max_tokens=body.max_tokens,
-        stop=body.stop_bytes if "stop" in body.model_fields_set else own_stop,
+        stop=body.stop_bytes if says_end else tuple(text.encode() for text in prompt.stop),
         stop_tokens=(0, *prompt.stop_tokens),
         logprobs=body.alternatives,
         penalised_prompt=_earlier_replies(engine, body),
+        grammar=body.answer_grammar,
         priority=body.priority,
     )
     if start.prompt is None:

@@ -68,6 +68,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: Prompt, start: St
         stop=body.stop_bytes,
         logprobs=body.alternatives,
         score_from=0 if body.echo and body.logprobs is not None else None,
+        grammar=body.answer_grammar,
         priority=body.priority,
     )
 

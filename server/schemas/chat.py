@@ -118,12 +118,6 @@ class TemplateBody(RequestBody):
     sep: str = Field(default=_TEMPLATE.sep, description="What stands between the records.")
 
 
-class ResponseFormat(RequestBody):
-    type: Annotated[str, only("text", because="the form of the text can't be forced")] = Field(
-        description="Only `text`."
-    )
-
-
 def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
@@ -163,14 +157,13 @@ class ChatRequest(GenerationBody):
     stop: Stop = Field(
         default=(),
         description="Texts before which the answer ends; null for none. Absent: what the chat template says, a blank "
-        "line for RWKV World.",
+        "line for RWKV World; none with a grammar.",
     )
     logprobs: bool = Field(default=False, description="Add the log-probability of every token.")
     top_logprobs: int | None = Field(
         default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
-    response_format: ResponseFormat | None = Field(default=None, description="Only null or text.")
     tools: Annotated[list[Any] | None, only(None, [], because=_NO_TOOLS)] = Field(
         default=None, description="Only null."
     )

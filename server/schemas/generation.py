@@ -11,8 +11,8 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY
 from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody
+from server.schemas.grammar import GrammarBody
 from server.schemas.retention import SaveAs
-from server.schemas.sampling import SamplingBody
 
 
 def _parse_stop(value: object) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class StreamOptions(RequestBody):
     include_usage: bool = Field(default=False, description="Send one more chunk, without choices, that holds `usage`.")
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(GrammarBody):
     """A body with the fields that every generation has."""
 
     ignored: ClassVar = frozenset(
@@ -73,7 +73,8 @@ class GenerationBody(SamplingBody):
         "null and `save_error` says why.",
     )
 
-    def model_post_init(self, _context: Any) -> None:  # noqa: ANN401
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options", self.stream_options.model_dump(), "null unless stream is true")
 

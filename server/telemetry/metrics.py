@@ -128,6 +128,8 @@ def _requests(counters: EngineCounters) -> Iterator[Metric]:
     yield _histogram("inter_token_seconds", text, counters.inter_token_seconds)
     text = "From a request's arrival to its end, of those that were not cut short."
     yield _histogram("request_seconds", text, counters.request_seconds)
+    text = "Compiling a grammar that was not kept, or finding out that it is wrong."
+    yield _histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
     yield _histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
     yield _histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from tests.support.cli import Command
@@ -39,6 +40,32 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 class TestGenerate:
+    def test_follows_a_grammar(self, rnn_engine: Command, install: Install, tmp_path: Path) -> None:
+        files = {
+            "a.gbnf": 'root ::= "a"',
+            "a.lark": 'start: "a"',
+            "a.kbnf": 'start ::= "a";',
+            "a.json": '{"type": "null"}',
+        }
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        asked = {
+            ("--grammar", tmp_path / "a.gbnf"): Grammar("gbnf", files["a.gbnf"]),
+            ("--grammar", tmp_path / "a.lark"): Grammar("lark", files["a.lark"]),
+            ("--grammar", tmp_path / "a.kbnf"): Grammar("kbnf", files["a.kbnf"]),
+            ("--json-schema", tmp_path / "a.json"): Grammar("json_schema", files["a.json"]),
+            ("--regex", "[a-b]"): Grammar("regex", "[a-b]"),
+        }
+        for option, grammar in asked.items():
+            engine = FakeEngine()
+            install(engine)
+            rnn_engine("generate", "m.st", "-p", "Say", *option)
+            assert engine.requests[0].grammar == grammar
+        arguments = ("--regex", "a", "--grammar", tmp_path / "a.gbnf")
+        assert "--grammar and --regex exclude each other" in rnn_engine(
+            "generate", "m.st", "-p", "x", *arguments, code=2
+        )
+
     def test_prints_the_continuation(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine(reply=lambda _: " é!")
         choices = install(engine)

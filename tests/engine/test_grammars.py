@@ -15,7 +15,7 @@ from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, TextDelta
 from tests.support.byte_tokenizer import ByteTokenizer
-from tests.support.fake_runner import FakeRunner, random_logits
+from tests.support.fake_runner import FakeRunner, table_logits
 
 TOKENIZER = ByteTokenizer()
 SCHEMA = {
@@ -30,7 +30,7 @@ SCHEMA = {
 
 
 def make_engine() -> Engine:
-    runner = FakeRunner(random_logits(TOKENIZER.size))
+    runner = FakeRunner(table_logits(TOKENIZER.size))
     return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"))
 
 

@@ -41,7 +41,7 @@ def table_logits(vocab_size: int, num_rows: int = 4096, spread: float = 3.0) -> 
     table = np.random.default_rng(0).normal(0.0, spread, (num_rows, vocab_size)).astype(np.float32)
 
     def logits(tokens: Tokens) -> F32:
-        row: F32 = table[zlib.crc32(bytes(tokens)) % num_rows]  # fits tokens up to 255
+        row: F32 = table[zlib.crc32(bytes(token & 255 for token in tokens)) % num_rows]
         return row
 
     return logits
