@@ -11,7 +11,6 @@ from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import lora_option
 from rnn_engine.cli.progress import progress_bar
 from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model
-from rnn_engine.convert.fla import WEIGHTS_NAME
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.loading.memory import in_words
@@ -52,7 +51,7 @@ def command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, .
     with open_merged(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, target, weights, force=force, progress=report)
         shape = describe_shape(model.shape)
-    with open_model(target if target.is_file() else target / WEIGHTS_NAME) as written:
+    with open_model(target) as written:
         types = Counter(info.block_type or info.dtype.name for info in written.tensors.values()).most_common()
     click.echo(f"{target}: {title}")
     click.echo(f"{shape}; tensors: {', '.join(f'{count} {name}' for name, count in types)}")

@@ -106,7 +106,7 @@ tokenizer_option = click.option(
     default="auto",
     show_default=True,
     metavar="auto|world|none|FILE",
-    help="auto finds the one that fits the model; none works with token ids alone; FILE is a tokenizer.json.",
+    help="auto finds the one that fits the model; none is token ids alone; FILE is a tokenizer.json or a vocabulary.",
 )
 
 chat_template_option = click.option(

@@ -78,6 +78,8 @@ def convert_model(
             with _new_folder(target) as folder:
                 write_fla(folder, source)
             return FOLDER_TITLE
+        if model.shape.settings:
+            raise ModelError(f"the file could not say the model's {model.shape.settings}; expected no setting")
         with atomic_file(target) as file:
             file_format.write(file, source)
         return file_format.title

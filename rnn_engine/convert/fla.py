@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isclose
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,29 +17,31 @@ from rnn_engine.tensor_files.safetensors_writer import widest_first, write_safet
 from rnn_engine.versions.v7.shape import ShapeV7
 from rnn_engine.versions.v7_deep_embed.shape import ShapeV7DeepEmbed
 
-WEIGHTS_NAME: Final = "model.safetensors"
-
-_HEAD_SIZE: Final = 64
+_NORM_EPSILON: Final = 1e-5
 _THREE_DIMENSIONS: Final = (".att.x_r", ".att.x_w", ".att.x_k", ".att.x_v", ".att.x_a", ".att.x_g")
 
 
 def write_fla(folder: Path, source: Source) -> None:
     """Write into an empty folder.
 
-    Raises ModelError for a version that flash-linear-attention's names do not cover, and for heads of another size
-    than 64, with which its group norm has another epsilon than RWKV-7's.
+    Raises ModelError for a version that flash-linear-attention's names do not cover, and for another epsilon of the
+    group norm than its own, 1e-5 times the size of a head.
     """
     shape = source.shape
     if not isinstance(shape, ShapeV7) or isinstance(shape, ShapeV7DeepEmbed):
         raise ModelError(f"a folder of flash-linear-attention can't hold RWKV {shape.version}; expected v7")
-    if shape.head_size != _HEAD_SIZE:
-        raise ModelError(f"flash-linear-attention can't run heads of size {shape.head_size}; expected {_HEAD_SIZE}")
+    epsilon = _NORM_EPSILON * shape.head_size
+    if not isclose(shape.group_norm_epsilon, epsilon, rel_tol=1e-6):
+        raise ModelError(
+            f"the group norm of heads of size {shape.head_size} has the epsilon {shape.group_norm_epsilon:g}; "
+            f"expected {epsilon:g}, which flash-linear-attention has"
+        )
     if lost := [spec.name for spec in source.specs if spec.name.endswith(".time_state")]:
         raise ModelError(f"flash-linear-attention has no place for {lost[0]}; expected a model without a tuned state")
     entries = [_entry(source, spec) for spec in source.specs if not _is_unused(spec)]
     with atomic_file(folder / "config.json") as file:
         file.write(json.dumps(_config(shape, source), indent=2).encode() + b"\n")
-    with atomic_file(folder / WEIGHTS_NAME) as file:
+    with atomic_file(folder / "model.safetensors") as file:
         write_safetensors(file, widest_first(entries), {"format": "pt"})
 
 
@@ -76,7 +79,7 @@ def _config(shape: ShapeV7, source: Source) -> dict[str, Any]:
         "intermediate_size": shape.ffn_width,
         "max_position_embeddings": 2048,
         "norm_bias": True,
-        "norm_eps": 1e-5,
+        "norm_eps": _NORM_EPSILON,
         "norm_first": True,
         "num_heads": shape.num_heads,
         "num_hidden_layers": shape.num_layers,

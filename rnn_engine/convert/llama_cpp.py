@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from rnn_engine.convert.source import F32, Source, is_matrix
 from rnn_engine.errors import ModelError
-from rnn_engine.model.conventions import StoredTensor
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.model.llama_cpp import list_llama_cpp_names, locate_llama_cpp
+from rnn_engine.model.stored import Part, Rows, StoredTensor
 from rnn_engine.quantised import BlockFormat
 from rnn_engine.tensor_files.entry import TensorEntry
 from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, write_blocks
@@ -119,12 +119,16 @@ def _entries(source: Source, metadata: Metadata) -> Iterator[TensorEntry]:
             stand_in = re.sub("time_mix_v[012].weight", lambda match: _STAND_INS[match[0]], name)
             parts = places[stand_in]
         (first, place), *others = parts.items()
-        if others or place.index is not None:
-            yield _stacked(
-                source, name, [specs[each] for each in sorted(parts, key=lambda part: parts[part].index or 0)]
-            )
+        if others or _index(place) is not None:
+            stacked = sorted(parts, key=lambda part: _index(parts[part]) or 0)
+            yield _stacked(source, name, [specs[each] for each in stacked])
         else:
             yield _single(source, name, specs[first], place)
+
+
+def _index(place: StoredTensor) -> int | None:
+    """Return which of several tensors this is that lie in one."""
+    return next((step.index for step in place.steps if isinstance(step, Part)), None)
 
 
 def _stacked(source: Source, name: str, specs: list[TensorSpec]) -> TensorEntry:
@@ -138,7 +142,7 @@ def _stacked(source: Source, name: str, specs: list[TensorSpec]) -> TensorEntry:
 def _single(source: Source, name: str, spec: TensorSpec, place: StoredTensor) -> TensorEntry:
     if place.swapped:
         return source.swapped(spec, name, dtype=F32)
-    if place.row_length is not None:
+    if any(isinstance(step, Rows) for step in place.steps):
         size = prod(source.model.tensors[spec.name].shape)
         return source.entry(spec, name, dtype=F32, shape=(size,), transform=lambda tensor: tensor.reshape(-1))
     block_format = source.block_format(spec)

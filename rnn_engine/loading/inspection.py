@@ -64,7 +64,7 @@ def inspect_model(
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(
         file=str(model.path),
-        file_bytes=model.path.stat().st_size,
+        file_bytes=model.num_bytes,
         version=model.shape.version,
         sizes=dict(model.shape.sizes),
         parameters=sum(prod(model.tensors[name].shape) for name in own),

@@ -144,7 +144,7 @@ def open_parts(
     return assemble(
         runner,
         chosen,
-        model=name or path.stem,
+        model=name or model_name(path),
         device=device if on_gpu is None else on_gpu.device.info.name,
         weights=plan.weights,
         device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
@@ -156,6 +156,11 @@ def open_parts(
         loras=loras,
         chat_template=template,
     )
+
+
+def model_name(path: Path) -> str:
+    """Return the name of a model's file without its ending, or that of its folder."""
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def assemble(

@@ -12,70 +12,18 @@ for BlinkDL's. GGUF files have a convention of their own: see `rnn_engine.model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.quantised import Blocks
+from rnn_engine.model.stored import StoredTensor, Swap
 from rnn_engine.tensor_files.source import TensorInfo
 
 Tensors = Mapping[str, TensorInfo]
 
 _WIDTH: Final = "D"  # the letter of a model's width
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """Where a tensor of the model is kept, and how it is made of what the file has there.
-
-    Of several along the first dimension it is one; then its last two dimensions may have to be swapped, its numbers be
-    laid out in rows, and be scaled.
-    """
-
-    name: str  # in the file
-    swapped: bool = False
-    index: int | None = None  # along the first dimension, which has the size `length`
-    length: int = 0
-    row_length: int | None = None
-    scale: float = 1.0
-
-    def describe(self, info: TensorInfo) -> TensorInfo:
-        """Return what `orient` makes of a tensor. Raises ModelError where it can't be made."""
-        shape, block_type = info.shape, info.block_type
-        if self.index is not None:
-            if shape[:1] != (self.length,):
-                raise ModelError(f"{self.name} is {list(shape)}; expected {self.length} as its first dimension")
-            shape = shape[1:]
-        if self.swapped and len(shape) >= 2:
-            *leading, rows, columns = shape
-            shape, block_type = (*leading, columns, rows), None
-        if self.row_length is not None:
-            if prod(shape) % self.row_length:
-                raise ModelError(f"{self.name} has {prod(shape)} numbers; expected a multiple of {self.row_length}")
-            shape, block_type = (prod(shape) // self.row_length, self.row_length), None
-        return TensorInfo(shape, info.dtype, block_type)
-
-    def orient(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the model's tensor from the file's: a view where it need not be scaled."""
-        if self.index is not None:
-            array = array[self.index]
-        if self.swapped and array.ndim >= 2:
-            array = array.swapaxes(-1, -2)
-        if self.row_length is not None:
-            array = array.reshape(-1, self.row_length)
-        return array if self.scale == 1 else (array * array.dtype.type(self.scale)).astype(array.dtype)
-
-    def orient_blocks(self, blocks: Blocks) -> Blocks | None:
-        """Return the model's matrix from the file's blocks; None where it has to be made of numbers."""
-        if self.index is not None or self.swapped or self.row_length is not None:
-            return None
-        return blocks if self.scale == 1 else blocks.scaled(self.scale)
 
 
 def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, StoredTensor]:
@@ -88,7 +36,7 @@ def locate_tensors(path: Path, specs: Sequence[TensorSpec], tensors: Tensors) ->
         if spec is None:
             stored[name] = StoredTensor(name)
         else:
-            stored[spec.name] = StoredTensor(name, swaps and spec.ai00_swaps)
+            stored[spec.name] = StoredTensor(name, (Swap(),) if swaps and spec.ai00_swaps else ())
     return stored
 
 

@@ -15,7 +15,7 @@ from math import isclose
 from typing import Final
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.conventions import StoredTensor
+from rnn_engine.model.stored import Part, Rows, Scale, Step, StoredTensor, Swap
 from rnn_engine.tensor_files.gguf_header import Metadata
 from rnn_engine.tensor_files.listing import count, show, show_all
 from rnn_engine.types import ModelShape
@@ -177,19 +177,19 @@ def _locate(
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {
-            f"{block}{architecture.mix}{kind}": StoredTensor(stored, index=index, length=len(architecture.mixes))
+            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (Part(index, len(architecture.mixes)),))
             for index, kind in enumerate(architecture.mixes)
         }
     if layer == 0 and name in _UNUSED_IN_LAYER_0:
         return {}
-    head_size, scale = None, 1.0
+    steps: list[Step] = [Swap()] if name in architecture.swapped else []
     if name == _HEADS:
-        head_size = _positive(metadata, f"{prefix}.wkv.head_size", None)
+        steps.append(Rows(_positive(metadata, f"{prefix}.wkv.head_size", None)))
     if name in architecture.halved:
-        scale = _scale(metadata, f"{prefix}.rescale_every_n_layers", layer)
+        factor = _scale(metadata, f"{prefix}.rescale_every_n_layers", layer)
+        steps += [Scale(factor)] if factor != 1 else []
     blinkdl = {**architecture.names, **_single_mixes(architecture)}[name]
-    place = StoredTensor(stored, name in architecture.swapped, row_length=head_size, scale=scale)
-    return {block + blinkdl: place}
+    return {block + blinkdl: StoredTensor(stored, tuple(steps))}
 
 
 def _scale(metadata: Metadata, key: str, layer: int) -> float:

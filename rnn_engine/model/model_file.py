@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -12,15 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.conventions import StoredTensor, locate_tensors
+from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import fingerprint, with_settings
-from rnn_engine.model.fla_source import with_blinkdl_names
+from rnn_engine.model.fla import has_fla_names, locate_fla
+from rnn_engine.model.hf_config import HfConfig
+from rnn_engine.model.hf_folder import open_folder
+from rnn_engine.model.hf_names import has_hf_names, locate_hf
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
+from rnn_engine.model.stored import StoredTensor
 from rnn_engine.quantised import Blocks
+from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.listing import show, show_all
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
 from rnn_engine.types import ModelShape
 
@@ -35,27 +42,24 @@ class ModelFile:
     before and after can't be of two models. A file that is replaced, as by a rename, goes on to be read as it was.
     """
 
-    def __init__(
-        self, path: Path, source: TensorSource, stored: Mapping[str, StoredTensor], checked: CheckedModel
-    ) -> None:
+    def __init__(self, path: Path, source: TensorSource, found: _Found) -> None:
         self.path = path
-        self.shape: ModelShape = checked.shape
-        self.names: tuple[str, ...] = tuple(checked.tensors)
-        self.tensors: Mapping[str, TensorInfo] = checked.tensors  # in BlinkDL's names and orientation
+        self.shape: ModelShape = found.checked.shape
+        self.names: tuple[str, ...] = tuple(found.checked.tensors)
+        self.tensors: Mapping[str, TensorInfo] = found.checked.tensors  # in BlinkDL's names and orientation
         self._source = source
-        self._stored = stored
+        self._stamp = found.stamp
+        self._stored = found.stored
 
     @classmethod
     def open(cls, path: Path, find_layout: FindLayout) -> ModelFile:
-        """Open a model file and check what its header says; weights are read when they are asked for.
+        """Open a model file, or a Hugging Face folder, and check what its header says; weights are read when asked for.
 
         Raises ModelError where the file can't be read or does not fit its layout; the message has the path.
         """
-        source = open_source(path)
+        source = open_folder(path) if path.is_dir() else open_source(path)
         try:
-            source = with_blinkdl_names(path, source)
-            stored, checked = _check(path, source, find_layout)
-            return cls(path, source, stored, checked)
+            return cls(path, source, _find_model(path, source, find_layout))
         except BaseException:
             source.close()
             raise
@@ -68,6 +72,11 @@ class ModelFile:
     ) -> None:
         self.close()
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the model's file, or of all its shards."""
+        return self._source.stamp.size
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all weights, and of the shape's settings; see `rnn_engine.model.fingerprint`.
@@ -75,9 +84,7 @@ class ModelFile:
         Reads the whole file, unless it is large and an earlier run has recorded the digest. Raises ModelError as
         `tensor` does.
         """
-        weights = recall(
-            self.path, self._source.stamp, lambda: fingerprint(self.shape.version, self.names, self._digested)
-        )
+        weights = recall(self.path, self._stamp, lambda: fingerprint(self.shape.version, self.names, self._digested))
         return with_settings(weights, self.shape.settings)
 
     def has(self, name: str) -> bool:
@@ -124,17 +131,62 @@ class ModelFile:
         return place.orient(self._source.read(place.name)).reshape(info.shape)  # without surplus axes of size 1
 
 
-def _check(path: Path, source: TensorSource, find_layout: FindLayout) -> tuple[dict[str, StoredTensor], CheckedModel]:
-    """Where each tensor is stored, and what the version's layout makes of them all."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A model in an open file."""
+
+    stored: Mapping[str, StoredTensor]  # BlinkDL's name -> where the tensor is
+    checked: CheckedModel
+    stamp: FileStamp  # of all files that say what the model is
+
+
+def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _Found:
+    """Find where each tensor is stored, and what the version's layout makes of them all."""
+    config = _read_config(path, source.tensors)
     try:
-        if isinstance(source, GgufFile):
-            stored = locate_llama_cpp(source.metadata, source.tensors)
-        else:
-            stored = locate_tensors(path, find_layout(source.tensors).list_specs(source.tensors), source.tensors)
+        stored = _locate(path, source, config, find_layout)
         tensors = {name: place.describe(source.tensors[place.name]) for name, place in stored.items()}
         checked = check_tensors(find_layout(tensors), tensors)
         if isinstance(source, GgufFile):
             check_metadata(source.metadata, checked.shape)
-        return stored, checked
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    if config is None:
+        return _Found(stored, checked, source.stamp)
+    stamps = [stamp for stamp in (source.stamp, config.stamp) if stamp is not None]
+    return _Found(stored, replace(checked, shape=config.apply(checked.shape)), FileStamp.of_all(stamps))
+
+
+def _read_config(path: Path, names: Iterable[str]) -> HfConfig | None:
+    """Read the config of a model that has the names of one of Hugging Face's libraries; None for any other."""
+    names, is_folder = tuple(names), path.is_dir()
+    folder = path if is_folder else path.parent
+    if has_fla_names(names):
+        return HfConfig.read(folder, "flash-linear-attention")
+    if has_hf_names(names):
+        return HfConfig.read(folder, "transformers")
+    if is_folder:
+        raise ModelError(
+            f"{path}: no tensor has a name that flash-linear-attention or transformers gives an RWKV, such as "
+            f"model.layers.0.attn.r_k; found {show_all(names) or 'none'}"
+        )
+    return None
+
+
+def _locate(
+    path: Path, source: TensorSource, config: HfConfig | None, find_layout: FindLayout
+) -> dict[str, StoredTensor]:
+    """Return where each tensor of the model is, by BlinkDL's name."""
+    if isinstance(source, GgufFile):
+        return locate_llama_cpp(source.metadata, source.tensors)
+    if config is None:
+        return locate_tensors(path, find_layout(source.tensors).list_specs(source.tensors), source.tensors)
+    locate = locate_fla if config.library == "flash-linear-attention" else locate_hf
+    stored: dict[str, StoredTensor] = {}
+    for name, place in locate(source.tensors):
+        if name in stored:
+            raise ModelError(f"{show(stored[name].name)} and {show(place.name)} are both {name}; expected one of them")
+        stored[name] = place
+    if config.ties_head and "emb.weight" in stored:
+        stored["head.weight"] = stored["emb.weight"]
+    return stored

@@ -5,10 +5,12 @@ The file is not mapped: a mapping would show what others write into the file, an
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,18 @@ class FileStamp:
     def same_content(self, other: FileStamp) -> bool:
         """Whether the open file of both stamps was not written to between them."""
         return (self.size, self.modified) == (other.size, other.modified)
+
+    @classmethod
+    def of_all(cls, stamps: Sequence[FileStamp]) -> FileStamp:
+        """Return a stamp that changes when that of any of several files does; its size is the sum of theirs."""
+        digest = hashlib.sha256(repr(stamps).encode()).digest()
+        return cls(
+            size=sum(stamp.size for stamp in stamps),
+            modified=max(stamp.modified for stamp in stamps),
+            status_changed=max(stamp.status_changed for stamp in stamps),
+            inode=int.from_bytes(digest[:8], "little"),
+            volume=stamps[0].volume,
+        )
 
 
 class BinaryFile:

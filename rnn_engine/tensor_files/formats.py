@@ -17,6 +17,7 @@ from rnn_engine.tensor_files.quantised_file import open_safetensors
 from rnn_engine.tensor_files.source import TensorSource
 
 _HEAD_BYTES = 64
+_EXPECTED = "a model file (.safetensors, .st, .pth or .gguf)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,9 @@ def _find_format(file: BinaryFile) -> _Format:
 def _check_kind(path: Path) -> None:
     try:
         if not path.exists():
-            raise ModelError(f"{path} does not exist; expected a model file (.safetensors, .st, .pth or .gguf)")
+            raise ModelError(f"{path} does not exist; expected {_EXPECTED}")
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise ModelError(f"{path} is {kind}; expected a model file (.safetensors, .st, .pth or .gguf)")
+            raise ModelError(f"{path} is {kind}; expected {_EXPECTED}")
     except OSError as error:
         raise ModelError(f"{path} can't be read: {error.strerror}") from error

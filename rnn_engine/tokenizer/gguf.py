@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from rnn_engine.errors import InvalidRequestError, ModelError, TokenizerError
+from rnn_engine.errors import ModelError, TokenizerError
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
-from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
 
 _NORMAL: Final = 1  # the token type of llama.cpp that stands for text
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _LETTERS: Final = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
-
-
-class ByteStringTokenizer:
-    """A tokenizer that takes the longest of its byte strings, again and again."""
-
-    name = "gguf"
-    special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        """`pieces` has the bytes of every id; those that are empty stand for no text."""
-        self.size = len(pieces)
-        self._pieces = tuple(pieces)
-        self._ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
-        self._longest = max(map(len, self._ids), default=0)
-
-    def encode(self, text: str) -> list[int]:
-        check_text(text)
-        data, start, ids = text.encode("utf-8"), 0, []
-        while start < len(data):
-            lengths = range(min(self._longest, len(data) - start), 0, -1)
-            length = next((each for each in lengths if data[start : start + each] in self._ids), None)
-            if length is None:
-                raise InvalidRequestError("text", text, f"bytes of the vocabulary, which lacks {data[start]:#04x}")
-            ids.append(self._ids[data[start : start + length]])
-            start += length
-        return ids
-
-    def decode_bytes(self, token: int) -> bytes:
-        return self._pieces[token] if 0 <= token < self.size else b""
 
 
 def read_pieces(path: Path) -> list[bytes] | None:

@@ -6,7 +6,6 @@ read here, from the library's own vocabulary file.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Final
 from pyrwkv_tokenizer import RWKVTokenizer
 
 from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
+from rnn_engine.tokenizer.byte_strings import read_vocabulary
 
 WORLD_SIZE: Final = 65530  # ids 0..65529
 WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them
@@ -29,7 +29,7 @@ class WorldTokenizer:
 
     def __init__(self) -> None:
         self._library = RWKVTokenizer()
-        self._pieces = _read_pieces(Path(self._library.vocab_filepath))
+        self._pieces = read_vocabulary(Path(self._library.vocab_filepath))
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
@@ -37,15 +37,4 @@ class WorldTokenizer:
         return ids
 
     def decode_bytes(self, token: int) -> bytes:
-        return self._pieces.get(token, b"")
-
-
-def _read_pieces(path: Path) -> dict[int, bytes]:
-    """Return the bytes of every token id, from lines of an id, a Python literal (str or bytes) and a length."""
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        entries = [line.split(" ", 1) for line in lines]
-    literals = ast.literal_eval(f"[{','.join(rest.rsplit(' ', 1)[0] for _, rest in entries)}]")
-    return {
-        int(token): literal if isinstance(literal, bytes) else literal.encode("utf-8")
-        for (token, _), literal in zip(entries, literals, strict=True)
-    }
+        return self._pieces[token] if 0 <= token < self.size else b""

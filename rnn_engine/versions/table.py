@@ -1,4 +1,4 @@
-"""The versions of RWKV that are served, and those that are known well enough to be refused by name.
+"""The versions of RWKV that are served.
 
 A new version is a package beside this module and a row in `VERSIONS`.
 """
@@ -20,14 +20,6 @@ from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
 
 @dataclass(frozen=True, slots=True)
-class UnservedVersion:
-    """A version whose files are recognised and refused."""
-
-    title: str  # what messages call it
-    pattern: re.Pattern[str]  # some of its tensor names match, and none of those of the rows below it
-
-
-@dataclass(frozen=True, slots=True)
 class Version:
     """A version that is served."""
 
@@ -44,24 +36,13 @@ class Version:
 class VersionTable:
     """Versions in the order in which their patterns are tried."""
 
-    rows: tuple[Version | UnservedVersion, ...]
-
-    @property
-    def served(self) -> tuple[Version, ...]:
-        return tuple(row for row in self.rows if isinstance(row, Version))
+    rows: tuple[Version, ...]
 
     def recognise(self, tensors: Mapping[str, TensorInfo]) -> Version:
         """Return the version that has such tensors. Raises ModelError for one that is not served."""
         for row in self.rows:
-            if any(row.pattern.fullmatch(name) for name in tensors):
-                if isinstance(row, Version):
-                    if row.suits(tensors):
-                        return row
-                    continue
-                served = ", ".join(version.title for version in self.served)
-                raise ModelError(
-                    f"this is {row.title}, which is not served yet; expected {served} under BlinkDL's names"
-                )
+            if any(row.pattern.fullmatch(name) for name in tensors) and row.suits(tensors):
+                return row
         found = show_all(tuple(tensors)) or "none"
         raise ModelError(f"no RWKV version has these tensors; expected names such as blocks.0.att.r_k, found {found}")
 
@@ -71,7 +52,7 @@ class VersionTable:
 
     def get(self, name: str) -> Version:
         """Return the served version called `name`. Raises KeyError where there is none."""
-        return {version.name: version for version in self.served}[name]
+        return {version.name: version for version in self.rows}[name]
 
 
 def _v5_row(name: v5.VersionV5) -> Version:
@@ -89,7 +70,6 @@ def _v5_row(name: v5.VersionV5) -> Version:
 # Both spellings of a name stand here where the two file conventions differ.
 VERSIONS: Final = VersionTable(
     (
-        UnservedVersion("RWKV under Hugging Face's tensor names", re.compile(r"rwkv\.blocks\.\d+\.attention\..*")),
         Version(
             name="v7-deepembed",
             title="RWKV-7 with DeepEmbed",

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.convert.fla import WEIGHTS_NAME
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
 from rnn_engine.types import F32, ModelShape
+from tests.support.hf import save_hf
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 from tests.support.reference import forward
@@ -29,17 +29,13 @@ TOKENS = [3, 1, 4, 15, 9, 26]
 for_each_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.version)
 
 
-def opened_path(target: Path) -> Path:
-    return target if target.is_file() else target / WEIGHTS_NAME
-
-
 def logits(path: Path) -> F32:
-    with open_model(opened_path(path)) as model:
+    with open_model(path) as model:
         return forward(model, TOKENS)[0]
 
 
 def convert(source: Path, target: Path, weights: str = "stored") -> Path:
-    with open_model(opened_path(source)) as model:
+    with open_model(source) as model:
         convert_model(model, target, weights)
     return target
 
@@ -71,7 +67,7 @@ def test_matrices_have_the_type_that_is_chosen(suffix: str, weights: str, tmp_pa
     source = model_file(tiny_shape(head_size=64), tmp_path)
     target = convert(source, tmp_path / f"out{suffix}", weights)
     dtype = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}[weights]
-    with open_model(opened_path(target)) as model:
+    with open_model(target) as model:
         for name in ("emb.weight", "head.weight", "blocks.0.ffn.key.weight"):
             assert model.tensors[name].dtype.name == dtype
         assert model.tensors["blocks.1.ln1.weight"].dtype == np.float32
@@ -101,8 +97,15 @@ def test_a_tuned_state_comes_along(suffix: str, tmp_path: Path) -> None:
     with open_model(convert(source, tmp_path / f"out{suffix}")) as opened:
         assert np.array_equal(opened.tensor("blocks.1.att.time_state"), state)
     for name in ("out.gguf", "out"):
-        with pytest.raises(ModelError, match=r"blocks\.1\.att\.time_state; expected|expected 64"):
+        with pytest.raises(ModelError, match=r"blocks\.1\.att\.time_state; expected|expected 0.00016"):
             convert(source, tmp_path / name)
+
+
+def test_an_epsilon_that_the_target_can_not_say_is_refused(tmp_path: Path) -> None:
+    folder = save_hf(random_model(tiny_shape(), seed=2, layer0_v=False), tmp_path / "folder", "fla")
+    with pytest.raises(ModelError, match="the file could not say the model's group norm epsilon"):
+        convert(folder, tmp_path / "out.safetensors")
+    assert np.array_equal(logits(convert(folder, tmp_path / "out")), logits(folder))
 
 
 def test_numbers_beyond_f16_are_refused_by_name(tmp_path: Path) -> None:

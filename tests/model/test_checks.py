@@ -120,17 +120,6 @@ def test_strange_names_are_shown_escaped_and_cut(tmp_path: Path) -> None:
     assert len(message) < 500
 
 
-@pytest.mark.parametrize(
-    ("name", "title"),
-    [
-        ("rwkv.blocks.0.attention.time_decay", "RWKV under Hugging Face's tensor names"),
-    ],
-)
-def test_what_is_not_read_yet_is_named(name: str, title: str, tmp_path: Path) -> None:
-    tensors = TENSORS if name.startswith("blocks") else {}
-    assert refusal(tmp_path, tensors | names_only([name])).startswith(f"this is {title}, which is not served yet")
-
-
 def test_another_kind_of_model_is_refused_by_its_names(tmp_path: Path) -> None:
     message = refusal(tmp_path, names_only(["transformer.wte.weight", "lm_head.weight"]))
     assert message.startswith("no RWKV version has these tensors")

@@ -32,7 +32,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_folder(tmp_path: Path) -> None:
-    assert "is a folder; expected a model file" in refusal(tmp_path)
+    assert "has no config.json; expected a Hugging Face folder, or the path of a model file" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,30 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
 from rnn_engine.model.fla_names import blinkdl_name, fla_name, is_transposed
 from rnn_engine.versions.v7.shape import AdapterRanks
 from tests.support.models import random_model, save_safetensors, tiny_shape
-
-
-def refusal(tensors: dict[str, NDArray[np.float32]], path: Path) -> str:
-    save_file(tensors, path)
-    with pytest.raises(ModelError) as raised:
-        open_model(path)
-    return str(raised.value)
-
-
-def test_heads_of_another_size_and_two_names_are_refused(tmp_path: Path) -> None:
-    small, one = np.zeros((4, 16), np.float32), np.zeros(64, np.float32)
-    said = refusal({"model.layers.0.attn.r_k": small}, tmp_path / "a.safetensors")
-    assert said.endswith("a.safetensors: blocks.0.att.r_k is [4, 16]; expected heads of size 64")
-    tensors = {"model.layers.0.attn.k_k": one, "model.norm.weight": one, "ln_out.weight": one}
-    assert "b.safetensors: a tensor is there under BlinkDL's name and" in refusal(tensors, tmp_path / "b.safetensors")
 
 
 def test_a_model_under_fla_names_is_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyrwkv_tokenizer import RWKVTokenizer
 from tokenizers import Tokenizer, decoders, models
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError
@@ -33,7 +34,7 @@ def test_auto_takes_none_for_any_other_and_says_why(model_path: Path, vocab_size
     tokenizer = load_tokenizer("auto", model_path, vocab_size)
     assert isinstance(tokenizer, NoTokenizer)
     assert tokenizer.size == vocab_size
-    assert f"no tokenizer.json beside it, and its vocabulary of {vocab_size} is not World's" in tokenizer.reason
+    assert f"its folder has no tokenizer.json, and its vocabulary of {vocab_size} is not World's" in tokenizer.reason
 
 
 @pytest.mark.parametrize("vocab_size", [12, 65536])
@@ -78,3 +79,51 @@ def test_none_refuses_text_and_has_none(model_path: Path) -> None:
     assert str(caught.value) == (
         "text: 'hello' is not allowed; expected token ids, as the model has no tokenizer: none was asked for"
     )
+
+
+WORLD_FILE = Path(RWKVTokenizer().vocab_filepath)
+
+
+@pytest.mark.parametrize("name", ["rwkv_vocab_v20230424.txt", "vocab.txt"])
+def test_the_vocabulary_in_a_folder_made_for_transformers(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"1 'a' 1\n2 b'\\xff' 1\n3 'a\xc3\xa9' 3\n")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        tokenizer = load_tokenizer("auto", path, 12)
+        assert (tokenizer.name, tokenizer.size) == (name, 4)
+        assert tokenizer.encode("aaé") == [1, 3]
+        assert [tokenizer.decode_bytes(token) for token in range(5)] == [b"", b"a", b"\xff", "aé".encode(), b""]
+    write_tokenizer(tmp_path / "tokenizer.json", 12)
+    assert load_tokenizer("auto", tmp_path, 12).name == "tokenizer.json"
+    assert load_tokenizer(str(tmp_path / name), tmp_path, 12).name == name
+
+
+def test_a_copy_of_the_world_vocabulary_is_world(tmp_path: Path) -> None:
+    (tmp_path / "rwkv_vocab_v20230424.txt").write_bytes(WORLD_FILE.read_bytes())
+    assert load_tokenizer("auto", tmp_path, 65536).name == "world"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1: ; expected an id, a Python literal and its length"),
+        (b"1 'a' 1\n[PAD]\n", "line 2: [PAD]; expected an id"),
+        (b"1 [[['a']]] 1\n", "line 1: 1 [[['a']]] 1; expected an id"),
+        (b"1 'a' 'b' 2\n", "line 1: 1 'a' 'b' 2; expected an id"),
+        (b"1 'a' 2\n", "token 1 has 1 bytes; expected 2, as its line says"),
+        (b"1 'a' 1\n1 'b' 1\n", "has an id twice, or one above 1048575"),
+        (b"9999999 'a' 1\n", "has an id twice, or one above 1048575"),
+        (b"1 '\\ud800' 3\n", "token 1 is no text in UTF-8"),
+        (b"1 '\\N{NO SUCH}' 1\n", "has a literal that Python can't read"),
+        (b"1 b'\xc3\xa9' 2\n", "has a literal that Python can't read"),
+        (b"\xff", "is no UTF-8"),
+        (b"1 'a' 1\n" * (3 << 20), "bytes; expected at most 16777216"),
+    ],
+    ids=range(12),
+)
+def test_a_vocabulary_that_is_damaged(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with pytest.raises(TokenizerError) as caught:
+        load_tokenizer("auto", tmp_path, 12)
+    assert str(caught.value).startswith(f"{tmp_path / 'vocab.txt'}")
+    assert message in str(caught.value)
