@@ -19,13 +19,18 @@ _VERSIONS: Final = ("v4", "v5.1", "v5.2", "v6", "v7")
 
 def write_st(file: IO[bytes], source: Source) -> None:
     """Write an `.st` file. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
-    if source.shape.version not in _VERSIONS:
-        raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
+    check_ai00_version(source)
     for spec in source.specs:
         chosen = source.format_of(spec.name) if is_matrix(spec) else None
         if chosen is not None and chosen.name != "f16":
             raise ModelError(f"{spec.name} can't be {chosen.name} in an .st file; expected --weights f16")
     write_safetensors(file, list(_entries(source)), {})
+
+
+def check_ai00_version(source: Source) -> None:
+    """Raise ModelError for a version that ai00 does not know."""
+    if source.shape.version not in _VERSIONS:
+        raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
 
 
 def _entries(source: Source) -> Iterator[TensorEntry]:

@@ -15,6 +15,7 @@ from rnn_engine.convert.ai00 import write_st
 from rnn_engine.convert.blinkdl import write_blinkdl_pth, write_blinkdl_safetensors
 from rnn_engine.convert.fla import write_fla
 from rnn_engine.convert.llama_cpp import write_llama_cpp
+from rnn_engine.convert.prefab import write_prefab
 from rnn_engine.convert.source import Source
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward import Progress
@@ -35,6 +36,7 @@ class FileFormat:
 FILE_FORMATS: Final[Mapping[str, FileFormat]] = {
     ".safetensors": FileFormat("safetensors in BlinkDL's names", write_blinkdl_safetensors),
     ".st": FileFormat("ai00's safetensors, in f16", write_st),
+    ".prefab": FileFormat("ai00's prefab, in f16", write_prefab),
     ".pth": FileFormat("torch's file in BlinkDL's names", write_blinkdl_pth),
     ".gguf": FileFormat("GGUF as llama.cpp has it, with the vocabulary", write_llama_cpp),
 }

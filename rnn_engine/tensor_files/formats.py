@@ -12,12 +12,13 @@ from pathlib import Path
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
+from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.quantised_file import open_safetensors
 from rnn_engine.tensor_files.source import TensorSource
 
 _HEAD_BYTES = 64
-_EXPECTED = "a model file (.safetensors, .st, .pth or .gguf)"
+_EXPECTED = "a model file (.safetensors, .st, .pth, .gguf or .prefab)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class _Refusal:
 _FORMATS = (
     _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
     _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
+    _Format(lambda head: head.startswith(PREFAB_START), PrefabFile),
     _Format(lambda head: head[8:9] == b"{", open_safetensors),
 )
 

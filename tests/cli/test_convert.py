@@ -60,7 +60,7 @@ def test_a_vocabulary_of_byte_strings_is_kept(rnn_engine: Command, tiny_model: T
 
 def test_what_is_not_known_is_refused(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
     said = rnn_engine("convert", model_file, tmp_path / "out.onnx", code=2)
-    assert "a name that ends in .safetensors, .st, .pth, .gguf, or a folder's without an ending" in said
+    assert "a name that ends in .safetensors, .st, .prefab, .pth, .gguf, or a folder's without an ending" in said
     assert "expected one of the formats" in rnn_engine("convert", model_file, "x.pth", "--weights", "f8", code=2)
     assert "does not exist" in rnn_engine("convert", tmp_path / "no.pth", tmp_path / "out.pth", code=1)
 

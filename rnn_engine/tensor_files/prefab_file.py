@@ -1,0 +1,288 @@
+"""Read ai00's prefab models: CBOR of web-rwkv's own structures, with its names, transforms and quantised matrices.
+
+Tensors are seen under BlinkDL's names and in its orientation. Matrices that write to the residual were halved after
+every so many layers and are scaled back; RWKV-4 and RWKV-5 have their decay as it is used, of which the logarithm is
+taken again. The embedding and the head have rows added up to a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import ModelError
+from rnn_engine.quantised import (
+    BLOCK_FORMATS,
+    NF4_LEVELS,
+    SF4_LEVELS,
+    BlockFormat,
+    Blocks,
+    blocks_of_row,
+    bytes_of_codes,
+)
+from rnn_engine.quantised.blocks import F32
+from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.cbor_items import ByteString, read_items
+from rnn_engine.tensor_files.source import TensorInfo
+
+PREFAB_START: Final = b"\xa5\x67context"
+MATRICES: Final = {"w_r": "receptance", "w_k": "key", "w_v": "value", "w_g": "gate", "w_o": "output"}
+"""What web-rwkv calls a matrix -> what BlinkDL calls it."""
+
+V6_MIXES: Final = "wkvrg"
+_HALVED: Final = {("att", "w_o"), ("ffn", "w_v")}
+_SWAPPED: Final = frozenset(
+    ("time_mix_w1", "time_mix_w2", "time_decay_w1", "time_decay_w2", *(f"{kind}{n}" for kind in "wavg" for n in "12"))
+)
+_KINDS: Final = ("Fp16", "Int8", "Fp4")
+_VERSIONS: Final = ("V4", "V5", "V6", "V7")
+_MOST_HALVINGS: Final = 64
+_CODEBOOKS: Final = {"nf4": NF4_LEVELS, "sf4": SF4_LEVELS}
+
+Transform = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An array of the file: its shape in numpy's order, and where its bytes are."""
+
+    shape: tuple[int, ...]
+    data: ByteString
+
+    def dtype(self, *allowed: Any) -> np.dtype[Any]:  # noqa: ANN401
+        """Return the one of `allowed` that its size fits. Raises ValueError."""
+        for dtype in map(np.dtype, allowed):
+            if prod(self.shape) * dtype.itemsize == self.data.size:
+                return dtype
+        raise ValueError(f"an array of shape {list(self.shape)} has {self.data.size} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """How a tensor is read: from one array of numbers, or of codes with figures."""
+
+    values: _Part
+    info: TensorInfo  # as it is seen
+    figures: _Part | None = None
+    format: BlockFormat | None = None
+    transform: Transform = lambda array: array
+    scale: float = 1.0
+
+
+class PrefabFile:
+    """An open prefab model. Closes `file` with itself."""
+
+    def __init__(self, file: BinaryFile) -> None:
+        """Raises ModelError where the file is damaged."""
+        self._file = file
+        content = read_items(file)
+        try:
+            self._stored = dict(_Layout(file, content).tensors())
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise ModelError(f"{file.path}: damaged prefab model: {type(error).__name__}: {error}") from error
+
+    @property
+    def stamp(self) -> FileStamp:
+        return self._file.stamp
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {name: stored.info for name, stored in self._stored.items()}
+
+    def read(self, name: str) -> NDArray[Any]:
+        stored = self._stored[name]
+        if stored.format is not None:
+            numbers = self._blocks(stored, 1, prod(stored.info.shape)).numbers().reshape(stored.info.shape)
+        else:
+            array = _read(self._file, stored.values, stored.values.dtype(np.float16, np.float32))
+            numbers = stored.transform(array.reshape(stored.values.shape))
+        return numbers if stored.scale == 1 else (numbers * numbers.dtype.type(stored.scale)).astype(numbers.dtype)
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        stored = self._stored[name]
+        if stored.format is None or stored.info.block_type is None:
+            return None
+        blocks = self._blocks(stored, *stored.info.shape)
+        return blocks if stored.scale == 1 else blocks.scaled(stored.scale)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _blocks(self, stored: _Tensor, num_rows: int, num_columns: int) -> Blocks:
+        assert stored.format is not None
+        assert stored.figures is not None
+        count = blocks_of_row(num_columns, stored.format.block_columns)
+        codes = np.zeros(num_rows * count * bytes_of_codes(stored.format), np.uint8)
+        found = _read(self._file, stored.values, np.dtype(np.uint8))
+        codes[: len(found)] = found
+        figures = _read(self._file, stored.figures, np.dtype(np.float16))
+        shape = (num_rows, count, -1)
+        return Blocks(stored.format, num_columns, codes.reshape(shape), figures.reshape(shape))
+
+
+class _Layout:
+    """The structure of a prefab. Its methods raise KeyError, TypeError or ValueError for another structure."""
+
+    def __init__(self, file: BinaryFile, content: dict[str, Any]) -> None:
+        self._file = file
+        self._content = content["tensor"]
+        info = content["info"]
+        self._version = _choice(info["version"], _VERSIONS)
+        self._sizes = info["num_vocab"], info["num_emb"]
+        self._num_heads = info["num_head"]
+        self._rescale = content["rescale"]
+        if not all(type(size) is int and size > 0 for size in (*self._sizes, self._num_heads, self._rescale)):
+            raise ValueError("a size is not a number of at least 1")
+
+    def tensors(self) -> Iterator[tuple[str, _Tensor]]:
+        """Yield every tensor with BlinkDL's name."""
+        embed, head = self._content["embed"], self._content["head"]
+        yield "emb.weight", self._cut(_plain(_part(embed["w"])))
+        yield "head.weight", self._cut(self._matrix(head["w"]))
+        yield from self._norm("blocks.0.ln0", _either(embed, "ln", "layer_norm"))
+        yield from self._norm("ln_out", _either(head, "ln", "layer_norm"))
+        for number, layer in enumerate(self._content["layers"]):
+            yield from self._norm(f"blocks.{number}.ln1", _either(layer, "att_ln", "att_layer_norm"))
+            yield from self._norm(f"blocks.{number}.ln2", _either(layer, "ffn_ln", "ffn_layer_norm"))
+            for part in ("att", "ffn"):
+                for field, value in layer[part].items():
+                    yield from self._field(number, part, field, value)
+
+    def _field(self, number: int, part: str, field: str, value: Any) -> Iterator[tuple[str, _Tensor]]:  # noqa: ANN401
+        prefix = f"blocks.{number}.{part}."
+        if field in MATRICES:
+            matrix = self._matrix(value)
+            halvings = number // self._rescale if (part, field) in _HALVED else 0
+            if halvings > _MOST_HALVINGS:
+                raise ValueError(f"layer {number} is halved {halvings} times")
+            yield f"{prefix}{MATRICES[field]}.weight", replace(matrix, scale=2.0**halvings)
+        elif field in ("gn", "group_norm"):
+            yield from self._norm(f"{prefix}ln_x", value)
+        elif field == "time_mix":
+            yield from self._stacked(prefix, _part(value))
+        elif not (self._version == "V7" and number == 0 and field in ("v0", "v1", "v2")):  # stand-ins
+            yield prefix + self._name(field), self._small(field, value)
+
+    def _name(self, field: str) -> str:
+        if self._version == "V6":
+            field = field.replace("time_mix", "time_maa")
+        return "time_faaaa" if field == "time_first" and self._version in ("V5", "V6") else field
+
+    def _small(self, field: str, value: Any) -> _Tensor:  # noqa: ANN401
+        """Return a vector, or a matrix of an adapter."""
+        if field in _SWAPPED:
+            part = self._matrix(value).values
+            *leading, rows, columns = part.shape
+            return _plain(part, (*leading, columns, rows), lambda array: array.swapaxes(-1, -2))
+        part = _part(value)
+        if field == "time_decay" and self._version in ("V4", "V5"):
+            shape = part.shape if self._version == "V4" else self._by_heads(part)
+            return _plain(part, shape, lambda array: _find_decay(array, self._version).reshape(shape))
+        if field == "r_k" or (field == "time_first" and self._version != "V4"):
+            shape = self._by_heads(part)
+            return _plain(part, shape, lambda array: array.reshape(shape))
+        return _plain(part)
+
+    def _by_heads(self, part: _Part) -> tuple[int, int]:
+        return self._num_heads, prod(part.shape) // self._num_heads
+
+    def _stacked(self, prefix: str, part: _Part) -> Iterator[tuple[str, _Tensor]]:
+        """Yield the mixes of an RWKV-6, which lie in one array."""
+        size = prod(part.shape) // len(V6_MIXES)
+
+        def pick(index: int) -> Transform:
+            return lambda array: array.reshape(len(V6_MIXES), size)[index]
+
+        for index, kind in enumerate(V6_MIXES):
+            yield f"{prefix}time_maa_{kind}", _plain(part, (size,), pick(index))
+
+    def _norm(self, name: str, value: Any) -> Iterator[tuple[str, _Tensor]]:  # noqa: ANN401
+        for field, kind in (("w", "weight"), ("b", "bias")):
+            part = _part(value[field])
+            yield f"{name}.{kind}", _plain(part, (prod(part.shape),), lambda array: array.reshape(-1))
+
+    def _cut(self, tensor: _Tensor) -> _Tensor:
+        """Return the embedding or the head without the rows and columns that were added."""
+        num_rows, num_columns = self._sizes
+        if tensor.info.shape == self._sizes:
+            return tensor
+        if tensor.format is not None or len(tensor.info.shape) != 2:
+            raise ValueError(f"the embedding or the head is {list(tensor.info.shape)}; expected {list(self._sizes)}")
+        shape = tuple(np.minimum(tensor.info.shape, self._sizes).tolist())
+        return _plain(tensor.values, shape, lambda array: array[:num_rows, :num_columns])
+
+    def _matrix(self, value: Any) -> _Tensor:  # noqa: ANN401
+        ((kind, content),) = value.items()
+        kind = _choice(kind, _KINDS)
+        if kind == "Fp16":
+            return _plain(_part(content))
+        codes, figures = _part(content["w"]), _part(content["m"])
+        chosen = BLOCK_FORMATS["int8"] if kind == "Int8" else self._codebook(_part(content["q"]))
+        codes.dtype(np.uint8)
+        figures.dtype(np.float16)
+        *leading, bytes_of_row = codes.shape
+        shape = (*leading, bytes_of_row * 8 // chosen.code_bits)
+        if prod(figures.shape) != blocks_of_row(prod(shape), chosen.block_columns) * chosen.num_figures:
+            raise ValueError(f"a matrix of shape {list(shape)} has {prod(figures.shape)} figures")
+        whole = len(shape) == 2 and shape[1] % chosen.block_columns == 0 and chosen.name in BLOCK_FORMATS
+        info = TensorInfo(shape, np.dtype(np.float32), chosen.name if whole else None)
+        return _Tensor(codes, info, figures, chosen)
+
+    def _codebook(self, part: _Part) -> BlockFormat:
+        """Return the format of 4 bits that has the levels of an array. Raises ValueError for others than are known."""
+        levels = _read(self._file, part, part.dtype(np.float32))
+        for name, known in _CODEBOOKS.items():
+            if levels.shape == (16,) and np.allclose(levels, known, atol=1e-4):
+                return BLOCK_FORMATS[name]
+        raise ValueError(f"a matrix has the levels {levels[:16].tolist()}; expected those of NF4 or SF4")
+
+
+def _part(value: dict[str, Any]) -> _Part:
+    shape, data = value["shape"], value["data"]
+    if not isinstance(data, ByteString) or len(shape) != 4 or not all(type(n) is int and n > 0 for n in shape):
+        raise ValueError("an array has no shape of 4 sizes, or no bytes")
+    turned = tuple(reversed(shape))
+    while len(turned) > 1 and turned[0] == 1:
+        turned = turned[1:]
+    return _Part(turned, data)
+
+
+def _plain(part: _Part, shape: tuple[int, ...] | None = None, transform: Transform = lambda array: array) -> _Tensor:
+    dtype = part.dtype(np.float16, np.float32)
+    return _Tensor(part, TensorInfo(part.shape if shape is None else shape, dtype), transform=transform)
+
+
+def _read(file: BinaryFile, part: _Part, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return file.read(part.data.start, part.data.size).view(dtype)
+
+
+def _either(value: dict[str, Any], first: str, second: str) -> Any:  # noqa: ANN401
+    return value[first] if first in value else value[second]
+
+
+def _choice(value: object, names: tuple[str, ...]) -> str:
+    """Return the variant of an enumeration, of which a file has the name or the number."""
+    if isinstance(value, int):
+        return names[value]
+    if value not in names:
+        raise ValueError(f"{value!r} is none of {', '.join(names)}")
+    return str(value)
+
+
+def _find_decay(used: F32, version: str) -> F32:
+    """Return the numbers of which RWKV-4 makes -exp(x) and RWKV-5 exp(-exp(x)).
+
+    ai00 had them as halves: those of which the same comes again are taken, without the error of a logarithm.
+    """
+    least = float(np.finfo(np.float32).tiny)
+    wide = used.astype(np.float64)
+    rate = -wide if version == "V4" else -np.log(np.maximum(wide, least))
+    exact = np.log(np.maximum(rate, least)).astype(np.float32)
+    halves = exact.astype(np.float16).astype(np.float32)
+    again = -np.exp(halves) if version == "V4" else np.exp(-np.exp(halves))
+    return np.where(np.isclose(again, used, rtol=1e-6, atol=0), halves, exact)
