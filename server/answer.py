@@ -44,7 +44,7 @@ async def answer(
         calls = [saver.call]
     end = _End(saver)
     tally = Tally(body.copies)
-    envelope = ResponseEnvelope(engine.info.model, formatter)
+    envelope = ResponseEnvelope(engine.info, formatter)
     async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
             encoder = ChunkEncoder(envelope, formatter, calls, include_usage=body.include_usage)

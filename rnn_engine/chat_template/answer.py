@@ -68,6 +68,11 @@ class AnswerReader:
         )
         self._closing = _Sequence(("}",), (tools.closing,))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that comes from now on is content."""
+        return not (self._held or self._blank or self._form.names) and self._read == self._read_content
+
     def feed(self, text: str) -> list[Piece]:
         """Return the pieces that `text` makes certain. They come in order, and leave nothing out between them."""
         self._held += text

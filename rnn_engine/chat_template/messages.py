@@ -43,6 +43,7 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, object] = field(default_factory=lambda: {"type": "object", "properties": {}})  # a schema
+    strict: bool = False  # whether a keyword of the schema that calls can't be held to is an error
 
 
 @dataclass(frozen=True, slots=True)

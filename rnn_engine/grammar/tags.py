@@ -22,13 +22,22 @@ class Tag:
 
 
 def tagged_text(
-    tags: Sequence[Tag], trigger: str, *, required: bool = False, parallel: bool = True, separator: str = "\n"
+    tags: Sequence[Tag],
+    trigger: str,
+    *,
+    required: bool = False,
+    parallel: bool = True,
+    separator: str = "\n",
+    ending: str = "",
+    otherwise: Mapping[str, object] | bool | None = None,
 ) -> Grammar:
     r"""Return the grammar of texts with parts of `tags` in them.
 
     The text is free until `trigger`, with which each tag begins; then one of the tags follows to its end, then free
     text again, and so on. Where `required`, there is no free text: the text is one of the tags or, where `parallel`,
-    several with `separator` between. Where not `parallel`, a text has at most one tag and ends with it.
+    several with `separator` between, and perhaps `ending` after the last. Where not `parallel`, a text has at most one
+    tag and ends with it. With a schema `otherwise` there is no free text either: the text is tags, or JSON by the
+    schema.
 
     Tool calls, for instance, are right once they have begun::
 
@@ -44,9 +53,12 @@ def tagged_text(
         raise ValueError(f"expected tags that begin with the trigger, which is not empty; got {tags!r}, {trigger!r}")
     rules = [f"tag_{number}: {_body(tag, trigger)}" for number, tag in enumerate(tags)]
     any_tag = " | ".join(f"tag_{number}" for number in range(len(tags)))
-    if required:
+    if required or otherwise is not None:
         one = f"{_quoted(trigger)} ({any_tag})"
-        start = f"{one} ({_quoted(separator)} {one})*" if parallel else one
+        last = f"{_quoted(ending)}?" if ending else ""
+        start = f"{one} ({_quoted(separator)} {one})* {last}" if parallel else one
+        if not required:
+            start = f"{start} | %json {_spaced(otherwise)}"
     else:
         rules += [f"TEXT: {_TEXT}", "last: TEXT", f"free[lazy]: TEXT {_quoted(trigger)}"]
         start = f"(free ({any_tag}))* last" if parallel else f"free ({any_tag}) | last"
@@ -55,8 +67,12 @@ def tagged_text(
 
 def _body(tag: Tag, trigger: str) -> str:
     """Return what follows the trigger of a tag."""
-    schema = json.dumps(with_spacing(tag.schema), ensure_ascii=False)
-    return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), f"%json {schema}", _quoted(tag.end))))
+    json_text = f"%json {_spaced(tag.schema)}"
+    return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
+
+
+def _spaced(schema: Mapping[str, object] | bool | None) -> str:
+    return json.dumps(with_spacing(schema or {}), ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

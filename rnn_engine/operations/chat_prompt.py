@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, ToolCall
 from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
@@ -31,6 +31,11 @@ class ChatPrompt:
     stop: tuple[str, ...]
     stop_tokens: tuple[int, ...]  # beside the end of text
     thought: bool | None  # True: the answer goes on with thoughts; False: they have just been closed; None: neither
+
+    @property
+    def ends_in_tag(self) -> bool:
+        """Whether the ">" of a tag around thoughts is missing at its end."""
+        return self.thought is not None and self.text.endswith((THINK_BEGINS, THINK_ENDS))
 
 
 def make_chat_prompt(
@@ -93,7 +98,12 @@ def _guard(engine: EngineLike, conversation: Conversation, special: Mapping[str,
         for message in conversation.messages
     ]
     tools = [
-        Tool(every(tool.name), every(tool.description), {**_guard_value(tool.parameters, every)})
+        replace(
+            tool,
+            name=every(tool.name),
+            description=every(tool.description),
+            parameters=_guard_value(tool.parameters, every),
+        )
         for tool in conversation.tools
     ]
     return replace(conversation, messages=messages, tools=tools)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -37,10 +38,15 @@ class TokenMask(Protocol):
 class SequenceMask:
     """The mask of the next token of one sequence. `current` is None where all tokens are allowed."""
 
-    def __init__(self, source: TokenMask, vocab_size: int) -> None:
-        """Raise StepError, as does `advance`, for a mask that does not fit the vocabulary or allows no token."""
+    def __init__(self, source: TokenMask, vocab_size: int, ends: Collection[int] = ()) -> None:
+        """`ends` are tokens that end a text, too, wherever token 0 may.
+
+        Raise StepError, as does `advance`, for a mask that does not fit the vocabulary or allows no token.
+        """
         self._source = source
         self._vocab_size = vocab_size
+        self._ends = frozenset(ends)
+        self._added: frozenset[int] = frozenset()  # of them, to the current mask
         self.current: Mask | None = None
         self.advance()
 
@@ -51,7 +57,8 @@ class SequenceMask:
 
     def accept(self, token: int) -> None:
         """Take note of the token that was drawn; no mask is current then."""
-        self._source.accept(token)
+        if token not in self._added:
+            self._source.accept(token)
         self.current = None
 
     def advance(self) -> None:
@@ -59,7 +66,18 @@ class SequenceMask:
         mask = self._source.next()
         if mask is not None:
             _check_mask(mask, self._vocab_size)
-        self.current = mask
+        self.current = mask if mask is None else self._with_ends(mask)
+
+    def _with_ends(self, mask: Mask) -> Mask:
+        """Return `mask` with the tokens that end a text, where it allows the end."""
+        ends = self._ends if int(mask[0]) & 1 else ()
+        self._added = frozenset(token for token in ends if not int(mask[token >> 5]) >> (token & 31) & 1)
+        if not self._added:
+            return mask
+        extended = mask.copy()
+        for token in self._added:
+            extended[token >> 5] |= np.uint32(1 << (token & 31))
+        return extended
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
         """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens."""

@@ -57,7 +57,9 @@ class LiveSequence(Member):
         self._note_prompt_end = note_prompt_end
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self._sampler = SequenceSampler(request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes))
-        self._mask = None if request.token_mask is None else SequenceMask(request.token_mask(), vocab_size)
+        self._mask = None
+        if request.token_mask is not None:
+            self._mask = SequenceMask(request.token_mask(), vocab_size, self._stop_tokens - {0})
         self._text = TextStream(request.stop)
         self._max_tokens = request.max_tokens
         self._last_reason: FinishReason = "length"  # where the text ends with its last token

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 
+from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, Started, TextDelta
 from server.formatting.choices import Choice, ChoiceFormatter
 from server.http.sse import encode_event
@@ -19,12 +21,13 @@ _NOTHING: Mapping[str, object] = {}
 class ResponseEnvelope:
     """Puts choices into response objects, all of them with the same id, time and model."""
 
-    def __init__(self, model: str, formatter: ChoiceFormatter) -> None:
+    def __init__(self, info: EngineInfo, formatter: ChoiceFormatter) -> None:
         self._formatter = formatter
         self._common = {
             "id": f"{formatter.id_prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": model,
+            "model": info.model,
+            "system_fingerprint": _fingerprint(info),
         }
 
     def whole(self, choices: Sequence[Choice], usage: Usage, extra: Mapping[str, object]) -> Mapping[str, object]:
@@ -34,6 +37,12 @@ class ResponseEnvelope:
     def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
         """Return the body of one event of a stream."""
         return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
+
+
+def _fingerprint(info: EngineInfo) -> str:
+    """Return a text that is the same as long as equal requests with equal seeds give equal answers."""
+    parts = (info.model, info.shape, info.weights, info.device, info.loras)
+    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 class ChunkEncoder:

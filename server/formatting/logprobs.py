@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
+from rnn_engine.chat_template.answer import Part, Piece
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import TokenInfo
-from server.schemas.chat import ChatLogprobs, ChatTokenLogprob, TokenLogprob
+from server.schemas.chat_answer import ChatLogprobs, ChatTokenLogprob, TokenLogprob
 from server.schemas.completions import CompletionLogprobs
 
 LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
@@ -51,6 +54,38 @@ class CompletionTokens:
             for token, logprob in info.top
         }
         return tops | {token_text(info.token, info.data): max(info.logprob, LEAST_LOGPROB)}
+
+
+class ContentTokens:
+    """Finds the tokens of an answer's content, so that their texts join to it."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: deque[tuple[TokenInfo, str]] = deque()  # tokens with the text that each one completes
+
+    def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
+        """Return the tokens of the content in `pieces`, which come after the earlier ones as do `tokens`.
+
+        A token that belongs to the content in part is cut to that part. One that ends inside a character belongs to
+        what the character belongs to.
+        """
+        self._waiting.extend((info, self._decoder.decode(info.data)) for info in tokens)
+        found: list[TokenInfo] = []
+        for piece in pieces:
+            taken = list(self._take(piece.length))
+            if piece.part is Part.CONTENT:
+                found += taken
+        return found
+
+    def _take(self, length: int) -> Iterator[TokenInfo]:
+        """Yield the tokens of the next `length` characters."""
+        while self._waiting and length > 0:
+            info, text = self._waiting.popleft()
+            if len(text) > length:
+                self._waiting.appendleft((replace(info, data=text[length:].encode()), text[length:]))
+                info = replace(info, data=text[:length].encode())
+            yield info
+            length -= len(text)
 
 
 def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:

@@ -8,10 +8,13 @@ from functools import partial
 
 from aiohttp import web
 
-from rnn_engine.chat_template import ChatTemplate, Role, WorldTemplate
+from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
+from rnn_engine.chat_template.answer import AnswerForm
+from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.chat_prompt import make_chat_prompt
+from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt
 from rnn_engine.operations.naming import text_before_chat
+from rnn_engine.operations.tool_calls import tool_grammar
 from rnn_engine.requests import GenerateRequest, empty_prompt
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
@@ -20,7 +23,8 @@ from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
+from server.schemas.chat import ChatRequest
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
 from server.state.mixing import mix_calls
 from server.state.resolve import Start, resolve_starts
 
@@ -36,30 +40,46 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     if not isinstance(template, WorldTemplate):
         size += SHORT_WORK  # a program, which may take long for short texts, too
     limits = request.app[SETTINGS].limits
-    calls = await work(request, size, partial(_calls, engine, limits, body, template, starts))
-    return await answer(request, body, ChatFormatter(engine, body, calls), calls, starts[0].resolved)
+    calls, form = await work(request, size, partial(_prepare, engine, limits, body, template, starts))
+    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, starts[0].resolved)
 
 
-def _calls(
+def _prepare(
     engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, starts: Sequence[Start]
-) -> list[GenerateRequest]:
-    """Return the requests of all answers. Raises InvalidRequestError where they are more than `limits` allow."""
-    members = [_call(engine, limits, body, template, start) for start in starts]
+) -> tuple[list[GenerateRequest], AnswerForm]:
+    """Return the requests of all answers, and what to look for in these.
+
+    Raises InvalidRequestError where they are more than `limits` allow.
+    """
+    prompts = [_prompt(engine, limits, body, template, start) for start in starts]
+    members = [_call(engine, body, prompt, start) for prompt, start in zip(prompts, starts, strict=True)]
     limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
-    call = mix_calls(body, starts, members)
+    tools = body.choice.callable_tools(body.offered)
+    grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
+    call = replace(mix_calls(body, starts, members), grammar=grammar)
     calls = [replace(call, sampling=sampling) for sampling in body.samplings(body.n, engine.tokenize)]
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
-    return calls
+    form = AnswerForm(
+        prompts[0].thought,
+        bracket=prompts[0].ends_in_tag,
+        tools=template.tool_format,
+        names=[tool.name for tool in tools],
+        strips=not body.continues,
+    )
+    return calls, form
 
 
-def _call(
-    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: Start
-) -> GenerateRequest:
-    """Return the request from one state, with the conversation or the prompt of `start`."""
+def _prompt(engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: Start) -> ChatPrompt:
+    """Return the conversation as it goes on from a state."""
     before = text_before_chat(engine, start.resolved.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
     limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
+    return prompt
+
+
+def _call(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Start) -> GenerateRequest:
+    """Return the request from one state, with the conversation or the prompt of `start`."""
     says_end = "stop" in body.model_fields_set or body.answer_grammar is not None
     call = GenerateRequest(
         prompt=prompt.tokens,
@@ -71,13 +91,26 @@ def _call(
         stop_tokens=(0, *prompt.stop_tokens),
         logprobs=body.alternatives,
         penalised_prompt=_earlier_replies(engine, body),
-        grammar=body.answer_grammar,
         priority=body.priority,
     )
     if start.prompt is None:
         return call
     own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
     return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
+
+
+def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
+    """Return what an answer may be that may call `tools`."""
+    required = body.choice.mode == "required"
+    return tool_grammar(
+        template.tool_format,
+        tools,
+        required=required,
+        parallel=body.parallel_tool_calls and not body.functions,
+        lead="" if prompt.text[-1:].isspace() else " ",
+        ending=prompt.stop[0] if prompt.stop else "",
+        otherwise=None if required else body.answer_schema,
+    )
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
@@ -89,7 +122,7 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
     """Return the tokens of earlier replies, which the penalties count."""
-    replies = [message.content for message in body.messages if message.role is Role.ASSISTANT]
+    replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
     return [token for reply in replies for token in engine.tokenize(reply)]
 
 

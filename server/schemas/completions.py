@@ -96,6 +96,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage | None]
     saved_state: NotRequired[StateEntry | None]

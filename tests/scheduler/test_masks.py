@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
-from rnn_engine.sampling import Mask, TokenMask
+from rnn_engine.sampling import Mask, SequenceMask, TokenMask
+from rnn_engine.sampling.masks import allowed_tokens
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -117,3 +118,27 @@ def test_a_mask_that_fails_ends_its_own_request_alone(token_mask: type[Residues]
     assert message in str(clients.heard[bad].error)
     assert_heard(clients.heard[good], run_alone(ask(make_mask), LOGITS, TOKENIZER.decode_bytes))
     assert isinstance(clients.ask(ask(make_mask)).events[0], Started)  # its slot is free again
+
+
+def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
+    class Grammar:
+        ended = False
+
+        def __init__(self) -> None:
+            self.accepted: list[int] = []
+
+        def next(self) -> Mask:
+            return pack_mask(np.array([0, 5] if self.accepted else [5], np.int32), VOCAB_SIZE)
+
+        def accept(self, token: int) -> None:
+            self.accepted.append(token)
+
+    grammar = Grammar()
+    mask = SequenceMask(grammar, VOCAB_SIZE, {40})
+    assert mask.current is not None
+    assert allowed_tokens(mask.current, VOCAB_SIZE).tolist() == [5]
+    mask.accept(5)
+    mask.advance()
+    assert allowed_tokens(mask.current, VOCAB_SIZE).tolist() == [0, 5, 40]
+    mask.accept(40)
+    assert grammar.accepted == [5]

@@ -6,7 +6,7 @@ import pytest
 
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.requests import GenerateRequest
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, error_of, post, post_stream
 
@@ -45,7 +45,7 @@ async def test_stream_has_role_first_and_finish_reason_last(serve: Serve) -> Non
     *chunks, last = await post_stream(client, PATH, ChatCompletionChunk, body)
     assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": "", "refusal": None},
         {"content": "H"},
         {"content": "é"},
         {},
@@ -253,3 +253,49 @@ async def test_what_can_not_be_continued_is_refused(serve: Serve, fields: Body) 
     client = await serve(FakeEngine())
     error = await error_of(await client.post(PATH, json={**fields, "continue_final_message": True}), 400)
     assert error["param"] == "continue_final_message"
+
+
+async def test_thoughts_come_apart_from_content(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: " <think>\nHm.\n</think>\nYes. "))
+    whole = await post(client, PATH, ChatCompletion, HI)
+    message = whole["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Yes. ", "refusal": None, "reasoning_content": "Hm."}
+    deltas = [chunk["choices"][0]["delta"] for chunk in await post_stream(client, PATH, ChatCompletionChunk, HI)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Yes. "
+
+
+async def test_a_prompt_that_begins_the_thoughts(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: ">\nHm.\n\nHm!</think>\nYes.\n\nUser: ")
+    body = {**HI, "chat_template_kwargs": {"enable_thinking": True}}
+    answer = await post(await serve(engine), PATH, ChatCompletion, body)
+    assert answer["choices"][0]["message"]["reasoning_content"] == "Hm.\n\nHm!"
+    assert answer["choices"][0]["message"]["content"] == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("reply", "content"),
+    [("  Hé!", "Hé!"), ("Hi", "Hi"), (" <think>é</think>\nYes é", "Yes é"), (" é\n\nUser", "é")],
+)
+async def test_the_tokens_of_log_probabilities_join_to_the_content(serve: Serve, reply: str, content: str) -> None:
+    client = await serve(FakeEngine(reply=lambda _: reply))
+    whole = await post(client, PATH, ChatCompletion, {**HI, "logprobs": True})
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert whole["choices"][0]["message"]["content"] == content
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == content
+    chunks = await post_stream(client, PATH, ChatCompletionChunk, {**HI, "logprobs": True})
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [entry for part in parts if part is not None for entry in part["content"]] == entries
+
+
+async def test_the_fingerprint_is_that_of_the_model(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    prints = {(await post(client, PATH, ChatCompletion, HI))["system_fingerprint"] for _ in range(2)}
+    assert len(prints) == 1
+    assert next(iter(prints)).startswith("fp_")
+
+
+async def test_white_space_that_continues_an_answer_is_kept(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: " well"))
+    answer = await post(client, PATH, ChatCompletion, {"messages": BEGUN})
+    assert answer["choices"][0]["message"]["content"] == " well"

@@ -17,7 +17,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from server.app import make_app
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
 from server.schemas.completions import Completion
 from server.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer

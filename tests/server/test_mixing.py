@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.requests import GenerateRequest
 from server.limits import Limits
-from server.schemas.chat import ChatCompletion
+from server.schemas.chat_answer import ChatCompletion
 from server.schemas.completions import Completion
 from server.schemas.states import CreatedState
 from server.settings import ServerSettings

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.schemas.chat import ChatCompletion, ChatCompletionChunk
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
 from server.schemas.completions import Completion
 from states.files.prefab import prefab_dims, rows_from_state
 from states.files.reading import LoadedState

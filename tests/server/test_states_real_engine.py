@@ -16,7 +16,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
 from server.http.context import ENGINE
-from server.schemas.chat import ChatCompletion
+from server.schemas.chat_answer import ChatCompletion
 from server.schemas.completions import Completion
 from server.schemas.embeddings import StateList
 from server.schemas.states import AdvancedState, CreatedState, StateEntries

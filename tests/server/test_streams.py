@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
 from server.formatting.chat import ChatFormatter
 from server.formatting.choices import ChoiceFormatter
@@ -23,10 +25,13 @@ from server.schemas.completions import CompletionRequest
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, events
 
+CHAT = ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}')
 CALLS = [GenerateRequest([1]), GenerateRequest([2])]
 FORMATTERS: Sequence[ChoiceFormatter] = (
     CompletionFormatter(FakeEngine(), CompletionRequest.parse(b'{"prompt": "a"}'), CALLS, ["", ""]),
-    ChatFormatter(FakeEngine(), ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}'), CALLS),
+    ChatFormatter(
+        FakeEngine(), ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}'), CALLS, AnswerForm()
+    ),
 )
 
 
@@ -34,7 +39,7 @@ FORMATTERS: Sequence[ChoiceFormatter] = (
 @pytest.mark.parametrize("formatter", FORMATTERS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: not text[0].isspace()))
 def test_text_is_encoded_as_any_event(formatter: ChoiceFormatter, include_usage: bool, text: str) -> None:
-    envelope = ResponseEnvelope('a "model"', formatter)
+    envelope = ResponseEnvelope(replace(FakeEngine().info, model='a "model"'), formatter)
     encoder = ChunkEncoder(envelope, formatter, CALLS, include_usage=include_usage)
     extra = {"usage": None} if include_usage else {}
     for index in (0, 1, 0):

@@ -79,13 +79,10 @@ BAD_CHATS: list[tuple[Body, str, str]] = [
     ({"messages": [{"role": "king", "content": "Hi"}]}, "messages.0.role", "system, developer, user"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "5 is not allowed"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "text parts"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls", "does not call tools"),
     ({**HI, "top_logprobs": 2}, "top_logprobs", "unless logprobs is true"),
     ({**HI, "logprobs": 2}, "logprobs", "true or false"),
     ({**HI, "logprobs": True, "top_logprobs": 99}, "logprobs", "from 0 to 20"),
     ({**HI, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "max_tokens"),
-    ({**HI, "tools": [{"type": "function"}]}, "tools", "does not call tools"),
-    ({**HI, "tool_choice": "required"}, "tool_choice", "'none'"),
     ({**HI, "response_format": {"type": "xml"}}, "response_format", '{"type": "json_object"}'),
     ({**HI, "response_format": "json_object"}, "response_format", '{"type": "json_object"}'),
     (

@@ -1,0 +1,142 @@
+"""The messages of a conversation, as clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+
+from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, ToolCall, find_role
+from rnn_engine.errors import InvalidRequestError
+from server.schemas.base import STRING, RefusedError, RequestBody
+
+_TEXT_TYPES = ("text", "input_text", "output_text")
+_OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
+
+
+def _parse_content(value: object) -> str | None:
+    """Return a string as it is, or text parts joined."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RefusedError(value, "a string or a list of text parts")
+    return "".join(_parse_part(part) for part in value)
+
+
+def _parse_part(part: object) -> str:
+    match part:
+        case {"type": str(kind), "text": str(text)} if kind in _TEXT_TYPES:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": str(kind)} if kind in _OTHER_TYPES:
+            raise RefusedError(kind, "text parts alone, since the model reads and writes text only")
+    raise RefusedError(part, 'text parts as {"type": "text", "text": "..."}')
+
+
+def parse_role(value: object) -> Role:
+    """Return the role that a client means. Raises RefusedError."""
+    role = find_role(value) if isinstance(value, str) else None
+    if role is None:
+        raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in any case of letters")
+    return role
+
+
+def _parse_cache(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    match value:
+        case {"type": "ephemeral"}:
+            return True
+    raise RefusedError(value, 'true, false or {"type": "ephemeral"}')
+
+
+_TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": STRING}}
+_EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
+Content: TypeAlias = Annotated[
+    str | None,
+    PlainValidator(_parse_content),
+    WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
+]
+CacheFlag: TypeAlias = Annotated[
+    bool,
+    PlainValidator(_parse_cache),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, _EPHEMERAL]}),
+]
+RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(STRING)]
+
+
+class CalledFunction(RequestBody):
+    name: str = Field(description="The tool's name.")
+    arguments: str = Field(default="{}", description="JSON.")
+
+
+class ToolCallBody(RequestBody):
+    """A call that the assistant made."""
+
+    ignored: ClassVar = frozenset({"index"})
+
+    id: str = Field(default="", description="The call's id, which its result names.")
+    type: Literal["function"] = Field(default="function", description="Only `function`.")
+    function: CalledFunction = Field(description="What was called.")
+
+
+class Message(RequestBody):
+    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
+
+    ignored: ClassVar = frozenset({"annotations", "audio", "refusal"})
+    aliases: ClassVar = {"cache_control": "cache", "reasoning": "reasoning_content"}
+
+    role: RoleWord = Field(
+        description="system (or developer), user, assistant, tool (or observation, function), in any case of letters."
+    )
+    content: Content = Field(
+        default=None,
+        description="A text, or a list of text parts, which are joined. Only a message with calls may lack it.",
+    )
+    reasoning_content: str | None = Field(
+        default=None, description="What the assistant thought before; for chat templates that tell it again."
+    )
+    tool_calls: Annotated[list[ToolCallBody], FailFast()] = Field(
+        default=[], description="The calls that the assistant made."
+    )
+    function_call: CalledFunction | None = Field(default=None, description="The older form of `tool_calls`.")
+    tool_call_id: str | None = Field(default=None, description="Of a tool's result: the call that it answers.")
+    name: str | None = Field(default=None, description="Of a tool's result: the tool. Of others it has no effect.")
+    cache: CacheFlag = Field(
+        default=False,
+        description='Keep the state after this message before any other: true, or {"type": "ephemeral"}.',
+    )
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All calls that the message tells of."""
+        calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
+        if self.function_call is not None:
+            calls.append(ToolCall(self.function_call.name, self.function_call.arguments))
+        return tuple(calls)
+
+    @property
+    def for_template(self) -> ChatMessage:
+        """The message as chat templates take it."""
+        is_result = self.role is Role.OBSERVATION
+        return ChatMessage(
+            self.role,
+            self.content or "",
+            self.calls,
+            self.tool_call_id,
+            self.name if is_result else None,
+            self.reasoning_content,
+        )
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequestError for the first message that lacks a text, or has calls that are not its own."""
+    for number, message in enumerate(messages):
+        if message.calls and message.role is not Role.ASSISTANT:
+            allowed = "null, since only messages of the assistant have calls"
+            raise InvalidRequestError(f"messages.{number}.tool_calls", message.calls[0].name, allowed)
+        if message.content is None and not message.calls:
+            allowed = "a text; only a message with tool_calls may lack it"
+            raise InvalidRequestError(f"messages.{number}.content", None, allowed)

@@ -1,0 +1,292 @@
+"""Calls of tools, with the official client: over answers that a test chooses, and of the demo model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import openai
+import pytest
+from aiohttp.test_utils import TestServer
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
+
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from rnn_engine.interface import EngineLike
+from server.app import make_app
+from server.schemas.chat_answer import ChatCompletion
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, Serve, error_of, post
+
+PATH = "/v1/chat/completions"
+
+
+def tool(name: str, **properties: str) -> ChatCompletionToolParam:
+    kinds: dict[str, object] = {argument: {"type": kind} for argument, kind in properties.items()}
+    parameters: dict[str, object] = {"type": "object", "properties": kinds, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+WEATHER = tool("weather", city="string")
+TIMER = tool("timer", minutes="integer")
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the weather in Paris?"}]
+ASK: Body = {"messages": QUESTION, "tools": [WEATHER, TIMER]}
+CALLS = (
+    ' Both.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "timer", "arguments": {"minutes": 5}}\n</tool_call>'
+)
+
+
+async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with (
+        TestServer(make_app(engine, ServerSettings())) as server,
+        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="-", max_retries=0) as client,
+    ):
+        yield client
+
+
+def called(engine: FakeEngine) -> str:
+    """The grammar of the last request."""
+    grammar = engine.requests[-1].grammar
+    assert grammar is not None
+    return grammar.text
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(reply=lambda _: CALLS)
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(engine):
+        yield client
+
+
+async def test_calls_come_apart_from_content(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="any", messages=QUESTION, tools=[WEATHER, TIMER])
+    [choice] = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Both.")
+    assert choice.message.tool_calls is not None
+    functions = [call.function for call in choice.message.tool_calls if call.type == "function"]
+    assert [(each.name, json.loads(each.arguments)) for each in functions] == [
+        ("weather", {"city": "Paris"}),
+        ("timer", {"minutes": 5}),
+    ]
+    ids = {call.id for call in choice.message.tool_calls}
+    assert len(ids) == 2
+    assert all(each.startswith("call_") for each in ids)
+
+
+async def test_calls_are_streamed_piece_by_piece(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(model="any", messages=QUESTION, tools=[WEATHER, TIMER], stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert joined(chunks) == ("Both.", [("weather", '{"city": "Paris"}'), ("timer", '{"minutes": 5}')])
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    pieces = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert [piece.index for piece in pieces if piece.id is not None] == [0, 1]
+    assert all(piece.function is not None and piece.function.name is None for piece in pieces if piece.id is None)
+    assert len(pieces) > 10
+
+
+def joined(chunks: Iterable[ChatCompletionChunk]) -> tuple[str, list[tuple[str, str]]]:
+    """The content of a stream, and its calls."""
+    content, calls = "", list[tuple[str, str]]()
+    for chunk in chunks:
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        for piece in delta.tool_calls or []:
+            assert piece.function is not None
+            if piece.id is not None:
+                calls.append((piece.function.name or "", ""))
+            assert piece.index == len(calls) - 1
+            calls[-1] = (calls[-1][0], calls[-1][1] + (piece.function.arguments or ""))
+    return content, calls
+
+
+async def test_a_call_alone_has_no_content(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: CALLS.partition("\n")[2].partition("\n<tool_call>")[0])
+    answer = await post(await serve(engine), PATH, ChatCompletion, ASK)
+    assert answer["choices"][0]["message"]["content"] is None
+
+
+async def test_an_answer_without_calls(serve: Serve) -> None:
+    answer = await post(await serve(FakeEngine()), PATH, ChatCompletion, ASK)
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"] == {"role": "assistant", "content": "Hello there!", "refusal": None}
+
+
+async def test_an_answer_that_is_cut_says_so(serve: Serve) -> None:
+    answer = await post(await serve(FakeEngine(reply=lambda _: CALLS)), PATH, ChatCompletion, {**ASK, "max_tokens": 70})
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "length"
+    assert '{"city": "Paris"}'.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+
+
+async def test_tool_results_follow_their_calls(serve: Serve) -> None:
+    engine = FakeEngine(chat_template=WorldTemplate(tool_format=ToolFormats.SIGNATURES.value))
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Paris"}'}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "dry"},
+    ]
+    await post(await serve(engine), PATH, ChatCompletion, {**ASK, "messages": messages})
+    assert engine.detokenize(engine.requests[0].prompt).decode() == (
+        "System: Tools: weather(city), timer(minutes)\n\nUser: What is the weather in Paris?\n\n"
+        'Assistant: {"name": "weather", "arguments": {"city": "Paris"}}\n\nObservation: dry\n\nAssistant:'
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "offered", "enforced"),
+    [
+        ({}, True, True),
+        ({"tool_choice": "auto"}, True, True),
+        ({"tool_choice": "none"}, False, False),
+        ({"tools": []}, False, False),
+        ({"tools": None, "tool_choice": "none"}, False, False),
+    ],
+)
+async def test_tools_are_offered_unless_none_may_be_called(
+    serve: Serve, fields: Body, offered: bool, enforced: bool
+) -> None:
+    engine = FakeEngine(reply=lambda _: CALLS)
+    answer = await post(await serve(engine), PATH, ChatCompletion, {**ASK, **fields})
+    prompt = engine.detokenize(engine.requests[0].prompt).decode()
+    assert ("weather" in prompt.partition("User:")[0]) == offered
+    assert (engine.requests[0].grammar is not None) == enforced
+    assert ("tool_calls" in answer["choices"][0]["message"]) == enforced
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", ["weather", "timer"]),
+        ({"type": "function", "function": {"name": "timer"}}, ["timer"]),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "timer"}}]},
+            },
+            ["timer"],
+        ),
+    ],
+)
+async def test_a_call_that_is_required_begins_with_the_answer(serve: Serve, choice: object, names: list[str]) -> None:
+    engine = FakeEngine(reply=lambda _: CALLS)
+    await post(await serve(engine), PATH, ChatCompletion, {**ASK, "tool_choice": choice})
+    grammar = called(engine)
+    assert "TEXT" not in grammar
+    assert [name for name in ("weather", "timer") if f"{name[1:]}" in grammar] == names
+    assert engine.detokenize(engine.requests[0].prompt).decode().count('"name": "weather"') == 1
+
+
+async def test_one_call_ends_the_answer_where_calls_may_not_be_parallel(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: CALLS)
+    await post(await serve(engine), PATH, ChatCompletion, {**ASK, "parallel_tool_calls": False})
+    assert "last: TEXT" in called(engine)
+    assert ")*" not in called(engine).splitlines()[1]
+
+
+async def test_the_older_functions(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: CALLS.partition('\n<tool_call>\n{"name": "timer')[0])
+    call = {"name": "weather", "arguments": "{}"}
+    body = {
+        "messages": [
+            *QUESTION,
+            {"role": "assistant", "content": None, "function_call": call},
+            {"role": "function", "name": "weather", "content": "dry"},
+        ],
+        "functions": [WEATHER["function"]],
+        "function_call": "auto",
+    }
+    answer = await post(await serve(engine), PATH, ChatCompletion, body)
+    [choice] = answer["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert "Observation: dry" in engine.detokenize(engine.requests[0].prompt).decode()
+
+
+def with_function(**fields: object) -> Body:
+    return {**ASK, "tools": [{"type": "function", "function": {"name": "a", **fields}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({**ASK, "tools": [WEATHER, WEATHER]}, "tools.1.function.name", "a name that no other tool has"),
+        ({**ASK, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "weather, timer"),
+        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice", "where there are no tools"),
+        ({**ASK, "tool_choice": "sometimes"}, "tool_choice", "none, auto, required"),
+        ({**ASK, "functions": [{"name": "f"}]}, "functions", "null where there are tools"),
+        ({**ASK, "tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        ({**ASK, "tools": {}}, "tools", "a list"),
+        (with_function(name=""), "tools.0.function.name", "pattern"),
+        (with_function(name='a"b'), "tools.0.function.name", "pattern"),
+        (with_function(parameters=[]), "tools.0.function.parameters", "JSON schema"),
+        (with_function(parameters={"type": "array"}), "tools.0.function.parameters.type", "object"),
+        ({**ASK, "messages": [{"role": "user", "tool_calls": [], "content": None}]}, "messages.0.content", "a text"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content", "a text"),
+        (
+            {"messages": [{"role": "user", "content": "", "function_call": {"name": "a"}}]},
+            "messages.0.tool_calls",
+            "only messages of the assistant",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content",
+            "reads and writes text only",
+        ),
+    ],
+)
+async def test_what_is_wrong_or_contradicts_itself_is_refused(serve: Serve, body: Body, param: str, words: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post(PATH, json=body), 400)
+    assert error["param"] == param
+    assert words in error["message"]
+    assert engine.requests == []
+
+
+@pytest.fixture
+async def demo() -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(await Engine.load(model_path(), device="cpu", num_slots=2)):
+        yield client
+
+
+GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+
+
+async def test_the_demo_model_calls_tools(demo: openai.AsyncOpenAI) -> None:
+    stream = await demo.chat.completions.create(messages=QUESTION, tools=[TIMER, WEATHER], stream=True, **GREEDY)
+    chunks = [chunk async for chunk in stream]
+    assert joined(chunks) == ("", [("weather", '{"city": "Paris"}')])
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_a_named_tool_is_called_whatever_was_said(demo: openai.AsyncOpenAI) -> None:
+    answer = await demo.chat.completions.create(
+        messages=QUESTION,
+        tools=[WEATHER, TIMER],
+        tool_choice={"type": "function", "function": {"name": "timer"}},
+        **{**GREEDY, "temperature": 1.0, "seed": 1},
+    )
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "timer"
+    assert type(json.loads(call.function.arguments)["minutes"]) is int
+
+
+async def test_a_schema_that_is_wrong_names_the_tools(demo: openai.AsyncOpenAI) -> None:
+    wrong: ChatCompletionToolParam = {"type": "function", "function": {"name": "a", "parameters": {"properties": 3}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await demo.chat.completions.create(messages=QUESTION, tools=[wrong], **GREEDY)
+    assert refused.value.param == "tools"
