@@ -1,26 +1,20 @@
 """The model that ships: its files fit together, and it has the skills that its card speaks of.
 
-Runs the numpy reference. An answer is right where each of its tokens is the model's first choice given those before:
-then greedy decoding writes it.
+Runs the numpy reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from rnn_engine.demo import model_path, pirate_state_path, tokenizer_path
 from rnn_engine.loading.model import open_model
 from rnn_engine.model import ModelFile
-from rnn_engine.reference.functions import project_to_logits
-from rnn_engine.reference.weights import Weights
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from rnn_engine.types import State
-from rnn_engine.versions.v7 import run_layers
 from states.files.reading import read_state
-from tools.demo_model.corpus.dialogue import Dialogue
+from tests.support.answers import right_answers
 from tools.demo_model.corpus.mixture import held_out, pirate, pirate_at_last
 
 MEGABYTE = 1_000_000
@@ -35,25 +29,6 @@ def model() -> Iterator[ModelFile]:
 @pytest.fixture(scope="module")
 def tokenizer(model: ModelFile) -> Tokenizer:
     return load_tokenizer("auto", model_path(), model.shape.vocab_size)
-
-
-def right_answers(
-    model: ModelFile, tokenizer: Tokenizer, dialogues: Sequence[Dialogue], initial: State | None = None
-) -> int:
-    """How many of `dialogues` end as the model would end them."""
-    weights = Weights(model.shape, model.tensor)
-    before = model.shape.initial_state() if initial is None else initial
-    prompts = [tokenizer.encode(dialogue.prompt) for dialogue in dialogues]
-    answers = [tokenizer.encode(f" {dialogue.answer}\n\n") for dialogue in dialogues]
-    lengths = [len(prompt) + len(answer) - 1 for prompt, answer in zip(prompts, answers, strict=True)]
-    ids = np.concatenate([[*prompt, *answer[:-1]] for prompt, answer in zip(prompts, answers, strict=True)])
-    states = {name: np.broadcast_to(value, (len(dialogues), *value.shape)) for name, value in before.items()}
-    hidden, _ = run_layers(weights, ids, lengths, states)
-    right = 0
-    for end, answer in zip(np.cumsum(lengths), answers, strict=True):
-        chosen = project_to_logits(weights, hidden[end - len(answer) : end]).argmax(-1)
-        right += chosen.tolist() == answer
-    return right
 
 
 def test_the_files_fit_and_are_small(model: ModelFile, tokenizer: Tokenizer) -> None:

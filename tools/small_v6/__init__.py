@@ -1,0 +1,1 @@
+"""A tiny RWKV-6 that has two skills, for tests: what it is asked, and its training."""
