@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,12 +12,13 @@ from aiohttp import web
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored
 from server.formatting.choices import ChoiceFormatter, Outcome
-from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
+from server.formatting.dialect import Dialect
+from server.formatting.openai import OpenAIDialect
 from server.formatting.usage import Tally
 from server.http.bodies import long_json_response
 from server.http.context import SETTINGS, engine_of
 from server.http.errors import describe
-from server.http.sse import DONE, EventStream, encode_event
+from server.http.sse import EventStream
 from server.http.work import work
 from server.schemas.generation import GenerationBody
 from server.state.resolve import ResolvedState
@@ -32,7 +32,20 @@ async def answer(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, which have been checked and all start at `resolved`, and answer.
+    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`."""
+    info = engine_of(request, body.cache_salt).info
+    dialect = OpenAIDialect(info, formatter, calls, include_usage=body.include_usage)
+    return await answer_in(dialect, request, body, calls, resolved)
+
+
+async def answer_in(
+    dialect: Dialect,
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+) -> web.StreamResponse:
+    """Run `calls`, which have been checked and all start at `resolved`, and answer in the words of `dialect`.
 
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
@@ -44,12 +57,10 @@ async def answer(
         calls = [saver.call]
     end = _End(saver)
     tally = Tally(body.copies)
-    envelope = ResponseEnvelope(engine.info, formatter)
     async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
         if body.stream:
-            encoder = ChunkEncoder(envelope, formatter, calls, include_usage=body.include_usage)
-            return await _Streaming(request, encoder, tally, end).run(running, body.include_usage)
-        return await _answer_whole(request, running, envelope, formatter, body, tally, end)
+            return await _Streaming(request, dialect, tally, end).run(running)
+        return await _answer_whole(request, running, dialect, body, tally, end)
 
 
 class _End:
@@ -76,59 +87,46 @@ class _End:
 async def _answer_whole(
     request: web.Request,
     running: ParallelRequests,
-    envelope: ResponseEnvelope,
-    formatter: ChoiceFormatter,
+    dialect: Dialect,
     body: GenerationBody,
     tally: Tally,
     end: _End,
 ) -> web.Response:
     outcomes = [Outcome() for _ in running.requests]
-    ends: dict[int, Finished] = {}
     saved: Mapping[str, object] = {}
     async for events in running:
         for index, event in events:
             tally.add(index, event)
             outcomes[index].add(event)
             saved = await end.note(event)
-            if isinstance(event, Finished):
-                ends[index] = event
 
     def make() -> Mapping[str, object]:
-        means = [_mean_logprob(outcome, ends[index]) for index, outcome in enumerate(outcomes)]
-        kept = _best(means, body.copies, body.n)
-        choices = [
-            {**formatter.whole(place, outcomes[place], ends[place]), "index": index} for index, place in enumerate(kept)
-        ]
-        return envelope.whole(choices, tally.usage(), saved)
+        return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
     return await long_json_response(request, size, make)
 
 
-def _mean_logprob(outcome: Outcome, finished: Finished) -> float:
-    """Over all tokens that were drawn, a stop token included; 0 where none was."""
-    drawn = [*outcome.tokens, *([] if finished.stop_token is None else [finished.stop_token])]
-    return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
-
-
-def _best(means: Sequence[float], copies: int, wanted: int) -> Iterator[int]:
+def _best(outcomes: Sequence[Outcome], copies: int, wanted: int) -> Iterator[int]:
     """The places of each prompt's `wanted` best copies, best first; where all are wanted, in their order."""
-    for first in range(0, len(means), copies):
+    for first in range(0, len(outcomes), copies):
         places = range(first, first + copies)
-        yield from places if wanted == copies else sorted(places, key=lambda place: -means[place])[:wanted]
+        yield from (
+            places if wanted == copies else sorted(places, key=lambda place: -outcomes[place].mean_logprob)[:wanted]
+        )
 
 
 class _Streaming:
     """Sends the events of the requests of one call as they come."""
 
-    def __init__(self, request: web.Request, encoder: ChunkEncoder, tally: Tally, end: _End) -> None:
+    def __init__(self, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
         self._request = request
         self._stream = EventStream(request)
-        self._encoder = encoder
+        self._dialect = dialect
         self._tally = tally
         self._end = end
 
-    async def run(self, running: ParallelRequests, include_usage: bool) -> web.StreamResponse:
+    async def run(self, running: ParallelRequests) -> web.StreamResponse:
         """Send everything. An error before the first event is raised and gets a status of its own."""
         groups = aiter(running)
         group: list[Numbered] | None = await anext(groups)
@@ -137,12 +135,11 @@ class _Streaming:
             while group is not None:
                 await self._send(group)
                 group = await anext(groups, None)
-            usage = self._encoder.encode_usage(self._tally.usage()) if include_usage else b""
-            await self._stream.write(usage + DONE)
+            await self._stream.write(self._dialect.ending(self._tally.usage()))
         except ConnectionError:
             raise
         except Exception as error:
-            await self._stream.write(encode_event(describe(error).body))
+            await self._stream.write(self._dialect.failure(error))
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
@@ -157,8 +154,8 @@ class _Streaming:
                     parts.clear()
                 saved = await self._end.note(event)
             if isinstance(event, PromptScored):
-                encode = partial(self._encoder.encode, index, event)
+                encode = partial(self._dialect.event, index, event, saved)
                 parts.append(await work(self._request, len(event.tokens), encode))
             else:
-                parts.append(self._encoder.encode(index, event, saved))
+                parts.append(self._dialect.event(index, event, saved))
         await self._stream.write(b"".join(parts))

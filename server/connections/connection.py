@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from server.connections.counters import CloseReason, ConnectionCounters
 from server.connections.settings import ANSWER_RATE, BODY_RATE, ConnectionSettings
 from server.http.bodies import to_json
-from server.http.errors import Failure, describe, describe_http
+from server.http.errors import Failure, describe, describe_http, openai_error
 
 _SENT_BYTES = re.compile(r":? b?['\"].*")  # what of a request aiohttp shows in an error: it may hold an API key
 _UNTAKEN_BYTES = 16 * 2**10  # of an answer, from which on its client is watched
@@ -101,7 +101,7 @@ class Connection(web.RequestHandler):
         """Send what is left of an answer, then wait for the next request."""
         self._set_timer(None)
         if isinstance(resp, web.HTTPException):
-            resp = describe_http(resp, resp.text or resp.reason).response()
+            resp = describe_http(resp, resp.text or resp.reason).response(openai_error)
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
@@ -128,7 +128,7 @@ class Connection(web.RequestHandler):
             failure = Failure(status, f"no HTTP request: {text}", "invalid_request_error", "bad_request")
         else:
             failure = describe(exc if isinstance(exc, Exception) else RuntimeError(message))
-        response = failure.response()
+        response = failure.response(openai_error)
         response.force_close()
         return response
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from rnn_engine.requests import Event, Finished, PromptScored, TextDelta, TokenInfo
+from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
 
 Choice: TypeAlias = Mapping[str, object]
 
@@ -15,17 +17,41 @@ Choice: TypeAlias = Mapping[str, object]
 class Outcome:
     """All that one engine request gave."""
 
+    started: Started | None = None
+    finished: Finished | None = None
+    ended: float = 0.0  # when it finished, by `time.monotonic`
     prompt: tuple[TokenInfo, ...] = ()  # empty unless the prompt was scored
     text: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         match event:
+            case Started():
+                self.started = event
             case PromptScored():
                 self.prompt = event.tokens
             case TextDelta():
                 self.text += event.text
                 self.tokens.extend(event.tokens)
+            case Finished():
+                self.finished, self.ended = event, time.monotonic()
+
+    @property
+    def end(self) -> Finished:
+        """The last event of a request that has ended."""
+        assert self.finished is not None
+        return self.finished
+
+    @property
+    def drawn(self) -> list[TokenInfo]:
+        """All tokens that were drawn, a stop token included."""
+        return [*self.tokens, *([] if self.end.stop_token is None else [self.end.stop_token])]
+
+    @property
+    def mean_logprob(self) -> float:
+        """The mean log-probability of a token that was drawn; 0 where none was."""
+        drawn = self.drawn
+        return math.fsum(info.logprob for info in drawn if info.logprob is not None) / max(len(drawn), 1)
 
 
 class ChoiceFormatter(Protocol):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from aiohttp import web
 
@@ -42,8 +43,18 @@ class Failure:
     def body(self) -> ErrorBody:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
-        return web.json_response(self.body, status=self.status, headers=self.headers)
+    def response(self, form: ErrorForm) -> web.Response:
+        status, body = form(self)
+        return web.json_response(body, status=status, headers=self.headers)
+
+
+ErrorForm: TypeAlias = Callable[[Failure], tuple[int, Mapping[str, object]]]
+"""Gives the status and the body that tell of a failure."""
+
+
+def openai_error(failure: Failure) -> tuple[int, Mapping[str, object]]:
+    """Tell of a failure as OpenAI does."""
+    return failure.status, failure.body
 
 
 def describe(error: Exception) -> Failure:

@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from server.doors.scopes import Scope
+from server.http.errors import ErrorForm, openai_error
 
 _OPENAI_PREFIX = "/v1/"
 _AI00_PREFIX = "/api/oai/"
@@ -32,10 +33,16 @@ class Route:
     routine: bool = False  # asked for again and again by those who watch the server
     always: bool = False  # answers without an API key and while the server stops
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
+    also: tuple[str, ...] = ()  # further paths under which it answers
+    error_form: ErrorForm = openai_error  # how its errors are told
 
     @property
     def paths(self) -> tuple[str, ...]:
         """All paths under which the route answers: a path under /v1/ also answers under both of ai00's prefixes."""
+        return (*self._prefixed_paths, *self.also)
+
+    @property
+    def _prefixed_paths(self) -> tuple[str, ...]:
         if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
             name = self.path.removeprefix(_OPENAI_PREFIX)
             return (self.path, _AI00_PREFIX + name, _AI00_V1_PREFIX + name)

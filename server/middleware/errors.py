@@ -1,11 +1,12 @@
-"""Answer every exception as an error object in OpenAI's shape."""
+"""Answer every exception as an error object, in the shape of the route's API."""
 
 from __future__ import annotations
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from server.http.errors import describe, describe_http
+from server.http.errors import Failure, describe, describe_http, openai_error
+from server.http.routing import route_of
 
 
 @web.middleware
@@ -16,9 +17,14 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     except ConnectionError:
         raise  # the client has left, so there is nobody to answer
     except web.HTTPException as error:
-        return describe_http(error, _explain(request, error)).response()
+        return _answer(request, describe_http(error, _explain(request, error)))
     except Exception as error:
-        return describe(error).response()
+        return _answer(request, describe(error))
+
+
+def _answer(request: web.Request, failure: Failure) -> web.Response:
+    route = route_of(request)
+    return failure.response(openai_error if route is None else route.error_form)
 
 
 def _explain(request: web.Request, error: web.HTTPException) -> str:

@@ -135,5 +135,6 @@ ROUTES = (
         ChatCompletion,
         request=ChatRequest,
         chunk=ChatCompletionChunk,
+        also=("/chat/completions",),
     ),
 )

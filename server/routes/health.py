@@ -54,7 +54,15 @@ def _answer(found: EngineHealth, *, healthy: bool) -> web.Response:
 
 
 ROUTES = (
-    Route("GET", "/health", health, "Whether the server takes requests, and how busy it is.", Health, always=True),
+    Route(
+        "GET",
+        "/health",
+        health,
+        "Whether the server takes requests, and how busy it is.",
+        Health,
+        always=True,
+        also=("/v1/health",),
+    ),
     Route(
         "GET",
         "/health/ready",

@@ -48,6 +48,6 @@ def _entry(info: EngineInfo) -> ModelEntry:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", list_models, "The model that is served.", ModelList),
+    Route("GET", "/v1/models", list_models, "The model that is served.", ModelList, also=("/models",)),
     Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry),
 )

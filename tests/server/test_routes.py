@@ -33,10 +33,10 @@ async def test_every_v1_route_answers_under_the_names_of_ai00(serve: Serve) -> N
     assert routes
     for route in routes:
         for path in route.paths:
-            assert path.startswith(("/v1/", "/api/oai/", "/api/oai/v1/"))
+            assert path.startswith(("/v1/", "/api/oai/", "/api/oai/v1/")) or path in route.also
             url = path.replace("{model:.+}", "fake")
             assert (await client.request(route.method, url, json={})).status in (200, 400), path
-        assert len(set(route.paths)) == 3
+        assert len(set(route.paths)) == 3 + len(route.also)
 
 
 async def handler(_request: web.Request) -> web.Response:
@@ -94,3 +94,13 @@ async def test_the_loras_of_a_model_are_listed(serve: Serve) -> None:
     loras = (LoraChoice(Path("folder/lora.st"), 32.0), LoraChoice(Path("peft")))
     one = await (await (await serve(FakeEngine(loras=loras))).get("/v1/models/fake")).json()
     assert one["meta"]["loras"] == [{"name": "lora.st", "alpha": 32.0}, {"name": "peft", "alpha": None}]
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/health"])
+async def test_paths_of_llama_server(serve: Serve, path: str) -> None:
+    assert (await (await serve(FakeEngine())).get(path)).status == 200
+
+
+async def test_chat_answers_without_v1(serve: Serve) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    assert (await (await serve(FakeEngine())).post("/chat/completions", json=body)).status == 200
