@@ -14,7 +14,7 @@ from rnn_engine.loading.model import open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.reference.weights import Array
 from rnn_engine.tokenizer import load_tokenizer
-from tests.support.models import TensorModel
+from tests.support.quantised import quantised
 from tests.support.reference import forward, mean_divergence
 from tools.demo_model.corpus.mixture import held_out
 
@@ -37,16 +37,6 @@ def text() -> Iterator[Text]:
         dialogues = [part for skill in SKILLS for each in held_out(skill, 3) for part, _ in each.parts()]
         tokens = list(tokenizer.encode("".join(dialogues)))[:300]
         yield Text(model, tokens, forward(model, tokens)[0])
-
-
-def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
-    """The model with the weights that a device has of it."""
-    tensors = {name: model.tensor(name) for name in model.names}
-    for name, matrix in tensors.items():
-        weights = choice(name) if matrix.ndim == 2 else None
-        if weights is not None:
-            tensors[name] = weights.unpack(weights.pack(matrix), *matrix.shape)
-    return TensorModel(model.shape, tensors)
 
 
 @pytest.mark.parametrize(

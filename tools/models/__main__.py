@@ -14,16 +14,20 @@ import numpy as np
 from rnn_engine.cli.logits import run_logits
 from rnn_engine.demo import model_path
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.reference.weights import Array
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import Model
+from tests.support.answers import right_answers
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
+from tests.support.quantised import quantised
 from tests.support.reference import forward, mean_divergence, relative_error
 from tools.demo_model.corpus.mixture import held_out
+from tools.demo_model.evaluate import SKILLS as ANSWERED
 
 _OUTPUT = Path(__file__).parents[2] / "docs" / "models.md"
 _SKILLS = ("arithmetic", "fact", "memory", "spell", "json_fields")
@@ -75,6 +79,18 @@ def _demo_rows() -> list[list[str]]:
         return [["demo", name, *_measure(model, tokens, name, expected)] for name in WEIGHT_FORMATS]
 
 
+def _skill_table() -> str:
+    """Return how many of 100 held-out items of each skill the demo model has right with each format's weights."""
+    lines = ["| weights | " + " | ".join(ANSWERED) + " |", "| --- |" + " --- |" * len(ANSWERED)]
+    with open_model(model_path()) as model:
+        tokenizer = load_tokenizer("auto", model_path(), model.shape.vocab_size)
+        for name in WEIGHT_FORMATS:
+            weights = quantised(model, WeightChoice.parse(name))
+            right = (str(right_answers(weights, tokenizer, held_out(skill, 100))) for skill in ANSWERED)
+            lines.append(f"| {name} | {' | '.join(right)} |")
+    return "\n".join(lines) + "\n"
+
+
 @click.command()
 def main() -> None:
     """Measure on the first device and write docs/models.md."""
@@ -85,6 +101,8 @@ def main() -> None:
     _OUTPUT.write_text(
         f"{_INTRODUCTION}\nOn {device}.\n"
         f"\n## The demo model, over {_LENGTH} tokens of held-out dialogues\n\n{_table('model', _demo_rows())}"
+        "\n## Skills of the demo model: right answers of 100 held-out items, greedily, in numpy with these weights\n\n"
+        f"{_skill_table()}"
         "\n## Small models of every version with random f32 weights: 2 layers, width 64, over 64 tokens\n\n"
         f"{_table('version', _version_rows())}"
     )

@@ -1,0 +1,17 @@
+"""Models with the weights that a device computes with, as numpy arrays."""
+
+from __future__ import annotations
+
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.model import ModelFile
+from tests.support.models import TensorModel
+
+
+def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
+    """The model with the weights that a device has of it."""
+    tensors = {name: model.tensor(name) for name in model.names}
+    for name, matrix in tensors.items():
+        weights = choice(name) if matrix.ndim == 2 else None
+        if weights is not None:
+            tensors[name] = weights.unpack(weights.pack(matrix), *matrix.shape)
+    return TensorModel(model.shape, tensors)
