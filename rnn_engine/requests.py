@@ -98,8 +98,9 @@ class GenerateRequest:
             for position in positions:
                 check_range(f"{name} position", position, 0, len(self.prompt))
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        for field_name in ("prompt", "stop_tokens", "penalised_prompt"):
-            check_token_ids(f"{field_name} token", getattr(self, field_name), shape.vocab_size)
+        check_token_ids("prompt token", self.prompt, shape.vocab_size)
+        check_token_ids("stop_token_ids token", self.stop_tokens, shape.vocab_size)
+        check_token_ids("penalised_prompt token", self.penalised_prompt, shape.vocab_size)
         check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         if any(len(stop) == 0 for stop in self.stop):

@@ -57,7 +57,7 @@ def _prepare(
     tools = body.choice.callable_tools(body.offered)
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
     call = replace(mix_calls(body, starts, members), grammar=grammar)
-    calls = [replace(call, sampling=sampling) for sampling in body.samplings(body.n, engine.tokenize)]
+    calls = body.copies_of(call, limits, engine.tokenize)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(
         prompts[0].thought,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -47,8 +46,7 @@ def _calls_and_echoes(
     if body.echo and body.logprobs is not None:
         limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
     mixes = [mix_calls(body, starts, calls) for calls in members]
-    samplings = body.samplings(body.copies, engine.tokenize)
-    calls = [replace(call, sampling=sampling) for call in mixes for sampling in samplings]
+    calls = [copy for call in mixes for copy in body.copies_of(call, limits, engine.tokenize)]
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
         call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return calls, [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]

@@ -15,6 +15,7 @@ from rnn_engine.errors import InvalidRequestError
 from server.limits import Limits
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 _DEFAULT_LIMITS = Limits()
 
 
@@ -35,6 +36,7 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
     aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
 
@@ -61,11 +63,23 @@ class RequestBody(BaseModel):
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
-        for name in data:
-            if name not in known:
-                raise RefusedError(data[name], _names_allowed(name, known), below=name[:80])
-        fields = {name: value for name, value in data.items() if name not in cls.ignored}
+        for name, value in data.items():
+            if name in cls.neutral:
+                cls._check_neutral(name, value)
+            elif name not in known:
+                raise RefusedError(value, _names_allowed(name, known), below=name[:80])
+        without_effect = cls.ignored | cls.neutral.keys()
+        fields = {name: value for name, value in data.items() if name not in without_effect}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
+
+    @classmethod
+    def _check_neutral(cls, name: str, value: object) -> None:
+        values = cls.neutral[name]
+        if value is not None and not any(
+            value == one and isinstance(value, bool) is isinstance(one, bool) for one in values
+        ):
+            words = " or ".join(["null", *map(repr, values)])
+            raise RefusedError(value, f"{words}, since this server does not have it", below=name)
 
     @classmethod
     def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.requests import MAX_PRIORITY
+from rnn_engine.requests import MAX_PRIORITY, GenerateRequest
 from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.grammar import GrammarBody
@@ -30,6 +32,9 @@ Stop: TypeAlias = Annotated[
 ]
 
 
+_NO_LIMIT = -1
+
+
 class StreamOptions(RequestBody):
     ignored: ClassVar = frozenset({"include_obfuscation"})
 
@@ -43,7 +48,16 @@ class GenerationBody(GrammarBody):
         {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
     )
 
-    max_tokens: int = Field(default=256, description="The most tokens to generate. 0 runs the prompt alone.")
+    max_tokens: int = Field(
+        default=256,
+        description="The most tokens to generate. 0 runs the prompt alone, -1 generates as many as the limits allow.",
+    )
+    min_tokens: int = Field(
+        default=0, ge=0, description="Before this many, no token that ends a text is drawn, and no `stop` counts."
+    )
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(
+        default=[], description="Further tokens that end the answer."
+    )
     stop: Stop = Field(default=(), description="Texts before which the answer ends.")
     n: int = Field(
         default=1,
@@ -82,6 +96,7 @@ class GenerationBody(GrammarBody):
         super().check(limits)
         limits.check("max_stop_strings", "stop", len(self.stop))
         limits.check("max_stop_bytes", "stop", sum(map(len, self.stop_bytes)))
+        limits.check("max_stop_strings", "stop_token_ids", len(self.stop_token_ids))
         if self.timeout is not None:
             limits.check("max_request_seconds", "timeout", self.timeout)
         answers = self.num_prompts * self.copies
@@ -91,6 +106,33 @@ class GenerationBody(GrammarBody):
             if self.alternatives is not None:
                 entries = answers * self.max_tokens * (1 + self.alternatives)
                 limits.check("max_logprob_entries", "logprobs", entries)
+
+    def copies_of(
+        self, call: GenerateRequest, limits: Limits, tokenize: Callable[[str], Sequence[int]]
+    ) -> list[GenerateRequest]:
+        """Return the requests of all answers to one prompt, which `call` has, with the tokens that end a text."""
+        return [
+            replace(
+                call,
+                sampling=sampling,
+                max_tokens=self.most_tokens(limits),
+                min_tokens=self.min_tokens,
+                stop_tokens=(*call.stop_tokens, *self.stop_token_ids),
+            )
+            for sampling in self.samplings(self.copies, tokenize, call.stop_tokens)
+        ]
+
+    def most_tokens(self, limits: Limits) -> int:
+        """Return how many tokens an answer has at most."""
+        if self.max_tokens != _NO_LIMIT:
+            return self.max_tokens
+        if self.stream and self.save_as is None:
+            return 2**31 - 1
+        answers = self.num_prompts * self.copies
+        most = limits.max_answer_tokens // answers
+        if self.alternatives is None:
+            return most
+        return min(most, limits.max_logprob_entries // (answers * (1 + self.alternatives)))
 
     @property
     def num_prompts(self) -> int:

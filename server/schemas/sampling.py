@@ -163,7 +163,38 @@ else:
 class SamplingBody(_SamplingFields):
     """A body with a field for each of `SamplingParams`; the ranges are checked by `SamplingParams.check`."""
 
+    neutral: ClassVar = {
+        "adaptive_decay": (0.9,),
+        "adaptive_target": (-1, 0),
+        "allowed_token_ids": (),
+        "do_sample": (True,),
+        "early_stopping": (False,),
+        "encoder_repetition_penalty": (1,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "guidance_scale": (1,),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1, 0),
+        "logits_processors": ([],),
+        "min_keep": (0,),
+        "no_repeat_ngram_size": (0,),
+        "num_beams": (1,),
+        "penalize_nl": (False,),
+        "penalty_alpha": (0,),
+        "skip_special_tokens": (True,),
+        "smoothing_factor": (0,),
+        "spaces_between_special_tokens": (True, False),
+        "tfs": (1,),
+        "tfs_z": (1,),
+        "top_a": (0,),
+        "truncate_prompt_tokens": (-1,),
+        "use_beam_search": (False,),
+    }
     aliases: ClassVar = {"bias": "logit_bias", "repetition_penalty": "repeat_penalty", "sampler_override": "sampler"}
+
+    ignore_eos: bool = Field(
+        default=False, description="Never draw the tokens that end a text, so that it ends by `stop` or `max_tokens`."
+    )
 
     @classmethod
     def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:
@@ -183,9 +214,19 @@ class SamplingBody(_SamplingFields):
         if "dry_sequence_breakers" in self.model_fields_set:
             limits.check("max_stop_strings", "dry_sequence_breakers", len(params.dry_sequence_breakers))
 
-    def samplings(self, count: int, tokenize: Callable[[str], Sequence[int]]) -> list[SamplingParams]:
-        """Return how `count` answers to a prompt draw their tokens: each has a seed of its own."""
+    def samplings(
+        self, count: int, tokenize: Callable[[str], Sequence[int]], end_tokens: Sequence[int]
+    ) -> list[SamplingParams]:
+        """Return how `count` answers to a prompt draw their tokens: each has a seed of its own.
+
+        `end_tokens` are those that end a text.
+        """
         params = self._params.resolved(tokenize)
+        if self.ignore_eos:
+            bias: dict[int | str, float] = dict.fromkeys(end_tokens, -math.inf)
+            for token, value in params.logit_bias.items():
+                bias.setdefault(token, value)
+            params = replace(params, logit_bias=bias)
         if params.seed is None:
             return [params] * count
         return [replace(params, seed=_derive_seed(params.seed, copy)) for copy in range(count)]

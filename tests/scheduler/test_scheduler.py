@@ -327,3 +327,12 @@ def test_every_token_is_told_at_its_step_even_while_its_text_is_held_back() -> N
         assert len(delta.tokens) == 1
         texts.append(delta.text)
     assert texts == ["", "", "\n\nU"]
+
+
+def test_before_the_least_number_of_tokens_neither_stop_strings_nor_stop_tokens_count() -> None:
+    assert ask("abc").finished == Finished("stop", completion_tokens=4, seed=0, stop=0)
+    assert ask("aba", stop=[b"a"], min_tokens=1).text == "ab"
+    request = GenerateRequest([1, 2, 3], sampling=GREEDY, min_tokens=4, max_tokens=9, stop=[b"a", b"\x00"])
+    heard = says("a").ask(request)
+    assert len(heard.tokens) >= 4
+    assert_heard(heard, run_alone(request, scripted_logits(VOCAB_SIZE, TOKENIZER.encode("a")), TOKENIZER.decode_bytes))

@@ -38,7 +38,7 @@ def bodies(draw: st.DrawFn) -> tuple[type[RequestBody], dict[str, Any]]:
         "tokens": [1],
     }
     fields: dict[str, Any] = {name: value for name, value in sound.items() if name in kind.model_fields}
-    known = st.sampled_from(sorted({*kind.model_fields, *kind.aliases, *kind.ignored}))
+    known = st.sampled_from(sorted({*kind.model_fields, *kind.aliases, *kind.ignored, *kind.neutral}))
     return kind, fields | draw(st.dictionaries(known, values, max_size=3))
 
 

@@ -174,7 +174,9 @@ def run_alone(
             stop, stop_token = token, None if request.logprobs is None else info
         else:
             infos.append(info)
-            text, stop = first_stop(b"".join(info.data for info in infos), request.stop)
+            free = b"".join(info.data for info in infos[: request.min_tokens])
+            text, stop = first_stop(b"".join(info.data for info in infos[request.min_tokens :]), request.stop)
+            text = free + text
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
     taken_in = tuple(tokens if stop is None else tokens[:-1])

@@ -140,6 +140,15 @@ def _type(field: Schema) -> str:
 def _also_accepted(kind: type[RequestBody]) -> Iterator[str]:
     if kind.aliases:
         yield "Other names: " + ", ".join(f"`{alias}` for `{name}`" for alias, name in kind.aliases.items()) + "."
+    if kind.neutral:
+        yield (
+            "Accepted where the value has no effect, or null: "
+            + ", ".join(
+                f"`{name}`" + "".join(f" {json.dumps(value)}" for value in values[:1])
+                for name, values in sorted(kind.neutral.items())
+            )
+            + "."
+        )
     if kind.ignored:
         yield "Accepted without effect: " + ", ".join(f"`{name}`" for name in sorted(kind.ignored)) + "."
 
