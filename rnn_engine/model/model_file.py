@@ -22,10 +22,12 @@ from rnn_engine.model.hf_names import has_hf_names, locate_hf
 from rnn_engine.model.known_fingerprints import recall
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
 from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
+from rnn_engine.model.rwkv_cpp import check_sizes, locate_rwkv_cpp
 from rnn_engine.model.stored import StoredTensor
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.ggmf_file import GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.listing import show, show_all
 from rnn_engine.tensor_files.source import TensorInfo, TensorSource
@@ -149,6 +151,8 @@ def _find_model(path: Path, source: TensorSource, find_layout: FindLayout) -> _F
         checked = check_tensors(find_layout(tensors), tensors)
         if isinstance(source, GgufFile):
             check_metadata(source.metadata, checked.shape)
+        if isinstance(source, GgmfFile):
+            check_sizes(source.sizes, checked.shape)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     if config is None:
@@ -179,6 +183,8 @@ def _locate(
     """Return where each tensor of the model is, by BlinkDL's name."""
     if isinstance(source, GgufFile):
         return locate_llama_cpp(source.metadata, source.tensors)
+    if isinstance(source, GgmfFile):
+        return locate_rwkv_cpp(source.tensors)
     if config is None:
         return locate_tensors(path, find_layout(source.tensors).list_specs(source.tensors), source.tensors)
     locate = locate_fla if config.library == "flash-linear-attention" else locate_hf

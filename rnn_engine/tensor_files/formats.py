@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.ggmf_file import MAGIC, GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
@@ -18,7 +19,7 @@ from rnn_engine.tensor_files.quantised_file import open_safetensors
 from rnn_engine.tensor_files.source import TensorSource
 
 _HEAD_BYTES = 64
-_EXPECTED = "a model file (.safetensors, .st, .pth, .gguf or .prefab)"
+_EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ _FORMATS = (
     _Format(lambda head: head.startswith(b"PK\x03\x04"), PthFile),
     _Format(lambda head: head.startswith(b"GGUF"), GgufFile),
     _Format(lambda head: head.startswith(PREFAB_START), PrefabFile),
+    _Format(lambda head: head.startswith(MAGIC), GgmfFile),
     _Format(lambda head: head[8:9] == b"{", open_safetensors),
 )
 
@@ -87,7 +89,9 @@ def _find_format(file: BinaryFile) -> _Format:
     for file_format in _FORMATS:
         if file_format.recognises(head):
             return file_format
-    raise ModelError(f"{file.path} is neither a safetensors file nor a .pth or GGUF file; is its download complete?")
+    raise ModelError(
+        f"{file.path} is neither a safetensors file nor a .pth, GGUF or rwkv.cpp file; is its download complete?"
+    )
 
 
 def _check_kind(path: Path) -> None:

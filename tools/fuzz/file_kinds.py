@@ -26,6 +26,7 @@ from states.files.reading import read_state
 from states.frozen import FrozenState
 from states.payload import Payload
 from states.tokens import pack
+from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
@@ -192,6 +193,8 @@ KINDS = (
         for name in ("adapter_config.json", "adapter_model.safetensors")
     ),
     Kind("GGUF model", lambda path: save_gguf(_MODEL, path, tokens=_TOKENS), _read_model),
+    Kind("model of rwkv.cpp", lambda path: save_ggmf(_MODEL, path), _read_model),
+    Kind("model of rwkv.cpp in blocks", lambda path: save_ggmf(_BLOCKS_MODEL, path, "Q5_1"), _read_model),
     Kind("GGUF model in blocks", lambda path: save_gguf(_BLOCKS_MODEL, path, "Q4_1"), _read_model),
     Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
     Kind(
