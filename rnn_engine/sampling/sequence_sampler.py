@@ -7,7 +7,7 @@ numbers: the token depends on the row, the parameters and the seed, not on how m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,9 +36,17 @@ class Draw:
 class SequenceSampler:
     """Draws the tokens of one sequence, in order."""
 
-    def __init__(self, params: SamplingParams, seed: int, context: SequenceContext = NO_CONTEXT) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        context: SequenceContext = NO_CONTEXT,
+        note_whole_row: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`note_whole_row` is called for each row that is read whole."""
         self._sampler = params.make_sampler(context)
         self._adjustments = params.make_adjustments(context)
+        self._note_whole_row = note_whole_row
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def draw(self, row: LogitRow) -> Draw:
@@ -64,6 +72,7 @@ class SequenceSampler:
         if complete:
             return
         full = row.read_full()
+        self._note_whole_row()
         if not self._sampler.whole_row:
             if len(self._adjustments):
                 yield rank(row, self._adjustments, full)

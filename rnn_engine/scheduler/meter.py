@@ -59,6 +59,10 @@ class Meter:
             counters.inter_token_seconds.add(now - last, step.drawn_tokens)
         self._last_collect = now
 
+    def read_whole_row(self) -> None:
+        """Count a row that was read whole, since its candidates did not settle a draw."""
+        self.counters.whole_rows += 1
+
     def failed(self) -> None:
         """Count a step that failed. What is done about it is no time of a step."""
         self.counters.failed_steps += 1

@@ -355,6 +355,7 @@ class Scheduler:
             self._token_bytes,
             self._runner.read_state,
             partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
+            self._meter.read_whole_row,
             waiting.context,
         )
         for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):

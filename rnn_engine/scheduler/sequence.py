@@ -43,9 +43,11 @@ class LiveSequence(Member):
         token_bytes: Callable[[int], bytes],
         read_state: Callable[[int], State],
         note_prompt_end: Callable[[], Timing],
+        note_whole_row: Callable[[], None],
         context: Context,
     ) -> None:
-        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run.
+        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
+        `note_whole_row` when a draw has read a whole row.
 
         `context` is that of whoever asked.
         """
@@ -56,7 +58,9 @@ class LiveSequence(Member):
         self._read_state = read_state
         self._note_prompt_end = note_prompt_end
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
-        self._sampler = SequenceSampler(request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes))
+        self._sampler = SequenceSampler(
+            request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
+        )
         self._mask = None
         if request.token_mask is not None:
             self._mask = SequenceMask(request.token_mask(), vocab_size, self._stop_tokens - {0})

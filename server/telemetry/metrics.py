@@ -139,6 +139,8 @@ def _tokens(counters: EngineCounters) -> Iterator[Metric]:
     text = "Tokens of prompts that were not run, since a state after them was kept."
     yield _counter("cached_prompt_tokens", text, counters.cached_tokens)
     yield _counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
+    text = "Rows of logits that were read whole, since the likeliest few did not settle a draw."
+    yield _counter("whole_rows", text, counters.whole_rows)
     by_phase = {"prefill": counters.prefill_tokens, "decode": counters.decode_tokens}
     yield _counter("run_tokens", "Tokens that went through the model.", by_phase, "phase")
 

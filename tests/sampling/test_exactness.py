@@ -134,8 +134,10 @@ def test_the_whole_row_is_read_where_bias_lifts_an_unread_token_or_pushes_candid
     sampling: SamplingParams, expected: int
 ) -> None:
     device = Device(num_candidates=8)
-    assert SequenceSampler(sampling, seed=0).draw(device.row(peaked())).token == expected
-    assert device.rows_read == 1
+    noted: list[None] = []
+    sampler = SequenceSampler(sampling, seed=0, note_whole_row=lambda: noted.append(None))
+    assert sampler.draw(device.row(peaked())).token == expected
+    assert device.rows_read == len(noted) == 1
 
 
 def test_an_unread_token_that_bias_lifts_to_the_height_of_a_candidate_comes_first_by_its_id() -> None:
