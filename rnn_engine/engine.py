@@ -30,6 +30,7 @@ from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
+from rnn_engine.sampling.thinking import ThinkingMask
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
 from rnn_engine.watchdog import Watchdog, stack_of
@@ -251,7 +252,7 @@ class Engine:
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._scheduler.counters) as account:
             self._refuse_if_unable()
-            request = await self._with_mask(request)
+            request = self._with_thinking(await self._with_mask(request))
             async with self._admission.place(wait=wait_for_room):
                 self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
@@ -291,6 +292,14 @@ class Engine:
                 raise _stopped() from None
             raise
         return replace(request, grammar=None, token_mask=compiled.start)
+
+    def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
+        """Return `request` with a mask that lets its thoughts come before what its own mask holds."""
+        if request.thinking is None:
+            return request
+        size, answer = self._info.shape.vocab_size, request.token_mask
+        mask = partial(ThinkingMask, request.thinking, self._tokenizer.decode_bytes, size, answer, request.stop_tokens)
+        return replace(request, thinking=None, token_mask=mask)
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
         """Have a request end at its deadline, and where it waits too long for a slot unless its call `was_begun`."""

@@ -16,6 +16,7 @@ from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.masks import TokenMask
 from rnn_engine.sampling.mixing import MixKind, check_weights
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
+from rnn_engine.sampling.thinking import Thinking
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
@@ -68,6 +69,7 @@ class GenerateRequest:
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # which the text follows; the engine makes a `token_mask` of it
+    thinking: Thinking | None = None  # the text begins with thoughts, to which neither grammar nor mask apply
     token_mask: Callable[[], TokenMask] | None = None  # makes what allows the tokens of one sequence; None: all
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none

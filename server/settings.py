@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rnn_engine.chat_template.answer import ReasoningFormat
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
 from server.limits import Limits
@@ -22,6 +23,7 @@ class ServerSettings:
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     exit_on_failure: bool = False  # end where the engine has failed for good, so that the server is started anew
     doors: DoorSettings = field(default_factory=DoorSettings)  # who may come in
+    reasoning_format: ReasoningFormat = "auto"  # whether thoughts come apart from content, unless a request says it
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     logs: LogSettings = field(default_factory=LogSettings)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from rnn_engine.chat_template.tools import ToolFormat
+
+ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
+"""Whether thoughts come apart from content: `auto` and `deepseek` divide them, `none` leaves them in it."""
 
 THINK_BEGINS: Final = "<think"  # a model may be asked to go on from here, before its ">"
 THINK_ENDS: Final = "</think"
 _OPEN: Final = f"{THINK_BEGINS}>"
-_CLOSE: Final = f"{THINK_ENDS}>"
+THINK_CLOSES: Final = f"{THINK_ENDS}>"
 
 
 class Part(Enum):
@@ -106,12 +109,12 @@ class AnswerReader:
         return [] if thought is None else self._take(len(self._held) - len(text), Part.MARKUP)
 
     def _read_thoughts(self, last: bool) -> list[Piece]:
-        end = self._held.find(_CLOSE)
+        end = self._held.find(THINK_CLOSES)
         if end < 0:
-            return self._take(len(self._held) if last else _certain(self._held, _CLOSE), Part.REASONING)
+            return self._take(len(self._held) if last else _certain(self._held, THINK_CLOSES), Part.REASONING)
         self._read, self._blank = self._read_content, True
         pieces = self._take(len(self._held[:end].rstrip()), Part.REASONING)
-        return pieces + self._take(self._held.index(_CLOSE) + len(_CLOSE), Part.MARKUP)
+        return pieces + self._take(self._held.index(THINK_CLOSES) + len(THINK_CLOSES), Part.MARKUP)
 
     def _read_content(self, last: bool) -> list[Piece]:
         if self._blank and (blank := len(self._held) - len(self._held.lstrip())) > 0:

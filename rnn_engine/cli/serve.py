@@ -6,10 +6,12 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 import cloup
 
+from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.cli.cache_options import cache_options
 from rnn_engine.cli.connection_options import connection_options
 from rnn_engine.cli.describe import describe_shape
@@ -63,6 +65,14 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     device_memory_option,
     v5_epsilon_option,
     lora_option,
+    click.option(
+        "--reasoning-format",
+        type=click.Choice(get_args(ReasoningFormat)),
+        default=_DEFAULT.reasoning_format,
+        show_default=True,
+        help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves it "
+        "in the content.",
+    ),
     slots_option(8),
     batching_option,
 )
@@ -129,6 +139,7 @@ def command(
     unix_socket_mode: int,
     drain_seconds: float,
     exit_on_failure: bool,
+    reasoning_format: ReasoningFormat,
     doors: DoorSettings,
     limits: Limits,
     connections: ConnectionSettings,
@@ -164,6 +175,7 @@ def command(
         unix_socket_mode=unix_socket_mode,
         drain_seconds=drain_seconds,
         exit_on_failure=exit_on_failure,
+        reasoning_format=reasoning_format,
         doors=doors,
         limits=limits,
         connections=connections,

@@ -9,13 +9,14 @@ from functools import partial
 from aiohttp import web
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
-from rnn_engine.chat_template.answer import AnswerForm
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.operations.tool_calls import tool_grammar
 from rnn_engine.requests import GenerateRequest, empty_prompt
+from rnn_engine.sampling.thinking import Thinking
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import read_body
@@ -25,6 +26,7 @@ from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
 from server.schemas.chat import ChatRequest
 from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
+from server.settings import ServerSettings
 from server.state.mixing import mix_calls
 from server.state.resolve import Start, resolve_starts
 
@@ -39,29 +41,32 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     size = template.most_characters(body.conversation) * len(starts) + CALL_WORK * body.n
     if not isinstance(template, WorldTemplate):
         size += SHORT_WORK  # a program, which may take long for short texts, too
-    limits = request.app[SETTINGS].limits
-    calls, form = await work(request, size, partial(_prepare, engine, limits, body, template, starts))
+    settings = request.app[SETTINGS]
+    calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, starts[0].resolved)
 
 
 def _prepare(
-    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, starts: Sequence[Start]
+    engine: EngineLike, settings: ServerSettings, body: ChatRequest, template: ChatTemplate, starts: Sequence[Start]
 ) -> tuple[list[GenerateRequest], AnswerForm]:
     """Return the requests of all answers, and what to look for in these.
 
     Raises InvalidRequestError where they are more than `limits` allow.
     """
+    limits = settings.limits
     prompts = [_prompt(engine, limits, body, template, start) for start in starts]
     members = [_call(engine, body, prompt, start) for prompt, start in zip(prompts, starts, strict=True)]
     limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
     tools = body.choice.callable_tools(body.offered)
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
-    call = replace(mix_calls(body, starts, members), grammar=grammar)
+    thinking = _thinking(engine, body, prompts[0], grammar)
+    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
     calls = body.copies_of(call, limits, engine.tokenize)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(
         prompts[0].thought,
         bracket=prompts[0].ends_in_tag,
+        divides_thoughts=(body.reasoning_format or settings.reasoning_format) != "none",
         tools=template.tool_format,
         names=[tool.name for tool in tools],
         strips=not body.continues,
@@ -107,10 +112,17 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
         tools,
         required=required,
         parallel=body.parallel_tool_calls and not body.functions,
-        lead="" if prompt.text[-1:].isspace() else " ",
+        lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
         ending=prompt.stop[0] if prompt.stop else "",
         otherwise=None if required else body.answer_schema,
     )
+
+
+def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
+    """Return what is to be known of the thoughts with which an answer begins, where that makes a difference."""
+    if not prompt.thought or (grammar is None and body.thinking_budget_tokens is None):
+        return None
+    return Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"), body.thinking_budget_tokens)
 
 
 def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:

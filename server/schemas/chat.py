@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, FailFast, Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.chat_template import ChatTemplate, Conversation, Role, WorldTemplate
+from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
 from server.limits import Limits
 from server.schemas.base import STRING, RefusedError, RequestBody, only
@@ -50,7 +51,12 @@ class ChatRequest(GenerationBody, ToolFields):
     """A conversation to continue."""
 
     ignored: ClassVar = GenerationBody.ignored | {"prediction", "verbosity"}
-    aliases: ClassVar = {**GenerationBody.aliases, **ToolFields.aliases, "max_completion_tokens": "max_tokens"}
+    aliases: ClassVar = {
+        **GenerationBody.aliases,
+        **ToolFields.aliases,
+        "max_completion_tokens": "max_tokens",
+        "thinking_token_budget": "thinking_budget_tokens",
+    }
     keeps_null: ClassVar = frozenset({"stop"})
 
     messages: Annotated[list[Message], FailFast(), BeforeValidator(_one_or_more)] = Field(
@@ -67,6 +73,17 @@ class ChatRequest(GenerationBody, ToolFields):
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         default=None, description="How much to think before the answer, where the chat template can say it."
+    )
+    reasoning_format: ReasoningFormat | None = Field(
+        default=None,
+        description="`auto` and `deepseek` tell thoughts in `<think>...</think>` as `reasoning_content`, `none` leaves "
+        "them in `content`. Null: as the server was started.",
+    )
+    thinking_budget_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="After this many tokens of thoughts they are closed and the answer begins, where the prompt begins "
+        "them.",
     )
     add_generation_prompt: bool | None = Field(
         default=None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -14,6 +15,7 @@ from rnn_engine.errors import EngineClosedError, InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.sampling.thinking import Thinking, ThinkingMask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, table_logits
 
@@ -102,3 +104,33 @@ async def test_an_engine_that_closes_ends_those_that_wait_for_a_grammar() -> Non
     await engine.close()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(outcome, EngineClosedError)
+
+
+async def think(engine: Engine, budget: int | None, grammar: Grammar | None, seed: int = 0) -> str:
+    """The text of a request whose thoughts `</t>` closes."""
+    thinking = Thinking(b"</t>", TOKENIZER.encode("!</t>"), budget)
+    text, _ = await read(engine, replace(ask(grammar or Grammar("regex", "")), grammar=grammar, thinking=thinking))
+    return text
+
+
+@pytest.mark.parametrize("budget", [0, 3, 40])
+async def test_a_budget_closes_thoughts_and_a_grammar_holds_what_follows(budget: int) -> None:
+    async with make_engine() as engine:
+        thoughts, _, answer = (await think(engine, budget, Grammar("regex", "[ab]{5}"))).partition("!</t>")
+        assert len(thoughts) <= budget
+        assert len(answer) == 5
+        assert set(answer) <= {"a", "b"}
+
+
+async def test_thoughts_that_end_by_themselves_need_no_budget() -> None:
+    mask = ThinkingMask(Thinking(b"</t>", TOKENIZER.encode("</t>")), TOKENIZER.decode_bytes, TOKENIZER.size, None)
+    for token in TOKENIZER.encode("so </t>"):
+        assert mask.next() is None
+        mask.accept(token)
+    assert mask.next() is None
+    assert not mask.ended
+
+
+async def test_without_a_grammar_any_text_follows_the_thoughts() -> None:
+    async with make_engine() as engine:
+        assert (await think(engine, 2, None))[2:].startswith("!</t>")

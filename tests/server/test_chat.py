@@ -7,6 +7,7 @@ import pytest
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.requests import GenerateRequest
 from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, error_of, post, post_stream
 
@@ -299,3 +300,35 @@ async def test_white_space_that_continues_an_answer_is_kept(serve: Serve) -> Non
     client = await serve(FakeEngine(reply=lambda _: " well"))
     answer = await post(client, PATH, ChatCompletion, {"messages": BEGUN})
     assert answer["choices"][0]["message"]["content"] == " well"
+
+
+async def test_thoughts_stay_in_the_content_where_that_is_wanted(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: " <think>Hm.</think> Yes.")
+    for settings, body in (
+        (ServerSettings(), {**HI, "reasoning_format": "none"}),
+        (ServerSettings(reasoning_format="none"), HI),
+    ):
+        answer = await post(await serve(engine, settings), PATH, ChatCompletion, body)
+        assert answer["choices"][0]["message"]["content"] == "<think>Hm.</think> Yes."
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, None),
+        ({"thinking_budget_tokens": 7}, 7),
+        ({"thinking_token_budget": 0}, 0),
+        ({"guided_regex": "a"}, None),
+    ],
+)
+async def test_a_budget_and_a_grammar_heed_the_thoughts(serve: Serve, fields: Body, budget: int | None) -> None:
+    engine = FakeEngine()
+    for thinks in (True, False):
+        body = {**HI, "chat_template_kwargs": {"enable_thinking": thinks}, **fields}
+        await post(await serve(engine), PATH, ChatCompletion, body)
+    with_thoughts, without = engine.requests
+    assert without.thinking is None
+    assert (with_thoughts.thinking is not None) == (fields != {})
+    if with_thoughts.thinking is not None:
+        assert with_thoughts.thinking.budget == budget
+        assert with_thoughts.thinking.end == b"</think>"
