@@ -100,7 +100,7 @@ async def _answer_whole(
             outcomes[index].add(event)
             saved = await end.note(event)
 
-    def make() -> Mapping[str, object]:
+    def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))

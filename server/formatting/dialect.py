@@ -15,7 +15,7 @@ class Dialect(Protocol):
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
-    ) -> Mapping[str, object]:
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         """Return the body of the answer from the requests `kept` of all, with the fields `extra`."""
         ...
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from server.formatting.choices import ChoiceFormatter, Outcome
 from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
+from server.formatting.timings import timings_of
 from server.http.errors import describe
 from server.http.sse import DONE, encode_event
 from server.schemas.usage import Usage
@@ -23,6 +24,8 @@ class OpenAIDialect:
         self._formatter = formatter
         self._encoder = ChunkEncoder(self._envelope, formatter, calls, include_usage=include_usage)
         self._include_usage = include_usage
+        self._is_single = len(calls) == 1
+        self._started: Started | None = None
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
@@ -31,9 +34,15 @@ class OpenAIDialect:
             {**self._formatter.whole(place, outcomes[place], outcomes[place].end), "index": index}
             for index, place in enumerate(kept)
         ]
+        if self._is_single:
+            extra = {**_timings(outcomes[0].started, outcomes[0].end, outcomes[0].ended), **extra}
         return self._envelope.whole(choices, usage, extra)
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Finished) and self._is_single:
+            extra = {**_timings(self._started, event), **extra}
         return self._encoder.encode(index, event, extra)
 
     def ending(self, usage: Usage) -> bytes:
@@ -41,3 +50,9 @@ class OpenAIDialect:
 
     def failure(self, error: Exception) -> bytes:
         return encode_event(describe(error).body)
+
+
+def _timings(started: Started | None, finished: Finished, ended: float | None = None) -> Mapping[str, object]:
+    """Return the field that tells the times of the one request of an answer, where they were taken."""
+    timings = None if started is None else timings_of(started, finished, ended)
+    return {} if timings is None else {"timings": timings}

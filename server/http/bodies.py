@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from json import dumps
@@ -109,7 +109,7 @@ def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
     return web.HTTPRequestEntityTooLarge(most, most, text=f"{found}; expected at most {most}")
 
 
-def to_json(body: Mapping[str, object]) -> str:
+def to_json(body: object) -> str:
     """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
     return _encode(body)
 
@@ -141,14 +141,16 @@ def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
         yield _encode(value)
 
 
-async def long_json_response(request: web.Request, size: int, make: Callable[[], Mapping[str, object]]) -> web.Response:
+async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
     """Return an answer that holds what `make` gives as JSON; see `work` for `size`."""
     text = await work(request, size, lambda: "".join(_encode_pieces(make())) if size > SHORT_WORK else to_json(make()))
     return web.Response(text=text, content_type="application/json")
 
 
 def json_response(
-    body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None
+    body: Mapping[str, object] | Sequence[Mapping[str, object]],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
 ) -> web.Response:
     """Return an answer that holds `body` as JSON."""
     return web.json_response(body, status=status, headers=headers, dumps=to_json)

@@ -18,25 +18,41 @@ from server.http.routing import Route
 from server.http.work import CALL_WORK, work
 from server.limits import Limits
 from server.schemas.completions import Completion, CompletionRequest
-from server.schemas.prompt import Prompt, text_of
+from server.schemas.prompt import AnyPrompt, text_of, tokens_of
 from server.state.mixing import mix_calls
-from server.state.resolve import Start, resolve_starts
+from server.state.resolve import ResolvedState, Start, resolve_starts
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionRequest)
     engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
+    return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, resolved)
+
+
+async def prepare_completions(
+    request: web.Request, engine: EngineLike, body: CompletionRequest
+) -> tuple[list[GenerateRequest], ResolvedState]:
+    """Return the requests of all answers, and the state that they start from.
+
+    Raises InvalidRequestError, also where they are more than the limits allow.
+    """
     starts = await resolve_starts(engine, body)
     size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies
-    make = partial(_calls_and_echoes, engine, request.app[SETTINGS].limits, body, starts)
-    calls, echoes = await work(request, size, make)
-    return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, starts[0].resolved)
+    make = partial(_calls, engine, request.app[SETTINGS].limits, body, starts)
+    return await work(request, size, make), starts[0].resolved
 
 
-def _calls_and_echoes(
+def _echoes(engine: EngineLike, body: CompletionRequest) -> list[str]:
+    """Return with what the answers to each prompt begin."""
+    return [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
+
+
+def _calls(
     engine: EngineLike, limits: Limits, body: CompletionRequest, starts: Sequence[Start]
-) -> tuple[list[GenerateRequest], list[str]]:
-    """Return the requests of all answers, and with what the answers to each prompt begin.
+) -> list[GenerateRequest]:
+    """Return the requests of all answers.
 
     Raises InvalidRequestError, also where they are more than `limits` allow.
     """
@@ -49,10 +65,10 @@ def _calls_and_echoes(
     calls = [copy for call in mixes for copy in body.copies_of(call, limits, engine.tokenize)]
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
         call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
-    return calls, [text_of(engine, prompt) if body.echo else "" for prompt in body.prompt]
+    return calls
 
 
-def _call(engine: EngineLike, body: CompletionRequest, prompt: Prompt, start: Start) -> GenerateRequest:
+def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start: Start) -> GenerateRequest:
     """Return the request for a prompt, or for that of `start`, from one state."""
     tokens = _tokens(engine, prompt if start.prompt is None else start.prompt, start)
     marks = body.marks if start.prompt is None else []
@@ -71,9 +87,10 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: Prompt, start: St
     )
 
 
-def _tokens(engine: EngineLike, prompt: Prompt, start: Start) -> Sequence[int]:
+def _tokens(engine: EngineLike, prompt: AnyPrompt, start: Start) -> Sequence[int]:
     """Return the tokens of a prompt; those of an empty text are `empty_prompt`. An empty list is refused later."""
-    return (engine.tokenize(prompt) or empty_prompt(start.initial_state)) if isinstance(prompt, str) else prompt
+    tokens = tokens_of(engine, prompt)
+    return (tokens or empty_prompt(start.initial_state)) if isinstance(prompt, str) else tokens
 
 
 ROUTES = (

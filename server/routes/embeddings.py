@@ -21,7 +21,7 @@ from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import work
 from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
-from server.schemas.prompt import Prompt, tokens_of
+from server.schemas.prompt import AnyPrompt, tokens_of
 from server.state.resolve import resolve_initial_state
 from states.files.prefab import prefab_dims, rows_from_state
 
@@ -68,7 +68,7 @@ async def states(request: web.Request) -> web.StreamResponse:
 
 
 async def _inputs(
-    request: web.Request, engine: EngineLike, field: str, prompts: Sequence[Prompt], numbers_each: int
+    request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
     """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
     limits = request.app[SETTINGS].limits
@@ -85,7 +85,7 @@ async def _inputs(
     return inputs
 
 
-def _tokens(engine: EngineLike, field: str, prompt: Prompt) -> Sequence[int]:
+def _tokens(engine: EngineLike, field: str, prompt: AnyPrompt) -> Sequence[int]:
     tokens = tokens_of(engine, prompt)
     if not tokens:
         raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")

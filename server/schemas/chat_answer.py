@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 
 from server.schemas.error import ErrorDetail
 from server.schemas.state_entry import StateEntry
+from server.schemas.timings import Timings
 from server.schemas.usage import Usage
 
 FinishWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
@@ -76,6 +77,7 @@ class ChatCompletion(TypedDict):
     usage: Usage
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
+    timings: NotRequired[Timings]
 
 
 class FunctionDelta(TypedDict):
@@ -123,3 +125,4 @@ class ChatCompletionChunk(TypedDict):
     usage: NotRequired[Usage | None]
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
+    timings: NotRequired[Timings]

@@ -14,6 +14,7 @@ from server.schemas.error import ErrorDetail
 from server.schemas.generation import GenerationBody
 from server.schemas.prompt import Prompts, check_prompts
 from server.schemas.state_entry import StateEntry
+from server.schemas.timings import Timings
 from server.schemas.usage import Usage
 
 
@@ -101,3 +102,4 @@ class Completion(TypedDict):
     usage: NotRequired[Usage | None]
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
+    timings: NotRequired[Timings]

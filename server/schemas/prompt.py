@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from pydantic import PlainValidator, WithJsonSchema
@@ -13,22 +14,46 @@ from server.schemas.base import INTEGERS, STRING, RefusedError, is_integers
 
 Prompt: TypeAlias = str | tuple[int, ...]
 
-_PROMPT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+@dataclass(frozen=True, slots=True)
+class MixedPrompt:
+    """Token ids with texts between them."""
+
+    parts: tuple[int | str, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, str) else 1 for part in self.parts)
 
 
-def _parse_prompts(value: object) -> tuple[Prompt, ...]:
-    """Return any of the four forms of `prompt` as a list of prompts."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list) or not value:
+AnyPrompt: TypeAlias = Prompt | MixedPrompt
+
+_PROMPT_FORMS = (
+    "a string, a list of token ids (with strings between them, where it is one prompt), or a list of such prompts"
+)
+
+
+def _parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
+    """Return one prompt in any form or a list of them as a list. A list that has token ids is one prompt."""
+    if isinstance(value, list) and value and not any(type(item) is int for item in value):
+        return tuple(_parse_prompt(item, value) for item in value)
+    if value == []:
         raise RefusedError(value, _PROMPT_FORMS)
-    if all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if is_integers(value):
-        return (tuple(value),)
-    if all(is_integers(item) for item in value):
-        return tuple(tuple(item) for item in value)
-    raise RefusedError(value, _PROMPT_FORMS)
+    return (_parse_prompt(value, value),)
+
+
+def _parse_prompt(value: object, whole: object) -> AnyPrompt:
+    match value:
+        case str():
+            return value
+        case list() if is_integers(value):
+            return tuple(value)
+        case list() if all(type(item) is int or isinstance(item, str) for item in value):
+            return MixedPrompt(tuple(value))
+        case {"prompt_string": str(text), **others} if not others.get("multimodal_data"):
+            return text
+        case {"prompt_string": str()}:
+            raise RefusedError(value, "a prompt without multimodal_data, since the model reads text only")
+    raise RefusedError(whole, _PROMPT_FORMS)
 
 
 def _parse_input(value: object) -> Prompt:
@@ -40,25 +65,52 @@ def _parse_input(value: object) -> Prompt:
 
 
 STRINGS = {"type": "array", "items": STRING}
+_MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
+_OBJECT = {"type": "object", "properties": {"prompt_string": STRING}}
 Prompts: TypeAlias = Annotated[
-    tuple[Prompt, ...],
+    tuple[AnyPrompt, ...],
     PlainValidator(_parse_prompts),
-    WithJsonSchema({"anyOf": [STRING, STRINGS, INTEGERS, {"type": "array", "items": INTEGERS}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                STRING,
+                _MIXED,
+                _OBJECT,
+                {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}},
+            ]
+        }
+    ),
 ]
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 
-def check_prompts(limits: Limits, field: str, prompts: Sequence[Prompt]) -> None:
+def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
     """Raise InvalidRequestError where the prompts are more than a request may hold, as far as is known by now."""
-    limits.check("max_text_bytes", field, sum(len(prompt.encode()) for prompt in prompts if isinstance(prompt, str)))
-    limits.check("max_prompt_tokens", field, sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
+    texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
+    limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
+    limits.check(
+        "max_prompt_tokens",
+        field,
+        sum(len(part) for prompt in prompts for part in _parts(prompt) if not isinstance(part, str)),
+    )
 
 
-def tokens_of(engine: EngineLike, prompt: Prompt) -> Sequence[int]:
+def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
+    if not isinstance(prompt, MixedPrompt):
+        return (prompt,)
+    return [part if isinstance(part, str) else (part,) for part in prompt.parts]
+
+
+def tokens_of(engine: EngineLike, prompt: AnyPrompt) -> Sequence[int]:
     """Return the tokens of a prompt; ids that a client sent are not checked."""
-    return engine.tokenize(prompt) if isinstance(prompt, str) else prompt
+    match prompt:
+        case str():
+            return engine.tokenize(prompt)
+        case MixedPrompt():
+            return [token for part in _parts(prompt) for token in tokens_of(engine, part)]
+    return prompt
 
 
-def text_of(engine: EngineLike, prompt: Prompt) -> str:
+def text_of(engine: EngineLike, prompt: AnyPrompt) -> str:
     """Return the text of a prompt, with U+FFFD where the bytes of tokens are no UTF-8."""
-    return prompt if isinstance(prompt, str) else engine.detokenize(prompt).decode(errors="replace")
+    return prompt if isinstance(prompt, str) else engine.detokenize(tokens_of(engine, prompt)).decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from statistics import fmean
@@ -141,3 +142,17 @@ async def test_what_is_kept_is_seen_and_can_be_dropped(client: Client) -> None:
     await client.delete("/v1/cache")
     answer = await post(client, PATH, Completion, body(0, prompt=prompt))
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("path", [PATH, "/completion"])
+async def test_times_of_an_answer_are_told_whole_and_streamed(client: Client, path: str) -> None:
+    whole = await (
+        await client.post(path, json=body(40, max_tokens=4, logprobs=None, return_token_ids=False, ignore_eos=True))
+    ).json()
+    response = await client.post(
+        path, json=body(41, max_tokens=4, logprobs=None, return_token_ids=False, ignore_eos=True, stream=True)
+    )
+    frames = [frame for frame in (await response.text()).split("\n\n") if '"timings"' in frame]
+    for timings in (whole["timings"], json.loads(frames[-1].removeprefix("data: "))["timings"]):
+        assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (3, 0, 4)
+        assert min(timings["prompt_ms"], timings["predicted_ms"], timings["predicted_per_second"]) > 0

@@ -1,0 +1,178 @@
+"""Completions answered as llama-server's own route does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.sampling.params import PARAMETERS
+from server.formatting.choices import Outcome
+from server.formatting.logprobs import LEAST_LOGPROB
+from server.formatting.timings import timings_of
+from server.http.errors import describe
+from server.http.sse import encode_event
+from server.schemas.llama_server.completion import (
+    DrawnProbability,
+    LlamaCompletion,
+    LlamaCompletionRequest,
+    TokenProbability,
+)
+from server.schemas.prompt import text_of
+from server.schemas.usage import Usage
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the stream of one request has come."""
+
+    started: Started
+    predicted: int = 0
+    has_new_line: bool = False
+
+
+class LlamaDialect:
+    """The `Dialect` of llama-server's `/completion`."""
+
+    def __init__(self, engine: EngineLike, body: LlamaCompletionRequest) -> None:
+        self._engine = engine
+        self._body = body
+        self._progress: dict[int, _Progress] = {}
+
+    def whole(
+        self,
+        kept: Sequence[int],
+        outcomes: Sequence[Outcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        answers = [self._whole(index, place, outcomes[place], extra) for index, place in enumerate(kept)]
+        return answers[0] if len(answers) == 1 else answers
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        match event:
+            case Started():
+                self._progress[index] = _Progress(event)
+            case TextDelta() if event.text or event.tokens:
+                return encode_event(self._chunk(index, event))
+            case Finished():
+                progress = self._progress[index]
+                last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
+                return encode_event(self._chosen({**last, **extra}))
+            case TextDelta() | PromptScored():
+                pass
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(describe(error).body)
+
+    def _whole(self, index: int, place: int, outcome: Outcome, extra: Mapping[str, object]) -> Mapping[str, object]:
+        assert outcome.started is not None
+        text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
+        answer = self._last(
+            index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text, ended=outcome.ended
+        )
+        answer["content"] = text + outcome.text
+        if self._body.return_tokens:
+            answer["tokens"] = [info.token for info in outcome.tokens]
+        if self._body.alternatives is not None:
+            answer["completion_probabilities"] = [self._drawn(info) for info in outcome.drawn]
+        return self._chosen({**answer, **extra})
+
+    def _last(
+        self,
+        index: int,
+        place: int,
+        started: Started,
+        finished: Finished,
+        *,
+        has_new_line: bool,
+        ended: float | None = None,
+    ) -> LlamaCompletion:
+        """Return what is told at the end of a request, without its text."""
+        stop = finished.stop
+        answer: LlamaCompletion = {
+            "index": index,
+            "content": "",
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._engine.info.model,
+            "tokens_predicted": finished.completion_tokens,
+            "tokens_evaluated": started.prompt_tokens,
+            "generation_settings": {**self._settings, "seed": finished.seed},
+            "prompt": text_of(self._engine, self._body.prompt[place // self._body.copies]),
+            "has_new_line": has_new_line,
+            "truncated": False,
+            "stop_type": "limit" if finished.reason == "length" else "word" if isinstance(stop, bytes) else "eos",
+            "stopping_word": stop.decode() if isinstance(stop, bytes) else "",
+            "tokens_cached": started.cached_tokens,
+        }
+        if (timings := timings_of(started, finished, ended)) is not None:
+            answer["timings"] = timings
+        return answer
+
+    def _chunk(self, index: int, delta: TextDelta) -> Mapping[str, object]:
+        progress = self._progress[index]
+        progress.predicted += len(delta.tokens)
+        progress.has_new_line |= "\n" in delta.text
+        chunk: dict[str, object] = {
+            "index": index,
+            "content": delta.text,
+            "tokens": [info.token for info in delta.tokens],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": progress.predicted,
+            "tokens_evaluated": progress.started.prompt_tokens,
+        }
+        if self._body.alternatives is not None:
+            chunk["completion_probabilities"] = [self._drawn(info) for info in delta.tokens]
+        return chunk
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What the request means, field by field."""
+        body = self._body
+        values = {
+            parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
+        }
+        values["logit_bias"] = [
+            [token, False if bias == -math.inf else bias] for token, bias in values["logit_bias"].items()
+        ]
+        return {
+            **values,
+            "n_predict": body.max_tokens,
+            "max_tokens": body.max_tokens,
+            "n_probs": body.logprobs or 0,
+            "stop": list(body.stop),
+            "stream": body.stream,
+            "grammar": "" if body.answer_grammar is None else body.answer_grammar.text,
+        }
+
+    def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the fields of an answer that the client wants, those inside of others by their last name."""
+        wanted = self._body.response_fields
+        if wanted is None:
+            return answer
+        found: dict[str, object] = {}
+        for path in wanted:
+            value: object = answer
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if value is not None:
+                found[path.rpartition("/")[2]] = value
+        return found
+
+    def _drawn(self, info: TokenInfo) -> DrawnProbability:
+        tops = [self._probability(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
+        return {**self._probability(info.token, info.data, info.logprob), "top_logprobs": tops}
+
+    def _probability(self, token: int, data: bytes, logprob: float | None) -> TokenProbability:
+        known = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
+        return {"id": token, "token": data.decode(errors="replace"), "bytes": list(data), "logprob": known}

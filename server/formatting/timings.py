@@ -1,0 +1,33 @@
+"""Tell how long the parts of an answer took, as llama-server does."""
+
+from __future__ import annotations
+
+import time
+
+from rnn_engine.requests import Finished, Started
+from server.schemas.timings import Timings
+
+
+def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
+    """Return the times of a request that ended at `ended`, by `time.monotonic`, or now; None where none were taken."""
+    timing = started.timing
+    if timing is None:
+        return None
+    prompt_tokens, predicted_tokens = started.prompt_tokens - started.cached_tokens, finished.completion_tokens
+    prompt_seconds = timing.first_token - timing.started
+    predicted_seconds = max((time.monotonic() if ended is None else ended) - timing.first_token, 0.0)
+    return {
+        "cache_n": started.cached_tokens,
+        "prompt_n": prompt_tokens,
+        "prompt_ms": prompt_seconds * 1000,
+        "prompt_per_token_ms": _ratio(prompt_seconds * 1000, prompt_tokens),
+        "prompt_per_second": _ratio(prompt_tokens, prompt_seconds),
+        "predicted_n": predicted_tokens,
+        "predicted_ms": predicted_seconds * 1000,
+        "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_tokens),
+        "predicted_per_second": _ratio(predicted_tokens, predicted_seconds),
+    }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,125 @@
+"""The bodies of llama-server's own completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from server.schemas.base import only
+from server.schemas.completions import CompletionRequest
+from server.schemas.state_entry import StateEntry
+from server.schemas.timings import Timings
+
+UNBOUNDED_TOKENS = 65536
+
+
+def _parse_count(value: object) -> object:
+    return UNBOUNDED_TOKENS if type(value) is int and value == -1 else value
+
+
+class LlamaCompletionRequest(CompletionRequest):
+    """A text or tokens to continue, in llama-server's words. Fields that OpenAI has as well mean the same."""
+
+    ignored: ClassVar = CompletionRequest.ignored | {
+        "backend_sampling",
+        "cache_prompt",
+        "grammar_lazy",
+        "grammar_triggers",
+        "id_slot",
+        "n_cache_reuse",
+        "n_discard",
+        "n_keep",
+        "preserved_tokens",
+        "t_max_prompt_ms",
+        "timings_per_token",
+    }
+    aliases: ClassVar = {
+        **CompletionRequest.aliases,
+        "n_predict": "max_tokens",
+        "max_completion_tokens": "max_tokens",
+        "n_probs": "logprobs",
+        "n_cmpl": "n",
+    }
+
+    max_tokens: Annotated[int, BeforeValidator(_parse_count)] = Field(
+        default=256, description=f"The most tokens to generate. 0 runs the prompt alone; -1 is {UNBOUNDED_TOKENS}."
+    )
+    return_tokens: bool = Field(default=False, description="Tell the ids of the tokens; a stream always does.")
+    response_fields: list[str] | None = Field(
+        default=None,
+        description="Only these fields of the answer; `generation_settings/seed` is a field inside of another.",
+    )
+    min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
+        default=0, description="Only 0."
+    )
+    n_indent: Annotated[int, only(0, because="the model knows no lines")] = Field(default=0, description="Only 0.")
+    post_sampling_probs: Annotated[
+        Literal[False], only(False, because="probabilities are told as the model gives them, before sampling")
+    ] = Field(default=False, description="Only false.")
+    return_progress: Annotated[Literal[False], only(False, because="a prompt tells no progress while it runs")] = Field(
+        default=False, description="Only false."
+    )
+    image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
+        default=[], description="Only an empty list."
+    )
+    lora: Annotated[list[Any], only([], because="LoRAs are merged when the model is loaded")] = Field(
+        default=[], description="Only an empty list."
+    )
+
+    @property
+    def alternatives(self) -> int | None:
+        return super().alternatives or None  # n_probs of 0 asks for none
+
+
+class TokenProbability(TypedDict):
+    """`bytes` are those of the token's text."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class DrawnProbability(TokenProbability):
+    top_logprobs: list[TokenProbability]
+
+
+class LlamaCompletion(TypedDict):
+    """The answer to one prompt; several prompts or answers are a list of these. `tokens_evaluated` counts the prompt's
+    tokens, of which `tokens_cached` were known and not run. `stop_type` is `word` for a stop string, `limit` for
+    `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent where no times are taken."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: Literal[-1]
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: Mapping[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: Literal[False]
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    tokens_cached: int
+    timings: NotRequired[Timings]
+    completion_probabilities: NotRequired[list[DrawnProbability]]
+    saved_state: NotRequired[StateEntry | None]
+
+
+class LlamaCompletionChunk(TypedDict):
+    """An event of a stream before the last one, which is a LlamaCompletion without text."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False]
+    id_slot: Literal[-1]
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: NotRequired[list[DrawnProbability]]

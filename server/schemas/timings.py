@@ -1,0 +1,19 @@
+"""How long the parts of an answer took, in llama-server's words."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class Timings(TypedDict):
+    """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float

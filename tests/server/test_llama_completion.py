@@ -1,0 +1,132 @@
+"""llama-server's own /completion."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from server.schemas.llama_server.completion import LlamaCompletion, LlamaCompletionChunk
+from tests.support.fake_engine import FakeEngine, encode
+from tests.support.http import Body, Serve, check_shape, error_of, parse_event, post
+
+PATH = "/completion"
+
+
+async def complete(serve: Serve, engine: FakeEngine, **body: object) -> Body:
+    return await post(await serve(engine), PATH, LlamaCompletion, body)
+
+
+async def test_answer(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda _: "Hi\nthere", cached_tokens=1)
+    answer = await complete(
+        serve, engine, prompt="Say", n_predict=20, seed=7, stop=["er"], id_slot=1, cache_prompt=True
+    )
+    settings = answer.pop("generation_settings")
+    assert (settings["n_predict"], settings["seed"], settings["stop"]) == (20, 7, ["er"])
+    assert answer == {
+        "index": 0,
+        "content": "Hi\nth",
+        "tokens": [],
+        "id_slot": -1,
+        "stop": True,
+        "model": "fake",
+        "tokens_predicted": 5,
+        "tokens_evaluated": 3,
+        "prompt": "Say",
+        "has_new_line": True,
+        "truncated": False,
+        "stop_type": "word",
+        "stopping_word": "er",
+        "tokens_cached": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("ab", [encode("ab")]),
+        ([5, 6], [[5, 6]]),
+        ([5, "ab", 6], [[5, *encode("ab"), 6]]),
+        (["a", [5, "b"]], [encode("a"), [5, *encode("b")]]),
+        ({"prompt_string": "ab"}, [encode("ab")]),
+        ([{"prompt_string": "ab"}, "c"], [encode("ab"), encode("c")]),
+    ],
+)
+async def test_forms_of_prompt(serve: Serve, prompt: object, tokens: list[list[int]]) -> None:
+    engine = FakeEngine(reply=lambda _: "x")
+    response = await (await serve(engine)).post(PATH, json={"prompt": prompt})
+    answers = await response.json()
+    assert [list(request.prompt) for request in engine.requests] == tokens
+    assert [answer["index"] for answer in (answers if len(tokens) > 1 else [answers])] == list(range(len(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "stop_type"),
+    [(2, "limit"), (20, "eos"), (-1, "eos")],
+)
+async def test_how_an_answer_ends(serve: Serve, limit: int, stop_type: str) -> None:
+    answer = await complete(serve, FakeEngine(), prompt="a", n_predict=limit)
+    assert answer["stop_type"] == stop_type
+
+
+async def test_a_stream_tells_tokens_and_ends_with_the_facts(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "Hé"))
+    response = await client.post(PATH, json={"prompt": "a", "stream": True})
+    *chunks, last = [parse_event(frame) for frame in (await response.text()).split("\n\n")[:-1]]
+    for chunk in chunks:
+        check_shape(LlamaCompletionChunk, chunk)
+    check_shape(LlamaCompletion, last)
+    assert "".join(chunk["content"] for chunk in chunks) == "Hé"
+    assert [token for chunk in chunks for token in chunk["tokens"]] == encode("Hé")
+    assert (last["content"], last["stop"], last["tokens_predicted"]) == ("", True, 3)
+
+
+async def test_probabilities(serve: Serve) -> None:
+    answer = await complete(serve, FakeEngine(reply=lambda _: "A"), prompt="a", n_probs=1)
+    first, end = answer["completion_probabilities"]
+    assert first == {
+        "id": 66,
+        "token": "A",
+        "bytes": [65],
+        "logprob": -0.66,
+        "top_logprobs": [{"id": 1, "token": "\0", "bytes": [0], "logprob": -0.01}],
+    }
+    assert end["id"] == 0
+
+
+async def test_only_some_fields(serve: Serve) -> None:
+    body = {"prompt": "a", "seed": 3, "response_fields": ["content", "generation_settings/seed", "no such field"]}
+    response = await (await serve(FakeEngine(reply=lambda _: "Hi"))).post(PATH, json=body)
+    assert await response.json() == {"content": "Hi", "seed": 3}
+
+
+async def test_biases_that_forbid_can_be_told(serve: Serve) -> None:
+    answer = await complete(serve, FakeEngine(), prompt="a", logit_bias=[[5, False], [6, 1.5]])
+    assert answer["generation_settings"]["logit_bias"] == [[5, False], [6, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "a", "image_data": [{"id": 1}]}, "image_data"),
+        ({"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt"),
+        ({"prompt": "a", "lora": [{"id": 0, "scale": 1.0}]}, "lora"),
+    ],
+)
+async def test_what_the_model_can_not_do_is_refused(serve: Serve, fields: Body, param: str) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post(PATH, json=fields), 400)
+    assert error["param"] == param
+
+
+async def test_a_stream_that_fails_ends_with_an_error(serve: Serve) -> None:
+    client = await serve(FakeEngine(fail_at=1))
+    response = await client.post(PATH, json={"prompt": "a", "stream": True})
+    last = (await response.text()).split("\n\n")[-2]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "step_failed"
+
+
+async def test_infill_is_refused_with_the_reason(serve: Serve) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post("/infill", json={"input_prefix": "a"}), 501)
+    assert "recurrent" in error["message"]
