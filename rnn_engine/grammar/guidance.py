@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -31,6 +31,10 @@ class GuidanceMask:
     @property
     def ended(self) -> bool:
         return self._matcher.is_stopped()
+
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
 
     def next(self) -> NDArray[np.uint32]:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)

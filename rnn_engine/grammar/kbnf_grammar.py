@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 
 import numpy as np
@@ -27,6 +28,9 @@ class KbnfMask:
     def ended(self) -> bool:
         ended: bool = self._engine.is_finished()
         return ended
+
+    def forced(self) -> Sequence[int]:
+        return ()  # the library does not say
 
     def next(self) -> NDArray[np.uint32]:
         self._engine.compute_allowed_token_ids()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -23,6 +23,14 @@ class TokenMask(Protocol):
         """Whether the text ends here, with reason `stop`. False before the first token."""
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that come next whatever the model says, perhaps none; `accept` is called with each.
+
+        They are not drawn, and all go through the model together. Asked before `next`, which is asked only where there
+        is none. A mix of states does not ask, so `next` must lead to the same tokens.
+        """
+        ...
+
     def next(self) -> Mask | None:
         """Return the tokens that may come next, at least one; None allows all.
 
@@ -31,15 +39,21 @@ class TokenMask(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """Go on to the place after `token`, which was drawn from those that `next` allowed."""
+        """Go on to the place after `token`, which is forced, or was drawn from those that `next` allowed."""
         ...
 
 
 class SequenceMask:
-    """The mask of the next token of one sequence. `current` is None where all tokens are allowed."""
+    """What is known of the next token of one sequence.
 
-    def __init__(self, source: TokenMask, vocab_size: int, ends: Collection[int] = ()) -> None:
-        """`ends` are tokens that end a text, too, wherever token 0 may.
+    `forced` are the tokens that come next, one after another, where these are not drawn. `current` is the mask of one
+    that is drawn, and None where all tokens are allowed.
+    """
+
+    def __init__(
+        self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
+    ) -> None:
+        """`ends` are tokens that end a text, too, wherever token 0 may. Where not `may_force`, all tokens are drawn.
 
         Raise StepError, as does `advance`, for a mask that does not fit the vocabulary or allows no token.
         """
@@ -47,6 +61,8 @@ class SequenceMask:
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._added: frozenset[int] = frozenset()  # of them, to the current mask
+        self._may_force = may_force
+        self.forced: Sequence[int] = ()
         self.current: Mask | None = None
         self.advance()
 
@@ -56,13 +72,17 @@ class SequenceMask:
         return self._source.ended
 
     def accept(self, token: int) -> None:
-        """Take note of the token that was drawn; no mask is current then."""
+        """Take note of the next token; no mask is current then."""
         if token not in self._added:
             self._source.accept(token)
         self.current = None
 
     def advance(self) -> None:
-        """Make the mask of the token after the last one current."""
+        """Find out what may come after the last token."""
+        self._added = frozenset()
+        self.forced = self._source.forced() if self._may_force else ()
+        if self.forced:
+            return
         mask = self._source.next()
         if mask is not None:
             _check_mask(mask, self._vocab_size)

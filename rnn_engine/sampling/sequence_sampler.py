@@ -64,6 +64,11 @@ class SequenceSampler:
         self._sampler.drawn(ranking, index)
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
+    def given(self, token: int) -> None:
+        """Count `token` as generated, which was not drawn."""
+        self._adjustments.begin_draw()
+        self._adjustments.generated(token)
+
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""
         complete = len(row.ids) == row.num_allowed

@@ -89,6 +89,11 @@ class Member(ABC):
         return [*self.request.prompt, *self._generated][: self.position]
 
     @property
+    def num_generated(self) -> int:
+        """How many tokens the answer has."""
+        return len(self._generated)
+
+    @property
     def due(self) -> CheckpointPoint | None:
         """The checkpoint that is to be made of the slot's present state, if any."""
         if (point := self._plan.at(self.position)) is not None:

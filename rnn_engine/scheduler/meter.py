@@ -55,7 +55,6 @@ class Meter:
         counters.decode_tokens += step.decode_tokens
         counters.prefill_tokens += step.tokens - step.decode_tokens
         if step.drawn_tokens:
-            counters.generated_tokens += step.drawn_tokens
             counters.inter_token_seconds.add(now - last, step.drawn_tokens)
         self._last_collect = now
 
@@ -75,9 +74,8 @@ class Meter:
         return now
 
     def left_prompt(self, arrived: float, started: float, max_tokens: int) -> Timing:
-        """Count a request whose prompt has been run now, and its first token if it asks for any."""
+        """Count a request whose prompt has been run now, and the time to its first token if it asks for any."""
         now = self._clock()
         if max_tokens > 0:
-            self.counters.generated_tokens += 1
             self.counters.first_token_seconds.add(now - arrived)
         return Timing(arrived, started, now)

@@ -370,6 +370,7 @@ class Scheduler:
             logger.exception("a request failed at its first token")
             self.failure = str(error)
             return [self._fail(live, error)]
+        self._meter.counters.generated_tokens += live.num_generated
         if live.finished:
             self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
@@ -380,11 +381,13 @@ class Scheduler:
             vocab_size = self._runner.shape.vocab_size
             masks = [None] * run.rows if run.masks is None else list(run.masks)
             logit_rows = [LogitRow.of(readout, row, vocab_size, mask) for row, mask in zip(rows, masks, strict=True)]
+            num_generated = live.num_generated
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:
             live.context.run(logger.exception, "a request failed after its step")
             self.failure = str(error)
             return [self._fail(live, error)]
+        self._meter.counters.generated_tokens += live.num_generated - num_generated
         if (point := live.due) is not None:
             self._keep(live, point, logit_rows[-1].read_full)
         live.passed()

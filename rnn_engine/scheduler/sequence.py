@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,9 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.sampling import LogitRow, SequenceMask, SequenceSampler, mix_logits, random_seed, top_logprobs
-from rnn_engine.scheduler.member import TAKE_IN, Member
+from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.scheduler.given import GivenTokens
+from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.text import TextStream
 from rnn_engine.telemetry import Timing
@@ -61,12 +64,10 @@ class LiveSequence(Member):
         self._sampler = SequenceSampler(
             request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
         )
-        self._mask = None
-        if request.token_mask is not None:
-            self._mask = SequenceMask(request.token_mask(), vocab_size, self._stop_tokens - {0})
+        self._mask = _make_mask(request, vocab_size)
         self._text = TextStream(request.stop)
-        self._max_tokens = request.max_tokens
-        self._last_reason: FinishReason = "length"  # where the text ends with its last token
+        self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
+        self._ending: _Ending | None = None
         self._scores = None if request.score_from is None else self._begin_scores(request.score_from)
 
     @property
@@ -87,12 +88,42 @@ class LiveSequence(Member):
             return []
         return self._go_on(self._whole_row(self.start.logits))
 
+    @property
+    def demand(self) -> TokenDemand:
+        if self._given is None:
+            return super().demand
+        left = self._given.end - self._submitted
+        if left == 1 and self._ending is not None:
+            return TAKE_IN
+        return TokenDemand(left, 1 if self._given.is_scored else left)
+
+    def run(self, count: int) -> TokenRun:
+        if self._given is None:
+            return super().run(count)
+        self.runs_in_flight += 1
+        start = self._submitted - self._prompt_length
+        end = start + count
+        self._submitted += count
+        tokens = self._generated[start:end]
+        if not self._given.is_scored:
+            targets = self._generated[start + 1 : end + 1]
+            targets.extend(tokens[-1:] if len(targets) < count else ())  # the next token is not known yet
+            return TokenRun(self.slot, tokens, rows=count, targets=targets, masks=self._row_masks(count))
+        is_last = self._submitted == self._given.end
+        return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._row_masks(1) if is_last else None)
+
     def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
-        if self._scores is not None and run.targets is not None:
+        in_prompt = self.position < self._prompt_length
+        if in_prompt and self._scores is not None and run.targets is not None:
             self._scores.take(rows, target_logits)
         self.position += len(run.tokens)
         if self.position < self._prompt_length:
             return []
+        if self._given is not None:
+            if run.targets is not None:
+                self._given.score(rows, target_logits)
+            if self.position < self._given.end:
+                return []
         return self._go_on(rows[-1]) if self.request.mix is None else self.take_row(self, rows[-1])
 
     def take_row(self, member: Member, row: LogitRow) -> list[Event]:
@@ -103,8 +134,8 @@ class LiveSequence(Member):
 
     def cut(self) -> bool:
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
-        if self._generated:
-            self._max_tokens = len(self._generated)
+        if self._generated and self._ending is None:
+            self._ending = _Ending("length")
             self._decode_demand = TAKE_IN
         return len(self._generated) > 0
 
@@ -141,11 +172,14 @@ class LiveSequence(Member):
 
     def _go_on(self, row: LogitRow) -> list[Event]:
         """Return the events that follow from the row after all tokens that there are."""
-        if not self._generated:
+        events: list[Event] = []
+        if self._given is not None:
+            events, self._given = self._given.events, None
+        elif not self._generated:
             return self._leave_prompt(row)
-        if len(self._generated) == self._max_tokens:
-            return [*_text_event(self._text.flush(), ()), self._finish(self._last_reason, row)]
-        return self._generate(row)
+        if self._ending is not None:
+            return [*events, *_text_event(self._text.flush(), ()), self._finish(self._ending, row)]
+        return [*events, *self._generate(row)]
 
     def _leave_prompt(self, row: LogitRow) -> list[Event]:
         """Return the events at the prompt's end, where `row` is what follows from it."""
@@ -153,47 +187,86 @@ class LiveSequence(Member):
         if self._scores is not None:
             events.append(PromptScored(self._scores.infos))
         if self.request.max_tokens == 0:
-            return [*events, self._finish("length", row)]
+            return [*events, self._finish(_Ending("length"), row)]
         return [*events, *self._generate(row)]
 
     def _generate(self, row: LogitRow) -> list[Event]:
-        drawn = self._sampler.draw(row)
-        self._generated.append(drawn.token)
+        """Draw a token, and take those that are given after it."""
+        delta = _Delta()
+        if self._mask is None or not self._mask.forced:
+            drawn = self._sampler.draw(row)
+            goes_on = self._take(self._describe(drawn.token, drawn.logprob, row), delta)
+            if self._mask is None or not goes_on:
+                return self._follow(row, delta)
+            self._mask.advance()
+        return self._follow(row, delta, self._take_given(self._mask, delta))
+
+    def _take_given(self, mask: SequenceMask, delta: _Delta) -> list[TokenInfo]:
+        """Take the tokens that come next whatever the model says; return them."""
+        infos: list[TokenInfo] = []
+        while mask.forced:
+            for token in mask.forced:
+                infos.append(TokenInfo(token, self._token_bytes(token), None))
+                self._sampler.given(token)
+                if not self._take(infos[-1], delta):
+                    return infos
+            mask.advance()
+        return infos
+
+    def _take(self, info: TokenInfo, delta: _Delta) -> bool:
+        """Append a token to the answer, and its text to `delta`; return False where the text ends there."""
+        self._generated.append(info.token)
         if self._mask is not None:
-            self._mask.accept(drawn.token)
-        if drawn.token in self._stop_tokens:
-            info = None if self.request.logprobs is None else self._describe(drawn.token, drawn.logprob, row)
-            return [*_text_event(self._text.flush(), ()), self._finish("stop", row, drawn.token, info)]
-        tokens = (self._describe(drawn.token, drawn.logprob, row),)
-        text = self._text.feed(tokens[0].data, may_stop=len(self._generated) > self.request.min_tokens)
+            self._mask.accept(info.token)
+        if info.token in self._stop_tokens:
+            self._ending = _Ending("stop", info.token, None if self.request.logprobs is None else info)
+            delta.text += self._text.flush()
+            return False
+        delta.tokens.append(info)
+        delta.text += self._text.feed(info.data, may_stop=len(self._generated) > self.request.min_tokens)
         if self._text.match is not None:
-            return [*_text_event(text, tokens), self._finish("stop", row, self._text.match)]
-        ended = self._mask is not None and self._mask.ended
-        if not ended and len(self._generated) < self._max_tokens:
-            if self._mask is not None:
-                self._mask.advance()
-            return [TextDelta(text, tokens)]
-        self._last_reason = "stop" if ended else "length"
-        self._max_tokens = len(self._generated)
-        last = TextDelta(text + self._text.flush(), tokens)
-        # The state at the end has taken in the last token too, so that one is yet to be run.
-        if not self.request.keep_end:
-            return [last, self._finish(self._last_reason, row)]
-        self._decode_demand = TAKE_IN
-        return [last]
+            self._ending = _Ending("stop", self._text.match)
+        elif self._mask is not None and self._mask.ended:
+            self._ending = _Ending("stop")
+        elif len(self._generated) >= self.request.max_tokens:
+            self._ending = _Ending("length")
+        if self._ending is None:
+            return True
+        delta.text += self._text.flush()
+        return False
+
+    def _follow(self, row: LogitRow, delta: _Delta, given: Sequence[TokenInfo] = ()) -> list[Event]:
+        """Return the events of the tokens that were taken, and of the end where that is reached."""
+        events = _text_event(delta.text, tuple(delta.tokens))
+        unscored: Sequence[TokenInfo] = () if self.request.logprobs is None else given
+        if unscored and len(given) == len(self._generated):  # the first of all, which the prompt's last row scores
+            first, *unscored = unscored
+            first.logprob = row.read_full().item(first.token) - row.logsumexp
+            first.top = top_logprobs(row, self.request.logprobs or 0)
+        end = self._end_of_run(unscored)
+        if self._ending is not None and end <= self.position:
+            return [*events, self._finish(self._ending, row)]
+        if self.request.mix is not None:
+            self._decode_demand = DECODE if self._ending is None else TAKE_IN
+        elif given or self._ending is not None:
+            self._given = GivenTokens(end, unscored, self.request.logprobs or 0, events if unscored else ())
+        return [] if unscored else events
+
+    def _end_of_run(self, unscored: Sequence[TokenInfo]) -> int:
+        """Return up to which position tokens are run before the next one is drawn, or before the end."""
+        end = self._prompt_length + len(self._generated)
+        if self._ending is None:
+            return end
+        if self.request.keep_end:  # the state at the end has taken in all but what ended the text
+            return end if self._ending.stop is None else end - 1
+        return end - 1 if unscored else self.position
 
     def _describe(self, token: int, logprob: float, row: LogitRow) -> TokenInfo:
         if self.request.logprobs is None:
             return TokenInfo(token, self._token_bytes(token), None)
         return TokenInfo(token, self._token_bytes(token), logprob, top_logprobs(row, self.request.logprobs))
 
-    def _finish(
-        self,
-        reason: FinishReason,
-        row: LogitRow,
-        stop: bytes | int | None = None,
-        stop_token: TokenInfo | None = None,
-    ) -> Finished:
+    def _finish(self, ending: _Ending, row: LogitRow) -> Finished:
         """End the sequence, where `row` is what follows from the slot's state."""
         for member in self.members:
             member.finished = True
@@ -201,7 +274,31 @@ class LiveSequence(Member):
         if self.request.keep_end:
             logits = row.read_full().copy() if self.row is None else self.row
             end = EndState(tuple(self.tokens_run), self._read_state(self.slot), logits)
-        return Finished(reason, len(self._generated), self._seed, stop, end, stop_token)
+        return Finished(ending.reason, len(self._generated), self._seed, ending.stop, end, ending.stop_token)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How the text ends, once all that it needs has been run."""
+
+    reason: FinishReason
+    stop: bytes | int | None = None
+    stop_token: TokenInfo | None = None
+
+
+@dataclass(slots=True)
+class _Delta:
+    """The text and the tokens of the next `TextDelta`."""
+
+    text: str = ""
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+
+def _make_mask(request: GenerateRequest, vocab_size: int) -> SequenceMask | None:
+    if request.token_mask is None:
+        return None
+    ends = frozenset(request.stop_tokens) - {0}
+    return SequenceMask(request.token_mask(), vocab_size, ends, may_force=request.mix is None)
 
 
 class Follower(Member):

@@ -65,6 +65,17 @@ async def test_the_state_at_the_end_has_taken_in_the_whole_text() -> None:
     assert (finished.reason, finished.end.tokens) == ("stop", (1, *TOKENIZER.encode(text)))
 
 
+async def test_forced_tokens_are_run_together_and_scored() -> None:
+    async with make_engine() as engine:
+        grammar = Grammar("regex", "[ab]forced text[ab]")
+        events = [event async for event in engine.generate(replace(ask(grammar), logprobs=1))]
+        steps = engine.counters().steps
+    tokens = [info for event in events if isinstance(event, TextDelta) for info in event.tokens]
+    assert b"".join(info.data for info in tokens)[1:-1] == b"forced text"
+    assert all(info.logprob is not None and info.logprob < 0 and len(info.top) == 1 for info in tokens)
+    assert steps == 2  # the prompt and its first token; the forced ones and the last
+
+
 async def test_max_tokens_cut_a_text_that_is_right_so_far() -> None:
     async with make_engine() as engine:
         text, finished = await read(engine, ask(json_grammar(SCHEMA), max_tokens=15))

@@ -109,6 +109,9 @@ class BrokenMask:
     def __init__(self, tokens: int) -> None:
         self._left = tokens
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def next(self) -> None:
         if self._left == 0:
             raise RuntimeError("a fault of the mask")

@@ -70,6 +70,9 @@ def test_the_mask_is_told_of_a_stop_token_and_asked_for_no_mask_after_the_end() 
             self.accepted: list[int] = []
             masks.append(self)
 
+        def forced(self) -> tuple[int, ...]:
+            return ()
+
         def next(self) -> Mask:
             assert not self.accepted, "asked for the mask of a token that is not drawn"
             return pack_mask(np.array([0, 7], np.int32), VOCAB_SIZE)
@@ -126,6 +129,9 @@ def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
 
         def __init__(self) -> None:
             self.accepted: list[int] = []
+
+        def forced(self) -> tuple[int, ...]:
+            return ()
 
         def next(self) -> Mask:
             return pack_mask(np.array([0, 5] if self.accepted else [5], np.int32), VOCAB_SIZE)

@@ -162,9 +162,15 @@ def run_alone(
     text = b""
     stop: bytes | int | None = None
     stop_token: TokenInfo | None = None
-    while stop is None and len(tokens) < len(request.prompt) + request.max_tokens:
-        row = _row(logits, tokens, None if mask is None else mask.next())
-        token = sampler.draw(row).token
+    ended = False
+    while stop is None and not ended and len(tokens) < len(request.prompt) + request.max_tokens:
+        forced = () if mask is None or request.mix is not None else mask.forced()
+        row = _row(logits, tokens, None if mask is None or forced else mask.next())
+        if forced:
+            token = forced[0]
+            sampler.given(token)
+        else:
+            token = sampler.draw(row).token
         tokens.append(token)
         if mask is not None:
             mask.accept(token)
@@ -177,11 +183,12 @@ def run_alone(
             free = b"".join(info.data for info in infos[: request.min_tokens])
             text, stop = first_stop(b"".join(info.data for info in infos[request.min_tokens :]), request.stop)
             text = free + text
+            ended = mask is not None and mask.ended
     if text or infos:
         events.append(TextDelta(text.decode("utf-8", errors="replace"), tuple(infos)))
     taken_in = tuple(tokens if stop is None else tokens[:-1])
     end = EndState(taken_in, {}, own_logits(taken_in)) if request.keep_end else None
-    reason: FinishReason = "length" if stop is None else "stop"
+    reason: FinishReason = "length" if stop is None and not ended else "stop"
     events.append(Finished(reason, len(tokens) - len(request.prompt), seed, stop, end, stop_token))
     return Heard(events)
 

@@ -39,6 +39,9 @@ class Residues:
     def remainder(self) -> int:
         return sum(token % 2 for token in self.accepted) % 5
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def next(self) -> Mask | None:
         if len(self.accepted) == self._all_at:
             return None
