@@ -50,6 +50,11 @@ class ThinkingMask:
     def ended(self) -> bool:
         return self._answer is not None and self._answer.ended
 
+    def forced(self) -> Sequence[int]:
+        if not self._thinks:
+            return () if self._answer is None else self._answer.forced()
+        return () if self._due() is None else tuple(self._closing or ())
+
     def next(self) -> Mask | None:
         if not self._thinks:
             return None if self._answer is None else self._answer.next()

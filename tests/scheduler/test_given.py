@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 
@@ -26,7 +26,7 @@ SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=0.7, freq
 class Forcing(Residues):
     """Forces tokens from the one of a number on, ends after another one, and allows all tokens that are drawn."""
 
-    def __init__(self, forced: dict[int, Sequence[int]], end: int | None = None) -> None:
+    def __init__(self, forced: Mapping[int, Sequence[int]], end: int | None = None) -> None:
         super().__init__(VOCAB_SIZE)
         self._forced = {first + n: token for first, tokens in forced.items() for n, token in enumerate(tokens)}
         self._end = end
@@ -54,7 +54,7 @@ class Forcing(Residues):
 WORD = TOKENIZER.encode("forced")
 
 
-def ask(forced: dict[int, Sequence[int]], end: int | None = None, **fields: object) -> GenerateRequest:
+def ask(forced: Mapping[int, Sequence[int]], end: int | None = None, **fields: object) -> GenerateRequest:
     request = GenerateRequest(
         [5, 6, 7], max_tokens=20, sampling=SAMPLING, token_mask=lambda: Forcing(forced, end), stop_tokens=()
     )
