@@ -3,7 +3,8 @@
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
     ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
-    ├── NotFoundError          a named thing (model, state) does not exist            (HTTP 404)
+    ├── NotFoundError          a named thing does not exist                           (HTTP 404)
+    │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
     ├── ModelError             a model file can't be read or does not fit             (at load)
     ├── TokenizerError         a tokenizer can't be read or does not fit the model    (at load)
     ├── DeviceError            no such device, or it can't do what is asked           (at load)
@@ -44,6 +45,10 @@ class ForbiddenError(RnnEngineError):
 
 class NotFoundError(RnnEngineError):
     """A named thing does not exist."""
+
+
+class ModelNotFoundError(NotFoundError):
+    """No model has that name."""
 
 
 class ModelError(RnnEngineError):

@@ -22,10 +22,10 @@ from server.doors.addresses import check_listener
 from server.http.context import (
     BUDGET,
     CONNECTIONS,
-    ENGINE,
     HTTP_COUNTERS,
     LIFECYCLE,
     METRICS,
+    MODELS,
     SETTINGS,
     TRACER,
     WORKERS,
@@ -41,8 +41,10 @@ from server.middleware.connections import connections_middleware
 from server.middleware.deadlines import deadlines_middleware
 from server.middleware.errors import errors_middleware
 from server.middleware.memory import memory_middleware
+from server.middleware.models import models_middleware
 from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
+from server.models.registry import ModelRegistry
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 from server.stopping import end_process, stop_signals
@@ -51,18 +53,23 @@ from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics, Readings
 from server.telemetry.traces import RequestTracer, make_tracer
 
-__all__ = ["ServerSettings", "make_app", "run"]
+__all__ = ["ModelRegistry", "ServerSettings", "make_app", "run"]
 
-LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
-OnReady: TypeAlias = Callable[[EngineInfo, str], None]
+Served: TypeAlias = EngineLike | ModelRegistry
+"""What a server is over: one engine, or the models of a registry."""
+
+LoadServed: TypeAlias = Callable[[], Awaitable[Served]]
+OnReady: TypeAlias = Callable[[Sequence[EngineInfo], str], None]
 
 _CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
 _LOOK_SECONDS = 1.0  # between two looks whether the engine has failed
+_MOST_IDLE_LOOK_SECONDS = 5.0  # between two looks for models that no request uses
 _log = logging.getLogger(__name__)
 
 
-def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer | None = None) -> web.Application:
-    """Return the application over `engine`, which closes the engine and the tracer when it is cleaned up."""
+def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | None = None) -> web.Application:
+    """Return the application over one engine or several, which closes them and the tracer when it is cleaned up."""
+    models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
         middlewares=[
             telemetry_middleware,
@@ -73,18 +80,21 @@ def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer
             clients_middleware(settings.limits.max_client_requests),
             deadlines_middleware(settings.limits.max_request_seconds),
             memory_middleware,
+            models_middleware(settings),
         ],
     )
-    app[ENGINE] = engine
+    app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[CONNECTIONS] = ConnectionCounters()
-    app[METRICS] = Metrics(partial(Readings.of, engine, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
+    app[METRICS] = Metrics(partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
     app.on_shutdown.append(_drain)
-    app.cleanup_ctx.extend((_close_engine, _run_workers))
+    app.cleanup_ctx.extend((_close_models, _run_workers))
+    if settings.idle_unload_seconds is not None:
+        app.cleanup_ctx.append(_unload_idle_models)
     if tracer is not None:
         app[TRACER] = tracer
         app.cleanup_ctx.append(_close_tracer)
@@ -92,14 +102,14 @@ def make_app(engine: EngineLike, settings: ServerSettings, tracer: RequestTracer
     return app
 
 
-def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
+def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
     """Serve until a signal to stop, then drain and return; blocks. See `stop_signals` for the signals.
 
     A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
     The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
     InvalidRequestError for an address that other machines reach where no API key is asked for, for a certificate that
-    does not serve, or for traces that the environment asks for and nothing can send. `on_ready` gets the engine's facts
-    and the server's URL once it takes requests.
+    does not serve, or for traces that the environment asks for and nothing can send. `on_ready` gets the models'
+    facts, those of the default first, and the server's URL once it takes requests.
     """
     tls = None if settings.doors.tls is None else settings.doors.tls.make_context()
     with open_listeners(settings) as listeners:
@@ -109,7 +119,7 @@ def run(load: LoadEngine, settings: ServerSettings, on_ready: OnReady) -> None:
 
 
 async def _serve(
-    load: LoadEngine,
+    load: LoadServed,
     settings: ServerSettings,
     on_ready: OnReady,
     listeners: Sequence[socket.socket],
@@ -117,25 +127,26 @@ async def _serve(
     tracer: RequestTracer | None,
 ) -> None:
     with stop_signals() as stop:
-        engine = await _load_unless_stopped(load, stop)
-        async with serving(make_app(engine, settings, tracer), listeners, settings, tls):
-            on_ready(engine.info, url_of(listeners[0], "http" if tls is None else "https"))
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer)
+        models = app[MODELS]
+        async with serving(app, listeners, settings, tls):
+            on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
             notify("READY=1")
-            await _stop_or_failure(engine, stop, settings)
+            await _stop_or_failure(models, stop, settings)
             notify("STOPPING=1")
 
 
-async def _stop_or_failure(engine: EngineLike, stop: asyncio.Event, settings: ServerSettings) -> None:
-    """Wait for `stop`. Raises EngineClosedError where the engine fails for good, if that is to end the server."""
+async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
+    """Wait for `stop`. Raises EngineClosedError where an engine fails for good, if that is to end the server."""
     while not stop.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)
-        health = engine.health()
+        health = models.health()
         if settings.exit_on_failure and health.status == "failed":
             raise EngineClosedError(f"the engine has failed for good: {health.reason}")
 
 
-async def _load_unless_stopped(load: LoadEngine, stop: asyncio.Event) -> EngineLike:
+async def _load_unless_stopped(load: LoadServed, stop: asyncio.Event) -> Served:
     loading, stopping = asyncio.ensure_future(load()), asyncio.create_task(stop.wait())
     await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -180,7 +191,7 @@ async def _drain(app: web.Application) -> None:
         _log.info("waiting up to %g s for %d running request(s)", seconds, lifecycle.active)
     if not await lifecycle.drain(seconds):
         _log.warning("ending %d request(s) that still run", lifecycle.active)
-        await app[ENGINE].close()
+        await app[MODELS].close()
 
 
 async def _run_workers(app: web.Application) -> AsyncIterator[None]:
@@ -189,9 +200,24 @@ async def _run_workers(app: web.Application) -> AsyncIterator[None]:
     workers.shutdown(wait=False, cancel_futures=True)
 
 
-async def _close_engine(app: web.Application) -> AsyncIterator[None]:
+async def _close_models(app: web.Application) -> AsyncIterator[None]:
     yield
-    await app[ENGINE].close()
+    await app[MODELS].close()
+
+
+async def _unload_idle_models(app: web.Application) -> AsyncIterator[None]:
+    seconds = app[SETTINGS].idle_unload_seconds
+    assert seconds is not None
+    looking = asyncio.create_task(_keep_unloading(app[MODELS], seconds))
+    yield
+    looking.cancel()
+    await asyncio.wait((looking,))
+
+
+async def _keep_unloading(models: ModelRegistry, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(min(seconds / 2, _MOST_IDLE_LOOK_SECONDS))
+        await models.unload_idle(seconds)
 
 
 async def _close_tracer(app: web.Application) -> AsyncIterator[None]:

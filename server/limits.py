@@ -55,6 +55,9 @@ class Limits:
     ] = 3600
     max_queued: Annotated[int, Bound("requests", "That wait for a slot at a time; one more gets 429.")] = 64
     max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
+    max_load_seconds: Annotated[int, Bound("seconds", "For a request to wait until its model is loaded; then 503.")] = (
+        300
+    )
     max_client_requests: Annotated[
         int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
     ] = 1024

@@ -22,7 +22,7 @@ from rnn_engine.scheduler import parse_policy
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _find_model(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
+def find_model(value: str | None) -> Path:
     """Return the model that was named, by its path or as `pull` takes it, or the one that comes with the project."""
     if value is not None:
         return _pulled(value) if could_be_wanted(value) and not Path(value).exists() else Path(value)
@@ -39,7 +39,11 @@ def _pulled(name: str) -> Path:
     return found
 
 
-model_argument = click.argument("model", required=False, callback=_find_model, metavar="[MODEL]")
+def _find(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
+    return find_model(value)
+
+
+model_argument = click.argument("model", required=False, callback=_find, metavar="[MODEL]")
 device_option = click.option(
     "--device",
     default="auto",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,13 +26,13 @@ from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
     lora_option,
-    model_argument,
     slots_option,
     tokenizer_option,
     v5_epsilon_option,
     weights_option,
 )
-from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.served_models import NamedModel, load_models, models_argument, models_options
+from rnn_engine.cli.session import EngineChoice
 from rnn_engine.cli.state_options import state_options
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.interface import EngineInfo
@@ -55,7 +56,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 
 
 @cloup.command()
-@model_argument
+@models_argument
 @cloup.option_group(
     "Model and device",
     tokenizer_option,
@@ -114,6 +115,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
         help="End with code 1 where the device does not come back, so that the server is started anew.",
     ),
 )
+@models_options
 @cache_options
 @state_options
 @door_options
@@ -121,7 +123,10 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 @connection_options
 @log_options
 def command(
-    model: Path,
+    models: tuple[NamedModel, ...],
+    default_model: str | None,
+    any_model: bool,
+    idle_unload: float | None,
     tokenizer: str,
     chat_template: str,
     device: str,
@@ -145,19 +150,21 @@ def command(
     connections: ConnectionSettings,
     logs: LogSettings,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API has it.
+    """Serve models over HTTP, as OpenAI's API has it.
 
-    MODEL is a .safetensors, .st, .pth or .gguf file; the model that comes with rnn-engine where it is absent. Ctrl-C or
+    MODEL is a .safetensors, .st, .pth or .gguf file, or NAME=FILE; the model that comes with rnn-engine where it is
+    absent. Of several, each answers the requests that name it. --state, --default-state and --lora are for the first;
+    the others keep what they write in folders of their names in the folders that are given. Ctrl-C or
     SIGTERM ends the server when its running requests have ended; a second one does not wait. Sockets that systemd
     passes (LISTEN_FDS) are used in place of --unix-socket, and that in place of --port.
     """
     choice = EngineChoice(
-        model,
+        models[0].path,
         tokenizer,
         device,
         slots,
         cache=cache,
-        states=_with_demo_state(model, states),
+        states=_with_demo_state(models[0].path, states),
         batching=batching,
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
@@ -176,13 +183,16 @@ def command(
         drain_seconds=drain_seconds,
         exit_on_failure=exit_on_failure,
         reasoning_format=reasoning_format,
+        any_model=any_model,
+        idle_unload_seconds=idle_unload,
         doors=doors,
         limits=limits,
         connections=connections,
         logs=logs,
     )
     with log_on_stderr(logs):
-        run(partial(load_engine, choice), settings, partial(_announce, has_keys=bool(doors.keys)))
+        load = partial(load_models, choice, models, default_model)
+        run(load, settings, partial(_announce, has_keys=bool(doors.keys)))
 
 
 def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
@@ -193,13 +203,19 @@ def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
     return replace(states, files=[*states.files, demo])
 
 
-def _announce(info: EngineInfo, url: str, has_keys: bool) -> None:
+def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
+    info = infos[0]
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
-    memory = "" if info.device_bytes is None else f", {info.device_bytes / 1e6:.1f} MB of its memory"
+    taken = [each.device_bytes for each in infos if each.device_bytes is not None]
+    memory = f", {sum(taken) / 1e6:.1f} MB of its memory" if taken else ""
     server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
     body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    models = (
+        f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
+        for each in infos
+    )
     lines = {
-        "model": f"{info.model}: {describe_shape(info.shape)}; weights {info.weights}, tokenizer {info.tokenizer}",
+        "model": "\n         ".join(models),
         "device": f"{info.device}, {info.num_slots} slots{memory}",
         "address": url,
         "try": f"curl {server}/v1/chat/completions{key} -d '{body}'",

@@ -41,6 +41,7 @@ class EngineChoice:
     device_memory: int | None = None
     loras: tuple[LoraChoice, ...] = ()
     chat_template: str = "auto"
+    name: str | None = None  # None = the file's name without its ending
 
 
 async def load_engine(choice: EngineChoice) -> Engine:
@@ -56,6 +57,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
         try:
             return await Engine.load(
                 choice.model,
+                name=choice.name,
                 tokenizer=choice.tokenizer,
                 device=choice.device,
                 weights=choice.weights,

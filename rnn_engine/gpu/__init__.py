@@ -1,7 +1,7 @@
 """The only package that knows wgpu: devices, buffers, kernels, and the recorder that replays a plan."""
 
 from rnn_engine.gpu.adapters import DeviceInfo, list_devices
-from rnn_engine.gpu.device import Device, open_device
+from rnn_engine.gpu.device import Device, allocated_on, open_device
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.memory import Buffer, Memory
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
@@ -22,6 +22,7 @@ __all__ = [
     "Plan",
     "Recorder",
     "SizingDevice",
+    "allocated_on",
     "list_devices",
     "measure_subgroup_size",
     "open_device",

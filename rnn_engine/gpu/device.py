@@ -92,3 +92,9 @@ def open_device(choice: str = "auto", *, checked: bool = False) -> Device:
         if device is None or not device.is_usable:
             device = _opened[info, checked] = Device(info, adapter, checked=checked)
         return device
+
+
+def allocated_on(info: DeviceInfo) -> int:
+    """Return the bytes that all models of this process have on a device. May be called from any thread."""
+    with _opening:
+        return sum(device.allocated_bytes for (opened, _), device in _opened.items() if opened == info)

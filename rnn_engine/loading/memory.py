@@ -13,7 +13,7 @@ import psutil
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward.unread import UnreadModel
-from rnn_engine.gpu import DeviceInfo, SizingDevice
+from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import OpenModel
 
@@ -43,13 +43,15 @@ def plan_memory(
     """Choose the weights, where they are `AUTO`, and as many spare bytes as there is room for.
 
     `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
-    that can't be found out. Raises DeviceMemoryError that says what would fit where the model does not,
-    InvalidRequestError for `AUTO` on a device whose memory is not known, DeviceError as `load_runner` does.
+    that can't be found out; what other models of this process have there is taken off. Raises DeviceMemoryError that
+    says what would fit where the model does not, InvalidRequestError for `AUTO` on a device whose memory is not known,
+    DeviceError as `load_runner` does.
     """
     if device == "cpu":
         return MemoryPlan("f32", size.spare_bytes)
     like = SizingDevice.like(device)
-    available = device_memory if device_memory is not None else find_memory(like.info)
+    given = None if device_memory is None else max(0, device_memory - allocated_on(like.info))
+    available = find_memory(like.info) if given is None else given
 
     if available is None:
         if weights == AUTO:

@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 from aiohttp import hdrs, web
 
 from rnn_engine.errors import StorageError
-from server.http.context import LEASE, SETTINGS
+from server.http.context import LEASE, MODEL_USE, SETTINGS
 from server.http.work import SHORT_WORK, work
 from server.schemas.base import RequestBody
 
@@ -30,9 +30,10 @@ _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs f
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
-    """Return the JSON body as an object.
+    """Return the JSON body as an object, and choose the model that it names, or else the query.
 
-    Raises InvalidRequestError, OverloadedError where requests hold too much memory, or an aiohttp exception if the
+    Raises ModelNotFoundError or UnavailableError where there is no such model or it can't be loaded,
+    InvalidRequestError, OverloadedError where requests hold too much memory, or an aiohttp exception if the
     body can't be read or is too large.
     """
     limits, lease = request.app[SETTINGS].limits, request[LEASE]
@@ -45,6 +46,8 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     lease.hold(len(data) + parsed_bytes)
     body = await work(request, len(data), partial(kind.parse, data, limits))
     lease.hold(parsed_bytes)
+    if (use := request.get(MODEL_USE)) is not None:
+        await use.choose(getattr(body, "model", None) or request.query.get("model"))
     return body
 
 

@@ -15,6 +15,7 @@ from server.connections.counters import ConnectionCounters
 from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
+from server.models.registry import ModelRegistry, ModelUse
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
@@ -63,8 +64,9 @@ class Lifecycle:
         return True
 
 
-ENGINE: web.AppKey[EngineLike] = web.AppKey("engine", EngineLike)
-"""The whole engine; handlers of requests take `engine_of`."""
+MODELS = web.AppKey("models", ModelRegistry)
+MODEL_USE = web.RequestKey("model_use", ModelUse)
+"""The model that a request uses; handlers take `engine_of`."""
 
 SETTINGS = web.AppKey("settings", ServerSettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
@@ -83,6 +85,9 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
-    """Return the engine with what belongs to whoever sent a request, whose body may divide the cache further."""
+    """Return the engine of the model that a request names, as whoever sent it sees it.
+
+    The body, where the route has one, is to be read first. `cache_salt` divides the cache further.
+    """
     share_cache = request.app[SETTINGS].doors.share_cache
-    return OwnEngine(request.app[ENGINE], request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)
+    return OwnEngine(request[MODEL_USE].engine, request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)

@@ -14,6 +14,7 @@ from rnn_engine.errors import (
     EngineClosedError,
     ForbiddenError,
     InvalidRequestError,
+    ModelNotFoundError,
     NotFoundError,
     OverloadedError,
     StateError,
@@ -66,6 +67,8 @@ def describe(error: Exception) -> Failure:
             return Failure(400, str(error), "invalid_request_error")
         case ForbiddenError():
             return Failure(403, str(error), "permission_error", "forbidden")
+        case ModelNotFoundError():
+            return Failure(404, str(error), "invalid_request_error", "model_not_found", "model")
         case NotFoundError():
             return Failure(404, str(error), "invalid_request_error", "not_found")
         case StorageError():

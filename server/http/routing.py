@@ -13,8 +13,11 @@ from server.doors.scopes import Scope
 from server.http.errors import ErrorForm, openai_error
 
 _OPENAI_PREFIX = "/v1/"
-_AI00_PREFIX = "/api/oai/"
+AI00_PREFIX = "/api/oai/"
 _AI00_V1_PREFIX = "/api/oai/v1/"
+
+MODEL_QUERY = {"model": "The name of a model; the default one where it is absent."}
+"""What may follow the question mark of every path whose handler takes an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Route:
     scope: Scope = Scope.USE  # what an API key has to have
     routine: bool = False  # asked for again and again by those who watch the server
     always: bool = False  # answers without an API key and while the server stops
+    uses_model: bool = True  # the handler takes an engine; False = which models there are does not matter
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
     also: tuple[str, ...] = ()  # further paths under which it answers
     error_form: ErrorForm = openai_error  # how its errors are told
@@ -45,9 +49,9 @@ class Route:
     def _prefixed_paths(self) -> tuple[str, ...]:
         if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
             name = self.path.removeprefix(_OPENAI_PREFIX)
-            return (self.path, _AI00_PREFIX + name, _AI00_V1_PREFIX + name)
-        if self.path.startswith(_AI00_PREFIX):
-            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(_AI00_PREFIX))
+            return (self.path, AI00_PREFIX + name, _AI00_V1_PREFIX + name)
+        if self.path.startswith(AI00_PREFIX):
+            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX))
         return (self.path,)
 
 

@@ -24,5 +24,6 @@ ROUTES = (
         "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
         None,
         routine=True,
+        uses_model=False,
     ),
 )

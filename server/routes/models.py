@@ -1,4 +1,4 @@
-"""The model that is served."""
+"""The models that are served."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import cast
 
 from aiohttp import web
 
-from rnn_engine.errors import NotFoundError
-from rnn_engine.interface import EngineInfo
+from rnn_engine.errors import ModelNotFoundError
 from server.http.bodies import json_response
-from server.http.context import engine_of
+from server.http.context import MODELS
 from server.http.routing import Route
+from server.models.served import ServedModel
 from server.schemas.models import ModelEntry, ModelList, ModelMeta
 
 
 async def list_models(request: web.Request) -> web.Response:
-    body: ModelList = {"object": "list", "data": [_entry(engine_of(request).info)]}
+    models = request.app[MODELS]
+    body: ModelList = {"object": "list", "data": [_entry(model) for model in models if model.info is not None]}
     return json_response(body)
 
 
 async def get_model(request: web.Request) -> web.Response:
-    info, wanted = engine_of(request).info, request.match_info["model"]
-    if wanted != info.model:
-        raise NotFoundError(f"there is no model {wanted!r}; this server has {info.model!r}")
-    return json_response(_entry(info))
+    return json_response(_entry(request.app[MODELS].find(request.match_info["model"])))
 
 
-def _entry(info: EngineInfo) -> ModelEntry:
+def _entry(model: ServedModel) -> ModelEntry:
+    info = model.info
+    if info is None:
+        raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
     meta = {
         "version": info.shape.version,
         **info.shape.sizes,
@@ -37,9 +38,12 @@ def _entry(info: EngineInfo) -> ModelEntry:
         "max_logprobs": info.max_logprobs,
         "tokenizer": info.tokenizer,
         "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
+        "state_bytes": info.shape.state_bytes,
+        "chat_template": info.chat_template.source,
+        "status": model.status,
     }
     return {
-        "id": info.model,
+        "id": model.name,
         "object": "model",
         "created": info.created,
         "owned_by": "rnn-engine",
@@ -48,6 +52,8 @@ def _entry(info: EngineInfo) -> ModelEntry:
 
 
 ROUTES = (
-    Route("GET", "/v1/models", list_models, "The model that is served.", ModelList, also=("/models",)),
-    Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry),
+    Route(
+        "GET", "/v1/models", list_models, "The models that are served.", ModelList, uses_model=False, also=("/models",)
+    ),
+    Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
 )

@@ -13,7 +13,7 @@ from rnn_engine.errors import InvalidRequestError
 from server.doors.scopes import Scope
 from server.http.bodies import json_response, received_file
 from server.http.context import engine_of
-from server.http.routing import Route
+from server.http.routing import MODEL_QUERY, Route
 from server.schemas.state_entry import StateEntry, state_entry
 from states.files.exchange import ExportForm, StateFiles
 from states.files.reading import LoadedState
@@ -22,10 +22,12 @@ from states.named.entry import NamedState, Retention
 
 _ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
 _FORM_QUERY = {
+    **MODEL_QUERY,
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
-    "the token shifts are lost) or `prefab` (ai00's CBOR)."
+    "the token shifts are lost) or `prefab` (ai00's CBOR).",
 }
 _RETENTION_QUERY = {
+    **MODEL_QUERY,
     "owner": "Whose lease the state belongs to; absent, it has one of its own.",
     "ttl": "Seconds without use after which the lease ends.",
     "persistent": "`true`: keep it until it is removed.",

@@ -89,8 +89,8 @@ async def take(request: web.Request) -> web.Response:
 
 
 async def advance(request: web.Request) -> web.Response:
-    engine = engine_of(request)
     body = await read_body(request, AdvanceStateRequest)
+    engine = engine_of(request)
     tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
     limits = request.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))

@@ -7,6 +7,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from rnn_engine.health import HealthStatus
+from server.models.served import ModelStatus
 
 
 class LoraEntry(TypedDict):
@@ -17,7 +18,11 @@ class LoraEntry(TypedDict):
 
 
 class ModelMeta(TypedDict):
-    """A model's sizes, which depend on its version, and what it runs on."""
+    """A model's sizes, which depend on its version, and what it runs on.
+
+    `state_bytes` are those of one sequence. One that is `unloaded` is loaded at the next request for it, unless an
+    admin has unloaded it.
+    """
 
     version: str
     num_layers: int
@@ -33,6 +38,9 @@ class ModelMeta(TypedDict):
     max_logprobs: int
     tokenizer: str
     loras: list[LoraEntry]
+    state_bytes: int
+    chat_template: dict[str, str] | str
+    status: ModelStatus
 
 
 class ModelEntry(TypedDict):
@@ -49,11 +57,12 @@ class ModelList(TypedDict):
 
 
 class Health(TypedDict):
-    """All but `ok` come with status 503; see Readiness. `requests` counts HTTP requests, the next two what the engine
-    runs of them."""
+    """All but `ok` come with status 503; see Readiness. `model` is the default one. `requests` counts HTTP requests,
+    the next two what the engines run of them."""
 
     status: HealthStatus
     model: str
+    models: dict[str, ModelStatus]
     requests: int
     active: int
     queued: int

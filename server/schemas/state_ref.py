@@ -169,7 +169,7 @@ class ModelNameBody(RequestBody):
     """A body in which clients say a model, too, as OpenAI's do."""
 
     model: str | None = Field(
-        default=None, description="Any name: the one loaded model answers, and says its own name."
+        default=None, description="The name of a model as `/v1/models` lists it; null is the default one."
     )
 
 

@@ -8,12 +8,12 @@ from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
 from server.limits import Limits
-from server.schemas.base import RequestBody
 from server.schemas.prompt import check_prompts
+from server.schemas.state_ref import ModelNameBody
 
 
-class TokenizeRequest(RequestBody):
-    ignored: ClassVar = frozenset({"add_special", "add_special_tokens", "model", "parse_special"})
+class TokenizeRequest(ModelNameBody):
+    ignored: ClassVar = frozenset({"add_special", "add_special_tokens", "parse_special"})
     aliases: ClassVar = {"prompt": "content"}
 
     content: str = Field(description="The text.")
@@ -28,9 +28,7 @@ class Tokens(TypedDict):
     count: int
 
 
-class DetokenizeRequest(RequestBody):
-    ignored: ClassVar = frozenset({"model"})
-
+class DetokenizeRequest(ModelNameBody):
     tokens: Annotated[list[int], FailFast()] = Field(description="Token ids.")
 
     def check(self, limits: Limits) -> None:

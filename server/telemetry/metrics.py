@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -26,6 +26,7 @@ from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.telemetry import EngineCounters, Histogram
 from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
+from server.models.registry import ModelRegistry
 from server.telemetry.http_counters import HttpCounters
 from states.cache.counters import CacheStats
 from states.named.registry import RegistryUsage
@@ -34,8 +35,8 @@ _PREFIX = "rnn_engine_"
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """What the metrics are made from."""
+class EngineReadings:
+    """What the metrics of one model are made from."""
 
     info: EngineInfo
     health: Health
@@ -43,26 +44,32 @@ class Readings:
     counters: EngineCounters
     cache: CacheStats
     states: RegistryUsage
+
+    @classmethod
+    def of(cls, engine: EngineLike) -> Self:
+        cache = engine.cache_stats() or CacheStats(())
+        return cls(engine.info, engine.health(), engine.stats(), engine.counters(), cache, engine.states.usage())
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the metrics are made from."""
+
+    loaded: Mapping[str, bool]  # of each model, by its name
+    engines: Mapping[str, EngineReadings]  # of the models that are loaded
     http: HttpCounters
     connections: ConnectionCounters
     budget: MemoryBudget
 
     @classmethod
-    def of(cls, engine: EngineLike, http: HttpCounters, connections: ConnectionCounters, budget: MemoryBudget) -> Self:
-        """Read an engine; the rest is given."""
-        cache = engine.cache_stats() or CacheStats(())
-        states = engine.states.usage()
-        return cls(
-            engine.info,
-            engine.health(),
-            engine.stats(),
-            engine.counters(),
-            cache,
-            states,
-            http,
-            connections,
-            budget,
-        )
+    def of(
+        cls, models: ModelRegistry, http: HttpCounters, connections: ConnectionCounters, budget: MemoryBudget
+    ) -> Self:
+        """Read the engines of all models; the rest is given."""
+        engines = {model.name: model.open_engine for model in models}
+        readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
+        loaded = {name: engine is not None for name, engine in engines.items()}
+        return cls(loaded, readings, http, connections, budget)
 
 
 class Metrics:
@@ -87,14 +94,32 @@ class ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
-        yield from _facts(readings.info, readings.health, readings.stats)
-        yield from _requests(readings.counters)
-        yield from _tokens(readings.counters)
-        yield from _steps(readings.counters)
+        loaded = {name: float(is_loaded) for name, is_loaded in readings.loaded.items()}
+        yield _gauge("model_loaded", "1 for a model that is loaded, 0 for one that is not now.", loaded, "model")
+        yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
         yield from _http(readings.http)
         yield from _connections(readings.connections, readings.budget)
-        yield from _cache(readings.cache)
-        yield from _states(readings.states)
+
+
+def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
+    """Yield each metric once, with the samples of all models, which have the model's name as a label."""
+    for families in zip(*metrics.values(), strict=True):
+        family = families[0]
+        family.samples = [
+            sample._replace(labels={"model": name, **sample.labels})
+            for name, each in zip(metrics, families, strict=True)
+            for sample in each.samples
+        ]
+        yield family
+
+
+def _of_engine(readings: EngineReadings) -> Iterator[Metric]:
+    yield from _facts(readings.info, readings.health, readings.stats)
+    yield from _requests(readings.counters)
+    yield from _tokens(readings.counters)
+    yield from _steps(readings.counters)
+    yield from _cache(readings.cache)
+    yield from _states(readings.states)
 
 
 def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Metric]:

@@ -130,3 +130,15 @@ def test_the_memory_of_a_software_device_is_the_computers() -> None:
 
 def test_on_the_cpu_weights_are_f32(opened: ModelFile) -> None:
     assert plan_memory(opened, "cpu", SIZE, weights="auto") == MemoryPlan("f32", 0)
+
+
+def test_what_other_models_have_is_taken_off(opened: ModelFile) -> None:
+    most = needed(opened, "f16")
+    other = load_runner(random_model(tiny_shape(), seed=1), num_slots=1)
+    assert isinstance(other, GpuRunner)
+    try:
+        with pytest.raises(DeviceMemoryError):
+            plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most)
+        plan_memory(opened, "auto", SIZE, weights="f16", device_memory=most + other.allocated_bytes)
+    finally:
+        other.close()

@@ -20,7 +20,7 @@ async def complete(serve: Serve, engine: FakeEngine, **body: object) -> Body:
 
 async def test_answer_has_openai_shape(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda _: "Hello", cached_tokens=1)
-    answer = await complete(serve, engine, prompt="Say", model="another name", seed=7)
+    answer = await complete(serve, engine, prompt="Say", model="fake", seed=7)
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
     assert answer["model"] == "fake"

@@ -20,13 +20,12 @@ from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
-from server.http.context import ENGINE
 from server.limits import Limits
 from server.schemas.embeddings import EmbeddingList, StateList
 from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.http import Body, Client, Serve, check_shape, error_of, post
+from tests.support.http import Body, Client, Serve, check_shape, engine_in, error_of, post
 
 PATH = "/v1/embeddings"
 STATES = "/api/oai/states"
@@ -266,7 +265,7 @@ async def test_demo_model(demo: Client) -> None:
     texts = ["What is the capital of France?", "Tell me the capital of Spain.", "How much is 12 + 30?"]
     together = await post(demo, PATH, EmbeddingList, {"input": texts})
     france, spain, total = (np.array(entry["embedding"]) for entry in together["data"])
-    assert len(france) == demo.app[ENGINE].info.shape.width
+    assert len(france) == engine_in(demo).info.shape.width
     assert np.linalg.norm(france) == pytest.approx(1.0, abs=1e-5)
     assert france @ spain > france @ total
     again = await post(demo, PATH, EmbeddingList, {"input": texts[0]})
@@ -275,7 +274,7 @@ async def test_demo_model(demo: Client) -> None:
 
 
 async def test_text_in_two_parts_is_the_whole_text(demo: Client) -> None:
-    tokens = demo.app[ENGINE].tokenize("What is the capital of France?")
+    tokens = engine_in(demo).tokenize("What is the capital of France?")
     [entry] = (await post(demo, STATES, StateList, {"input": tokens[:4]}))["data"]
     inline = {"data": entry["data"], "shape": entry["shape"]}
     parts = await post(demo, PATH, EmbeddingList, {"input": tokens[4:], "state": inline})
@@ -285,10 +284,10 @@ async def test_text_in_two_parts_is_the_whole_text(demo: Client) -> None:
 
 async def test_official_client(demo: Client) -> None:
     async with openai.AsyncOpenAI(base_url=str(demo.make_url("/v1")), api_key="any", max_retries=0) as client:
-        asked = await client.embeddings.create(model="any", input=["Hello", "2 + 2"])  # which is as base64
-        plain = await client.embeddings.create(model="any", input="Hello", encoding_format="float", dimensions=16)
+        asked = await client.embeddings.create(model="demo", input=["Hello", "2 + 2"])  # which is as base64
+        plain = await client.embeddings.create(model="demo", input="Hello", encoding_format="float", dimensions=16)
         with pytest.raises(openai.BadRequestError) as refused:
-            await client.embeddings.create(model="any", input="Hello", dimensions=129)
+            await client.embeddings.create(model="demo", input="Hello", dimensions=129)
     assert [len(entry.embedding) for entry in asked.data] == [128, 128]
     assert asked.usage.prompt_tokens == asked.usage.total_tokens > 0
     assert len(plain.data[0].embedding) == 16

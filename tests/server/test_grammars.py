@@ -158,11 +158,11 @@ async def test_openai_client_parses_answers(client: Client) -> None:
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as official:
         messages: Any = [{"role": "user", "content": "Hi"}]
         answer = await official.chat.completions.parse(
-            model="any", messages=messages, response_format=Plan, max_tokens=4000, seed=1, temperature=0.3
+            model="fake", messages=messages, response_format=Plan, max_tokens=4000, seed=1, temperature=0.3
         )
         assert isinstance(answer.choices[0].message.parsed, Plan)
         async with official.chat.completions.stream(
-            model="any", messages=messages, response_format=Plan, max_tokens=4000, seed=1, temperature=0.3
+            model="fake", messages=messages, response_format=Plan, max_tokens=4000, seed=1, temperature=0.3
         ) as stream:
             final = await stream.get_final_completion()
         assert final.choices[0].message.parsed == answer.choices[0].message.parsed

@@ -40,7 +40,10 @@ async def scrape(client: Client) -> Samples:
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    return samples[f"rnn_engine_{name}", frozenset(labels.items())]
+    """A metric of the server, or of its only model."""
+    of_model = frozenset({"model": "fake", **labels}.items())
+    metric = f"rnn_engine_{name}"
+    return samples[metric, of_model if (metric, of_model) in samples else frozenset(labels.items())]
 
 
 async def complete(client: Client, **fields: object) -> int:

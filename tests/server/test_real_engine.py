@@ -13,11 +13,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.engine import Engine
 from server.app import make_app
-from server.http.context import ENGINE
 from server.schemas.cache import Cache
 from server.schemas.completions import Completion
 from server.settings import ServerSettings
-from tests.support.http import Body, Client, check_shape, error_of, post, post_stream
+from tests.support.http import Body, Client, check_shape, engine_in, error_of, post, post_stream
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 PATH = "/v1/completions"
@@ -84,7 +83,7 @@ async def test_copies_draw_differently_and_again_the_same(client: Client) -> Non
 async def test_client_that_leaves_gives_its_slots_back(client: Client, stream: bool) -> None:
     endless = body(1, max_tokens=2**30 if stream else 2**16, stream=stream, logit_bias={"0": -1000}, n=2)
     call = asyncio.create_task(client.post(PATH, json=endless))
-    engine = client.app[ENGINE]
+    engine = engine_in(client)
     while engine.stats().active < 2:
         await asyncio.sleep(0.001)
     if stream:

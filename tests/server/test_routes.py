@@ -61,7 +61,7 @@ async def test_health(serve: Serve) -> None:
     body = await (await client.get("/health")).json()
     check_shape(Health, body)
     idle = {"requests": 0, "active": 0, "queued": 0, "cache_look_ups": 0, "cache_hits": 0}
-    assert body == {"status": "ok", "model": "fake", **idle}
+    assert body == {"status": "ok", "model": "fake", "models": {"fake": "loaded"}, **idle}
 
 
 async def test_head_of_what_can_be_got(serve: Serve) -> None:

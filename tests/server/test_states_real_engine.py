@@ -15,13 +15,12 @@ from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
-from server.http.context import ENGINE
 from server.schemas.chat_answer import ChatCompletion
 from server.schemas.completions import Completion
 from server.schemas.embeddings import StateList
 from server.schemas.states import AdvancedState, CreatedState, StateEntries
 from server.settings import ServerSettings
-from tests.support.http import Client, post
+from tests.support.http import Client, engine_in, post
 
 CHAT = "/v1/chat/completions"
 TALK = ("What is the capital of France?", "What is 3 + 4?", "Spell the word cat.")
@@ -98,7 +97,7 @@ async def test_an_advance_in_steps_scores_as_one_run_does(client: Client) -> Non
 
 
 async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None:
-    engine = client.app[ENGINE]
+    engine = engine_in(client)
 
     async def roots() -> set[str]:
         return {node.root for node in await engine.cache_nodes(1000)}

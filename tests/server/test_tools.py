@@ -68,7 +68,7 @@ async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_calls_come_apart_from_content(client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="any", messages=QUESTION, tools=[WEATHER, TIMER])
+    answer = await client.chat.completions.create(model="fake", messages=QUESTION, tools=[WEATHER, TIMER])
     [choice] = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Both.")
     assert choice.message.tool_calls is not None
@@ -83,7 +83,7 @@ async def test_calls_come_apart_from_content(client: openai.AsyncOpenAI) -> None
 
 
 async def test_calls_are_streamed_piece_by_piece(client: openai.AsyncOpenAI) -> None:
-    stream = await client.chat.completions.create(model="any", messages=QUESTION, tools=[WEATHER, TIMER], stream=True)
+    stream = await client.chat.completions.create(model="fake", messages=QUESTION, tools=[WEATHER, TIMER], stream=True)
     chunks = [chunk async for chunk in stream]
     assert joined(chunks) == ("Both.", [("weather", '{"city": "Paris"}'), ("timer", '{"minutes": 5}')])
     assert chunks[-1].choices[0].finish_reason == "tool_calls"

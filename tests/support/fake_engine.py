@@ -67,6 +67,7 @@ class FakeEngine:
 
     reply: Callable[[GenerateRequest], str] = lambda request: " Hello there!"
     num_slots: int = 2
+    model: str = "fake"
     cached_tokens: int = 0
     hold: int | None = None
     fail_at: int | None = None  # raise StepError before this token
@@ -102,7 +103,7 @@ class FakeEngine:
     @property
     def info(self) -> EngineInfo:
         return EngineInfo(
-            model="fake",
+            model=self.model,
             shape=tiny_shape(vocab=VOCAB_SIZE),
             device="none",
             weights="f32",

@@ -9,11 +9,20 @@ from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient
 from pydantic import TypeAdapter
 
+from rnn_engine.interface import EngineLike
+from server.http.context import MODELS
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 
 Client: TypeAlias = TestClient[web.Request, web.Application]
 Body: TypeAlias = dict[str, Any]
+
+
+def engine_in(client: Client) -> EngineLike:
+    """The engine of a server with one model."""
+    engine = client.app[MODELS].default.engine
+    assert engine is not None
+    return engine
 
 
 class Serve(Protocol):

@@ -32,7 +32,7 @@ class Run:
 
 def run(lm_eval: str, url: str, tokenizer: Path, folder: Path, model_args: str) -> Run:
     """Run the task against the server at `url`; files go into `folder`. Raises CalledProcessError."""
-    fields = {"model": "any", "base_url": f"{url}/v1/completions", "tokenizer": _tokenizer_folder(tokenizer, folder)}
+    fields = {"model": "demo", "base_url": f"{url}/v1/completions", "tokenizer": _tokenizer_folder(tokenizer, folder)}
     args = ",".join([*(f"{name}={value}" for name, value in fields.items()), *([model_args] if model_args else [])])
     output = folder / "output"
     command = [lm_eval, "run", "--model", "local-completions", "--model_args", args, "--tasks", TASK]

@@ -14,7 +14,7 @@ from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
 from server.telemetry.http_counters import HttpCounters
-from server.telemetry.metrics import Readings, ServerCollector
+from server.telemetry.metrics import EngineReadings, Readings, ServerCollector
 from server.telemetry.record import CLIENT_LEFT, RequestRecord
 from states.cache.counters import CacheStats, TierStats
 from states.named.registry import RegistryUsage
@@ -73,4 +73,5 @@ def _readings() -> Readings:
     cache = CacheStats((TierStats("host", 0),))
     states = RegistryUsage(0, 0, 0, 0, 0)
     stats, counters = EngineStats(0, 0), EngineCounters()
-    return Readings(info, Health(), stats, counters, cache, states, http, ConnectionCounters(), MemoryBudget(0))
+    engine = EngineReadings(info, Health(), stats, counters, cache, states)
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0))
