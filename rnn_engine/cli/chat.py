@@ -127,7 +127,7 @@ class Talk:
             prompt=prompt.tokens,
             initial_state=None if initial is None else initial.for_request,
             max_tokens=self.max_tokens,
-            stop=[text.encode() for text in prompt.stop],
+            stop=tuple(text.encode() for text in prompt.stop),
             stop_tokens=(0, *prompt.stop_tokens),
             sampling=self.sampling,
             penalised_prompt=self._earlier_replies(self.messages),

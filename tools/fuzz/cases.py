@@ -101,7 +101,7 @@ class CaseMaker:
             case "body":
                 content = mutate_bytes(content, random)
             case "header" if random.random() < 0.3:
-                content = gzip.compress(content)
+                content = gzip.compress(content, mtime=0)
         request = encode_request(method, path, content, headers)
         return mutate_bytes(request, random) if kind == "bytes" else request
 
