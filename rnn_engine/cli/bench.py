@@ -18,13 +18,14 @@ from rich.console import Console
 from rich.table import Table
 
 from rnn_engine.cli.describe import describe_shape
-from rnn_engine.cli.options import device_memory_option, device_option, model_argument, weights_option
+from rnn_engine.cli.options import device_memory_option, device_option, lora_option, model_argument, weights_option
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.model import LoraChoice
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
 
 _WARM_UP = 2
@@ -108,6 +109,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 @device_option
 @weights_option
 @device_memory_option
+@lora_option
 @click.option("--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Sequences at decode.")
 @click.option("--lengths", callback=_parse_numbers, default="64", show_default=True, help="Prompts at prefill.")
 @click.option("--repeats", type=click.IntRange(min=1), default=10, show_default=True, help="Timed runs a line.")
@@ -115,8 +117,9 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 def command(
     model: Path,
     device: str,
-    weights: str,
+    weights: str | None,
     device_memory: int | None,
+    loras: tuple[LoraChoice, ...],
     slots: list[int],
     lengths: list[int],
     repeats: int,
@@ -127,7 +130,7 @@ def command(
     Each line is the median of the timed runs after a warm-up.
     """
     with progress_bar("opening the model") as report:
-        with open_model(model) as opened:
+        with open_merged(model, loras) as opened:
             size = RunnerSize(num_slots=max(slots))
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
             runner = load_runner(opened, device, weights=plan.weights, num_slots=max(slots), progress=report)

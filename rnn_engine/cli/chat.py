@@ -52,7 +52,7 @@ def command(
     tokenizer: str,
     chat_template: str,
     device: str,
-    weights: str,
+    weights: str | None,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],

@@ -53,7 +53,7 @@ def command(
     max_tokens: int,
     tokenizer: str,
     device: str,
-    weights: str,
+    weights: str | None,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rnn_engine.cli.describe import describe_shape
-from rnn_engine.cli.options import device_memory_option, model_argument, slots_option, tokenizer_option
+from rnn_engine.cli.options import device_memory_option, lora_option, model_argument, slots_option, tokenizer_option
 from rnn_engine.loading.inspection import Inspection, inspect_model
 from rnn_engine.loading.memory import in_words
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.model import open_merged
+from rnn_engine.model import LoraChoice
 
 _FITS = {True: "fits", False: "too large", None: "?"}
 
@@ -24,13 +25,17 @@ _FITS = {True: "fits", False: "too large", None: "?"}
 @slots_option(8)
 @tokenizer_option
 @device_memory_option
+@lora_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
-def command(model: Path, slots: int, tokenizer: str, device_memory: int | None, as_json: bool) -> None:
+def command(
+    model: Path, slots: int, tokenizer: str, device_memory: int | None, loras: tuple[LoraChoice, ...], as_json: bool
+) -> None:
     """Show what a model file holds and where it fits.
 
-    Reads no weights. Memory is told for every format of --weights, without the cache's spare slots.
+    Reads no weights. Memory is told for every format of --weights, without the cache's spare slots. Given
+    a --lora, the model is told as it is with it; weights that it changes are float32.
     """
-    with open_model(model) as opened:
+    with open_merged(model, loras) as opened:
         found = inspect_model(opened, tokenizer, slots, device_memory)
         title = describe_shape(opened.shape)
     if as_json:

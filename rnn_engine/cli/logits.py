@@ -59,7 +59,7 @@ def command(
     device: str,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
-    weights: str,
+    weights: str | None,
     device_memory: int | None,
     chunk: int,
     state: Path | None,

@@ -11,10 +11,10 @@ import numpy as np
 
 from rnn_engine.cli.sizes import parse_size
 from rnn_engine.demo import model_path
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.hub import Wanted, could_be_wanted, find_local
+from rnn_engine.hub import locate_model
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.model import LoraChoice
 from rnn_engine.scheduler import parse_policy
@@ -25,18 +25,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def find_model(value: str | None) -> Path:
     """Return the model that was named, by its path or as `pull` takes it, or the one that comes with the project."""
     if value is not None:
-        return _pulled(value) if could_be_wanted(value) and not Path(value).exists() else Path(value)
+        try:
+            return locate_model(value)
+        except ModelError as error:
+            raise click.UsageError(str(error)) from None
     demo = model_path()
     if not demo.is_file():
         raise click.UsageError(f"no MODEL was given, and the one that comes with rnn-engine is missing: {demo}")
     return demo
-
-
-def _pulled(name: str) -> Path:
-    found = find_local(Wanted.parse(name))
-    if found is None:
-        raise click.UsageError(f"{name} is no file, and no model that was pulled; `rnn-engine pull {name}` fetches it")
-    return found
 
 
 def _find(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:
@@ -53,8 +49,8 @@ device_option = click.option(
 )
 
 
-def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if value == AUTO:
+def _weights(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is None or value == AUTO:
         return value
     try:
         WeightChoice.parse(value)
@@ -65,14 +61,13 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
 
 weights_option = click.option(
     "--weights",
-    default="f16",
-    show_default=True,
+    show_default="f16, but stored for a quantised file",
     metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N]",
     callback=_weights,
     help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
     "first (the first layer), head, emb or adapters; with layers, those from layer N on are f16. Example: "
     "int4,head=int8. auto takes the first of "
-    f"{', '.join(AUTO_FORMATS)} for which the device has room.",
+    f"{', '.join(AUTO_FORMATS)} for which the device has room, with {STORED} before the others for a quantised file.",
 )
 device_memory_option = click.option(
     "--device-memory",

@@ -130,7 +130,7 @@ def command(
     tokenizer: str,
     chat_template: str,
     device: str,
-    weights: str,
+    weights: str | None,
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
@@ -152,11 +152,12 @@ def command(
 ) -> None:
     """Serve models over HTTP, as OpenAI's API has it.
 
-    MODEL is a .safetensors, .st, .pth or .gguf file, or NAME=FILE; the model that comes with rnn-engine where it is
-    absent. Of several, each answers the requests that name it. --state, --default-state and --lora are for the first;
-    the others keep what they write in folders of their names in the folders that are given. Ctrl-C or
-    SIGTERM ends the server when its running requests have ended; a second one does not wait. Sockets that systemd
-    passes (LISTEN_FDS) are used in place of --unix-socket, and that in place of --port.
+    MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of
+    a model that was pulled, or NAME=FILE; the model that comes with rnn-engine where it is absent. Of several, each
+    answers the requests that name it. --state, --default-state and --lora are for the first; the others keep what they
+    write in folders of their names in the folders that are given. Ctrl-C or SIGTERM ends the server when its running
+    requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS) are used in place of
+    --unix-socket, and that in place of --port.
     """
     choice = EngineChoice(
         models[0].path,

@@ -37,7 +37,7 @@ class EngineChoice:
     max_queued: int = 64
     grammar_seconds: float = 2.0
     v5_group_norm_epsilon: float | None = None
-    weights: str = "f16"
+    weights: str | None = None
     device_memory: int | None = None
     loras: tuple[LoraChoice, ...] = ()
     chat_template: str = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat, WeightFormat
+from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import Model
 
 STORED: Final = "stored"
@@ -106,16 +107,36 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
     return WEIGHT_FORMATS[name]
 
 
-def describe_dequantised(model: Model, format_of: FormatOf) -> str | None:
-    """Return a line on the matrices that lose the blocks of their file to f16 for want of a kernel; None for none."""
-    types = Counter(
-        block_type
-        for name in model.names
-        if (block_type := model.block_type(name)) is not None
-        and block_type.lower() not in WEIGHT_FORMATS
-        and format_of(name) is None
-    )
-    if not types:
-        return None
-    counts = ", ".join(f"{number} in {block_type}" for block_type, number in sorted(types.items()))
-    return f"matrices dequantised to f16, as no kernel multiplies with them as they are stored: {counts}"
+def has_kept_blocks(model: Model) -> bool:
+    """Whether some matrices are stored in blocks that a device keeps as they are."""
+    return any((model.block_type(name) or "").lower() in BLOCK_FORMATS for name in model.names)
+
+
+def describe_blocks(model: Model, format_of: FormatOf) -> Iterator[str]:
+    """Yield lines on what becomes of matrices that the file has in blocks; none where there are no such matrices."""
+    kept: Counter[str] = Counter()
+    dequantised: Counter[str] = Counter()
+    converted: Counter[str] = Counter()
+    for name in model.names:
+        block_type = model.block_type(name)
+        if block_type is None:
+            continue
+        chosen = format_of(name)
+        if chosen is not None and chosen.name != block_type.lower():
+            converted[f"{block_type} to {chosen.name}"] += 1
+        elif block_type.lower() in BLOCK_FORMATS:
+            kept[block_type] += 1
+        else:
+            dequantised[block_type] += 1
+    if kept:
+        yield f"matrices kept in the blocks of the file: {_counts(kept)}"
+    if dequantised:
+        yield (
+            f"matrices dequantised to f16, as no kernel multiplies with them as they are stored: {_counts(dequantised)}"
+        )
+    if converted:
+        yield f"matrices converted from the blocks of the file, as --weights says: {_counts(converted)}"
+
+
+def _counts(types: Counter[str]) -> str:
+    return ", ".join(f"{number} in {kind}" for kind, number in sorted(types.items()))

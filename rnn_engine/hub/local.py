@@ -12,7 +12,7 @@ from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from rnn_engine.errors import ModelError
-from rnn_engine.hub.wanted import WEIGHTS, Wanted
+from rnn_engine.hub.wanted import WEIGHTS, Wanted, could_be_wanted
 from rnn_engine.model.known_fingerprints import cache_folder
 
 
@@ -37,6 +37,20 @@ def list_local() -> list[LocalModel]:
         model for repository, folder, paths in (*_pulled(), *_cached()) for model in _models(repository, folder, paths)
     ]
     return sorted(found, key=lambda model: (model.repository.lower(), str(model.path)))
+
+
+def locate_model(named: str | Path) -> Path:
+    """Return the path of a model that is named by its path, or as `pull` takes it; a `Path` is itself.
+
+    Raises ModelError where the name could be that of a pulled model and nothing with it is here.
+    """
+    path = Path(named)
+    if isinstance(named, Path) or path.exists() or not could_be_wanted(named):
+        return path
+    found = find_local(Wanted.parse(named))
+    if found is None:
+        raise ModelError(f"{named} is no file, and no model that was pulled; `rnn-engine pull {named}` fetches it")
+    return found
 
 
 def find_local(wanted: Wanted) -> Path | None:

@@ -10,9 +10,9 @@ from math import prod
 from rnn_engine.errors import DeviceError, TokenizerError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice, list_devices
-from rnn_engine.loading.memory import find_memory, measure_on
+from rnn_engine.loading.memory import find_memory, measure_on, usual_weights
 from rnn_engine.loading.runner import RunnerSize
-from rnn_engine.model import ModelFile
+from rnn_engine.model import OpenModel
 from rnn_engine.tokenizer import load_tokenizer
 from states.files.tuned import is_time_state
 
@@ -54,9 +54,9 @@ class Inspection:
 
 
 def inspect_model(
-    model: ModelFile, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
+    model: OpenModel, tokenizer: str = "auto", num_slots: int = 8, device_memory: int | None = None
 ) -> Inspection:
-    """Return the facts of an open model, with what it takes of each device of this computer.
+    """Return the facts of an open model, with what it takes of each device of this computer, first as usually loaded.
 
     Where there is no device, of one with the least limits that WebGPU allows. `device_memory` is how many bytes a
     device has, where that can't be found out.
@@ -85,19 +85,19 @@ def _devices() -> Iterator[SizingDevice]:
         yield SizingDevice.like(str(info.index))
 
 
-def _name_tokenizer(choice: str, model: ModelFile) -> str:
+def _name_tokenizer(choice: str, model: OpenModel) -> str:
     try:
         return load_tokenizer(choice, model.path, model.shape.vocab_size).name
     except TokenizerError as error:
         return f"none that fits: {error}"
 
 
-def _device_needs(model: ModelFile, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
+def _device_needs(model: OpenModel, device: SizingDevice, num_slots: int, device_memory: int | None) -> DeviceNeeds:
     name = _title(device.info)
     available = find_memory(device.info) if device_memory is None else device_memory
     measure, size = measure_on(device, model), RunnerSize(num_slots=num_slots)
     try:
-        counted = {weights: measure(weights, size) for weights in WEIGHT_FORMATS}
+        counted = {weights: measure(weights, size) for weights in (usual_weights(model), *WEIGHT_FORMATS)}
     except DeviceError as error:
         return DeviceNeeds(name, available, (), str(error))
     needs = [

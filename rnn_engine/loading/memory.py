@@ -13,15 +13,16 @@ import psutil
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward.unread import UnreadModel
+from rnn_engine.forward.weight_choice import STORED, has_kept_blocks
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on
 from rnn_engine.loading.runner import RunnerSize, measure_runner
-from rnn_engine.model import OpenModel
+from rnn_engine.model import MergedModel, OpenModel
 
 AUTO: Final = "auto"
 """The choice of the best weight format that the device has room for."""
 
 AUTO_FORMATS: Final = ("f16", "int8", "int4")
-"""What `AUTO` chooses from, best first."""
+"""What `AUTO` chooses from, best first; `STORED` takes the place of f16 for a quantised file."""
 
 Measure: TypeAlias = Callable[[str, RunnerSize], int]
 """Returns the bytes of a device that a runner takes with these weights and of this size."""
@@ -38,9 +39,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: OpenModel, device: str, size: RunnerSize, *, weights: str, device_memory: int | None = None
+    model: OpenModel, device: str, size: RunnerSize, *, weights: str | None, device_memory: int | None = None
 ) -> MemoryPlan:
-    """Choose the weights, where they are `AUTO`, and as many spare bytes as there is room for.
+    """Choose the weights, where they are None or `AUTO`, and as many spare bytes as there is room for.
+
+    None is `usual_weights`.
 
     `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
     that can't be found out; what other models of this process have there is taken off. Raises DeviceMemoryError that
@@ -49,6 +52,8 @@ def plan_memory(
     """
     if device == "cpu":
         return MemoryPlan("f32", size.spare_bytes)
+    usual = usual_weights(model)
+    weights = usual if weights is None else weights
     like = SizingDevice.like(device)
     given = None if device_memory is None else max(0, device_memory - allocated_on(like.info))
     available = find_memory(like.info) if given is None else given
@@ -60,18 +65,28 @@ def plan_memory(
             )
         _log.info("the memory of %s is not known, so whether the model fits is not checked", like.info.name)
         return MemoryPlan(weights, size.spare_bytes)
-    room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0))
-    return room.plan(AUTO_FORMATS if weights == AUTO else (weights,), size.spare_bytes)
+    choices = (usual, *AUTO_FORMATS[1:])
+    room = Room(available, like.info.name, measure_on(like, model), replace(size, spare_bytes=0), choices)
+    return room.plan(choices if weights == AUTO else (weights,), size.spare_bytes)
+
+
+def usual_weights(model: OpenModel) -> str:
+    """Return the weights of a model for which none are chosen: as stored for a quantised file, else f16.
+
+    A LoRA's changes make plain numbers of blocks, so a model that has one is f16.
+    """
+    return STORED if has_kept_blocks(model) and not isinstance(model, MergedModel) else AUTO_FORMATS[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a device has room for. `size` has no spare slots."""
+    """What a device has room for. `size` has no spare slots, `choices` are offered where the weights do not fit."""
 
     available: int  # bytes
     device_name: str
     measure: Measure
     size: RunnerSize
+    choices: tuple[str, ...]
 
     def plan(self, formats: tuple[str, ...], spare_bytes: int) -> MemoryPlan:
         """Take the first of `formats` that fits, and of `spare_bytes` what is left. Raises DeviceMemoryError."""
@@ -98,7 +113,7 @@ class Room:
 
     def _refuse(self, weights: str) -> str:
         needed = self.measure(weights, self.size)
-        ways = [f"--weights {name}" for name in AUTO_FORMATS if self.measure(name, self.size) <= self.available]
+        ways = [f"--weights {name}" for name in self.choices if self.measure(name, self.size) <= self.available]
         if slots := self.most_slots(weights):
             ways.append(f"--slots {slots}")
         slots_text = "1 slot" if self.size.num_slots == 1 else f"{self.size.num_slots} slots"

@@ -92,7 +92,7 @@ def open_parts(
     name: str | None,
     tokenizer: str,
     device: str,
-    weights: str,
+    weights: str | None,
     num_slots: int,
     cache: CacheConfig | None,
     states: StateSettings,

@@ -12,7 +12,7 @@ from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import FormatOf, describe_dequantised, stored_format
+from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import Device, SizingDevice, measure_subgroup_size, open_device
 from rnn_engine.types import Model, ModelShape, Runner
@@ -57,9 +57,8 @@ def load_runner(
         return _load_cpu_runner(model, size, versions)
     format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
 
-    dequantised = describe_dequantised(model, format_of)
-    if dequantised is not None:
-        logger.info("%s", dequantised)
+    for line in describe_blocks(model, format_of):
+        logger.info("%s", line)
 
     def load(size: RunnerSize) -> GpuRunner:
         opened = open_device(device, checked=checked)

@@ -34,6 +34,9 @@ class OpenModel(Model, Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     @property
+    def num_bytes(self) -> int: ...
+
+    @property
     def fingerprint(self) -> str: ...
 
     def close(self) -> None: ...
@@ -77,6 +80,11 @@ class MergedModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the model's file, without the LoRAs."""
+        return self._file.num_bytes
 
     @cached_property
     def fingerprint(self) -> str:

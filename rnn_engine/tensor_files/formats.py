@@ -90,7 +90,8 @@ def _find_format(file: BinaryFile) -> _Format:
         if file_format.recognises(head):
             return file_format
     raise ModelError(
-        f"{file.path} is neither a safetensors file nor a .pth, GGUF or rwkv.cpp file; is its download complete?"
+        f"{file.path} is neither a safetensors file (.safetensors, .st) nor a .pth, .gguf, .prefab or rwkv.cpp's .bin; "
+        "is its download complete?"
     )
 
 

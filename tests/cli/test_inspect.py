@@ -11,7 +11,9 @@ import pytest
 from rnn_engine.demo import model_path
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from tests.support.cli import Command
-from tests.support.models import TensorModel
+from tests.support.gguf import save_gguf
+from tests.support.loras import draw_pair, save_ai00
+from tests.support.models import TensorModel, save_safetensors
 
 
 def test_json_has_the_facts_and_what_each_format_takes(
@@ -29,6 +31,24 @@ def test_json_has_the_facts_and_what_each_format_takes(
         assert list(needs) == list(WEIGHT_FORMATS)
         assert needs["f32"] > needs["f16"] > needs["int8"] > needs["int4"]
         assert all(need["fits"] for need in device["needs"])
+
+
+def test_a_lora_is_part_of_what_is_shown(
+    rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path
+) -> None:
+    half = save_safetensors(tiny_model, tmp_path / "half.safetensors", "f16")
+    pairs = {"blocks.0.att.key": draw_pair(tiny_model, "blocks.0.att.key.weight", rank=2)}
+    lora = save_ai00(pairs, tmp_path / "lora.st")
+    found = json.loads(rnn_engine("inspect", half, "--lora", f"{lora}:2", "--json"))
+    assert found["tensors"] == {"float16": len(tiny_model.tensors) - 1, "float32": 1}
+
+
+def test_a_quantised_file_is_told_as_it_is_kept_too(
+    rnn_engine: Command, tiny_model: TensorModel, tmp_path: Path
+) -> None:
+    path = save_gguf(tiny_model, tmp_path / "quantised.gguf", "Q4_0")
+    (device, *_) = json.loads(rnn_engine("inspect", path, "--json"))["devices"]
+    assert [need["weights"] for need in device["needs"]] == ["stored", *WEIGHT_FORMATS]
 
 
 def test_text_says_where_it_fits(rnn_engine: Command, model_file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,21 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.unread import UnreadModel
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import SizingDevice
-from rnn_engine.loading.memory import AUTO_FORMATS, MemoryPlan, find_memory, measure_on, plan_memory
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.memory import (
+    AUTO_FORMATS,
+    MemoryPlan,
+    find_memory,
+    measure_on,
+    plan_memory,
+    usual_weights,
+)
+from rnn_engine.loading.model import open_merged, open_model
 from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner
-from rnn_engine.model import ModelFile
+from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape
+from tests.support.gguf import save_gguf
+from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 
@@ -83,6 +93,37 @@ def needed(opened: ModelFile, weights: str, size: RunnerSize = SIZE) -> int:
 def test_auto_takes_the_best_format_that_fits(opened: ModelFile, weights: str) -> None:
     plan = plan_memory(opened, "auto", SIZE, weights="auto", device_memory=needed(opened, weights))
     assert plan == MemoryPlan(weights, 0)
+
+
+@pytest.fixture(scope="module")
+def quantised_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
+    return save_gguf(model, tmp_path_factory.mktemp("model") / "small.gguf", "Q4_0")
+
+
+def test_a_quantised_file_is_kept_as_it_is_and_others_are_f16(opened: ModelFile, quantised_file: Path) -> None:
+    assert plan_memory(opened, "auto", SIZE, weights=None).weights == "f16"
+    with open_model(quantised_file) as quantised:
+        assert plan_memory(quantised, "auto", SIZE, weights=None).weights == "stored"
+        enough, little = needed(quantised, "stored"), needed(quantised, "int4")
+        assert little < enough < needed(quantised, "int8")
+        assert plan_memory(quantised, "auto", SIZE, weights="auto", device_memory=enough).weights == "stored"
+        assert plan_memory(quantised, "auto", SIZE, weights="auto", device_memory=little).weights == "int4"
+        with pytest.raises(DeviceMemoryError, match="it fits with --weights stored or --weights int4"):
+            plan_memory(quantised, "auto", SIZE, weights="f16", device_memory=enough)
+
+
+def test_blocks_that_no_kernel_reads_make_no_quantised_file(tmp_path: Path) -> None:
+    model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
+    with open_model(save_gguf(model, tmp_path / "small.gguf", "Q5_1")) as opened:
+        assert usual_weights(opened) == "f16"
+
+
+def test_a_lora_makes_plain_numbers_of_blocks(quantised_file: Path, tmp_path: Path) -> None:
+    model = random_model(tiny_shape(layers=2, width=128, vocab=300), seed=1)
+    pairs = {"blocks.0.att.key": draw_pair(model, "blocks.0.att.key.weight", rank=2)}
+    with open_merged(quantised_file, [LoraChoice(save_ai00(pairs, tmp_path / "lora.st"), 2.0)]) as merged:
+        assert usual_weights(merged) == "f16"
 
 
 def test_what_does_not_fit_is_refused_with_what_would(opened: ModelFile) -> None:

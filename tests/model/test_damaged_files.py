@@ -39,8 +39,11 @@ def test_folder(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"\x00" * 4096, "is neither a safetensors file nor a .pth, GGUF or rwkv.cpp file"),
-        (b"hello", "is neither a safetensors file nor a .pth, GGUF or rwkv.cpp file"),
+        (
+            b"\x00" * 4096,
+            "nor a .pth, .gguf, .prefab or rwkv.cpp's .bin",
+        ),
+        (b"hello", "nor a .pth, .gguf, .prefab or rwkv.cpp's .bin"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
         (b"<!DOCTYPE html><html>", "is a web page"),
         (b"GGUF\x03\x00\x00\x00" + b"\x00" * 64, "general.architecture is None; expected rwkv6 or rwkv7"),

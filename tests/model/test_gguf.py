@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.forward.weight_choice import WeightChoice, describe_dequantised, stored_format
+from rnn_engine.forward.weight_choice import WeightChoice, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.runner import load_runner
@@ -132,7 +132,9 @@ def test_what_a_kernel_multiplies_with_is_kept_as_it_is(kind: str, tmp_path: Pat
             assert blocks is not None
             np.testing.assert_array_equal(stored.unpack(stored.pack(blocks), *matrix.shape), matrix)
         assert opened.blocks("blocks.0.att.w1") is None
-        assert describe_dequantised(opened, WeightChoice.parse("stored")) is None
+        assert list(describe_blocks(opened, WeightChoice.parse("stored"))) == [
+            f"matrices kept in the blocks of the file: 14 in {kind}"
+        ]
 
 
 def random_blocks(kind: str, rows: int, columns: int) -> NDArray[np.uint8]:
@@ -181,13 +183,18 @@ def test_matrices_that_are_scaled_back_keep_their_blocks(tmp_path: Path) -> None
         assert np.array_equal(blocks.numbers(), opened.tensor(name))
 
 
+def test_blocks_that_another_format_replaces_are_told(tmp_path: Path) -> None:
+    with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q8_0")) as opened:
+        kept, converted = describe_blocks(opened, WeightChoice.parse("f16,head=q8_0"))
+    assert kept == "matrices kept in the blocks of the file: 2 in Q8_0"
+    assert converted == "matrices converted from the blocks of the file, as --weights says: 12 in Q8_0 to f16"
+
+
 def test_what_no_kernel_multiplies_with_becomes_f16_and_is_told(tmp_path: Path) -> None:
     with open_model(save_gguf(V7, tmp_path / "model.gguf", "Q5_1")) as opened:
         assert stored_format(opened.tensor(MATRIX).dtype, opened.block_type(MATRIX)).name == "f16"
-        line = describe_dequantised(opened, WeightChoice.parse("stored"))
-        assert line is not None
+        (line,) = describe_blocks(opened, WeightChoice.parse("stored"))
         assert line.endswith("as no kernel multiplies with them as they are stored: 14 in Q5_1")
-        assert describe_dequantised(opened, WeightChoice.parse("int8,emb=f16")) is None
 
 
 @pytest.mark.parametrize(
