@@ -44,6 +44,7 @@ from server.middleware.memory import memory_middleware
 from server.middleware.models import models_middleware
 from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
+from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import ModelRegistry
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
@@ -53,7 +54,7 @@ from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics, Readings
 from server.telemetry.traces import RequestTracer, make_tracer
 
-__all__ = ["ModelRegistry", "ServerSettings", "make_app", "run"]
+__all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
 
 Served: TypeAlias = EngineLike | ModelRegistry
 """What a server is over: one engine, or the models of a registry."""

@@ -125,6 +125,7 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 def command(
     models: tuple[NamedModel, ...],
     default_model: str | None,
+    model_folder: Path | None,
     any_model: bool,
     idle_unload: float | None,
     tokenizer: str,
@@ -184,6 +185,7 @@ def command(
         drain_seconds=drain_seconds,
         exit_on_failure=exit_on_failure,
         reasoning_format=reasoning_format,
+        model_folder=model_folder,
         any_model=any_model,
         idle_unload_seconds=idle_unload,
         doors=doors,

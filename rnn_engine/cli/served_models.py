@@ -14,7 +14,7 @@ from rnn_engine.cli.options import find_model
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.parts import model_name
-from server.app import ModelRegistry
+from server.app import LoadEngine, LoadOrder, ModelRegistry
 
 _MOST_NAME = 128  # characters
 
@@ -57,6 +57,12 @@ models_options = cloup.option_group(
         help="Which model answers requests that name none.  [default: the first]",
     ),
     click.option(
+        "--model-folder",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins load models from this folder while the server runs, by POST /admin/models/load.",
+    ),
+    click.option(
         "--any-model",
         is_flag=True,
         help="Let the default model answer also for a name that no model has, and not 404.",
@@ -79,21 +85,41 @@ async def load_models(choice: EngineChoice, models: Sequence[NamedModel], defaul
     if default is not None and default not in names:
         raise InvalidRequestError("--default-model", default, f"one of {', '.join(names)}")
     first, *others = models
-    choices = [replace(choice, model=first.path, name=first.name), *(_further(choice, model) for model in others)]
-    loads = {str(each.name): partial(load_engine, each) for each in choices}
-    return await ModelRegistry.load(loads, default or first.name)
+    states = choice.states
+    orders = [
+        LoadOrder(first.name, first.path, choice.loras, tuple(states.files), states.default),
+        *(LoadOrder(model.name, model.path) for model in others),
+    ]
+    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name))
 
 
-def _further(choice: EngineChoice, model: NamedModel) -> EngineChoice:
-    """Return what a model beside the first is loaded with: settings alike, and folders of its own."""
-    folder, cache, states = _folder_name(model), choice.cache, choice.states
-    if cache is not None and cache.disk is not None:
-        cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / folder))
-    states = replace(states, files=(), default=None, folder=None if states.folder is None else states.folder / folder)
-    return replace(choice, model=model.path, name=model.name, states=states, cache=cache, loras=())
+def _make_load(choice: EngineChoice, first: str, order: LoadOrder) -> LoadEngine:
+    return partial(load_engine, _choose(choice, first, order))
 
 
-def _folder_name(model: NamedModel) -> str:
-    """Return the model's name with characters that every file system takes."""
-    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in model.name)
+def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
+    """Return what a model is loaded with. All but the first have folders of their own in those of `choice`."""
+    cache, folder = choice.cache, choice.states.folder
+    if order.name != first:
+        own = _folder_name(order.name)
+        folder = None if folder is None else folder / own
+        if cache is not None and cache.disk is not None:
+            cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / own))
+    return replace(
+        choice,
+        model=order.path,
+        name=order.name,
+        loras=order.loras,
+        cache=cache,
+        states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
+        weights=order.weights or choice.weights,
+        slots=order.slots or choice.slots,
+        device=order.device or choice.device,
+        tokenizer=order.tokenizer or choice.tokenizer,
+    )
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a model with characters that every file system takes."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
     return f"model-{safe}"

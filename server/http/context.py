@@ -9,12 +9,13 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from rnn_engine.errors import EngineClosedError
+from rnn_engine.errors import EngineClosedError, ForbiddenError
 from rnn_engine.interface import EngineLike
 from server.connections.counters import ConnectionCounters
 from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
+from server.models.orders import ModelFolder
 from server.models.registry import ModelRegistry, ModelUse
 from server.settings import ServerSettings
 from server.telemetry.http_counters import HttpCounters
@@ -82,6 +83,14 @@ TRACER = web.AppKey("tracer", RequestTracer)
 RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
+
+
+def folder_of(request: web.Request) -> ModelFolder:
+    """Return the folder of models. Raises ForbiddenError where the operator has named none."""
+    folder = request.app[SETTINGS].model_folder
+    if folder is None:
+        raise ForbiddenError("the server has no folder of models; the operator can name one with --model-folder")
+    return ModelFolder(folder)
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:

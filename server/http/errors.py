@@ -11,9 +11,12 @@ from typing import TypeAlias
 from aiohttp import web
 
 from rnn_engine.errors import (
+    DeviceError,
+    DeviceMemoryError,
     EngineClosedError,
     ForbiddenError,
     InvalidRequestError,
+    ModelError,
     ModelNotFoundError,
     NotFoundError,
     OverloadedError,
@@ -63,7 +66,9 @@ def describe(error: Exception) -> Failure:
     match error:
         case InvalidRequestError():
             return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
-        case StateError() | TokenizerError():
+        case DeviceMemoryError():
+            return Failure(507, str(error), "server_error", "device_memory")
+        case StateError() | TokenizerError() | ModelError() | DeviceError():
             return Failure(400, str(error), "invalid_request_error")
         case ForbiddenError():
             return Failure(403, str(error), "permission_error", "forbidden")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rnn_engine.errors import ModelNotFoundError, UnavailableError
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike
-from server.models.served import LoadEngine, ServedModel
+from server.models.orders import LoadOrder, MakeLoad
+from server.models.served import ServedModel
 
 _RETRY_SECONDS = 60.0
 
@@ -19,18 +21,20 @@ _RETRY_SECONDS = 60.0
 class ModelRegistry:
     """The models by name, one of which is the default. For the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_load: MakeLoad) -> None:
+        """`make_load` gives what loads a model as it was ordered."""
+        self._make_load = make_load
         self._models: dict[str, ServedModel] = {}
         self._default = ""
         self._loading = asyncio.Lock()
 
     @classmethod
-    async def load(cls, loads: Mapping[str, LoadEngine], default: str) -> Self:
+    async def load(cls, orders: Sequence[LoadOrder], default: str, make_load: MakeLoad) -> Self:
         """Load all models, one after another. Raises what loading raises; none stays loaded then."""
-        registry = cls()
+        registry = cls(make_load)
         try:
-            for name, load in loads.items():
-                await registry.add(name, load).load()
+            for order in orders:
+                await registry.put(order)
             registry.set_default(default)
         except BaseException:
             await registry.close()
@@ -40,8 +44,8 @@ class ModelRegistry:
     @classmethod
     def of(cls, engine: EngineLike) -> Self:
         """Return the registry of one model that is loaded already."""
-        registry = cls()
-        registry.add(engine.info.model, _refuse_load, engine)
+        registry = cls(lambda _order: _refuse_load)
+        registry._add(LoadOrder(engine.info.model, Path(engine.info.model)), engine)
         return registry
 
     @property
@@ -52,11 +56,23 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
 
-    def add(self, name: str, load: LoadEngine, engine: EngineLike | None = None) -> ServedModel:
-        """Add a model, which is not loaded yet unless its `engine` is given. The first one is the default."""
-        self._default = self._default or name
-        self._models[name] = ServedModel(name, load, self._loading, engine)
-        return self._models[name]
+    async def put(self, order: LoadOrder) -> ServedModel:
+        """Load a model, in place of the one of its name if there is one. The first one is the default.
+
+        Raises what loading raises; a model that was not there before is not added then.
+        """
+        model = self._models.get(order.name)
+        if model is not None:
+            await model.reload(order, self._make_load(order))
+            return model
+        model = self._add(order)
+        try:
+            await model.load()
+        except BaseException:
+            await model.close()
+            del self._models[order.name]
+            raise
+        return model
 
     def find(self, name: str) -> ServedModel:
         """Raise ModelNotFoundError where there is no such model."""
@@ -79,6 +95,11 @@ class ModelRegistry:
         """Return the health of the first that is not well, of the default and the models that are loaded."""
         found = [self.default.health, *(model.health for model in self if model.engine is not None)]
         return next((health for health in found if health.status != "ok"), found[0])
+
+    def _add(self, order: LoadOrder, engine: EngineLike | None = None) -> ServedModel:
+        model = self._models[order.name] = ServedModel(order, self._make_load(order), self._loading, engine)
+        self._default = self._default or order.name
+        return model
 
     async def unload_idle(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Unload every model that no request has used for so long."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
 from rnn_engine.errors import RnnEngineError, UnavailableError
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike
+from server.models.orders import LoadEngine, LoadOrder
 
-LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 ModelStatus: TypeAlias = Literal["loaded", "loading", "unloading", "unloaded"]
 
 _RETRY_SECONDS = 5.0
@@ -26,12 +25,14 @@ class ServedModel:
     keep their engine until they end.
     """
 
-    def __init__(self, name: str, load: LoadEngine, loading: asyncio.Lock, engine: EngineLike | None = None) -> None:
+    def __init__(
+        self, order: LoadOrder, load: LoadEngine, loading: asyncio.Lock, engine: EngineLike | None = None
+    ) -> None:
         """`loading` is held while a model is loaded, so that each is planned by what the others have taken.
 
         `engine` is that of a model that is loaded already.
         """
-        self.name = name
+        self.order = order
         self.running = 0
         self.used = time.monotonic()  # when its last request ended, or when it was loaded
         self._load = load
@@ -45,6 +46,10 @@ class ServedModel:
         self._changing = asyncio.Lock()
         self._unused = asyncio.Event()
         self._unused.set()
+
+    @property
+    def name(self) -> str:
+        return self.order.name
 
     @property
     def engine(self) -> EngineLike | None:
@@ -101,6 +106,20 @@ class ServedModel:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(_note_error)
         return await asyncio.shield(self._opening)
+
+    async def reload(self, order: LoadOrder, load: LoadEngine) -> None:
+        """Load the model in another way when the requests that run have ended; new ones wait for that.
+
+        Raises what loading raises; the next request loads the model as it was then.
+        """
+        before = self.order, self._load
+        self.order, self._load = order, load
+        try:
+            await self.unload(withdraw=False)
+            await self.load()
+        except BaseException:
+            self.order, self._load = before
+            raise
 
     async def unload(self, *, withdraw: bool) -> None:
         """Take no new requests, wait for those that run, and free the engine.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from server.http.routing import Route
 from server.routes import (
+    ai00,
     cache,
     chat,
     choices,
@@ -20,6 +21,7 @@ from server.routes import (
 )
 
 ALL_ROUTES: tuple[Route, ...] = (
+    *ai00.ROUTES,
     *models.ROUTES,
     *completions.ROUTES,
     *chat.ROUTES,

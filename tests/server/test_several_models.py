@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from pytest_aiohttp.plugin import AiohttpClient
@@ -14,6 +15,7 @@ from rnn_engine.interface import EngineLike
 from server.app import make_app
 from server.http.context import MODELS
 from server.limits import Limits
+from server.models.orders import LoadOrder
 from server.models.registry import ModelRegistry
 from server.schemas.models import Health as HealthBody
 from server.schemas.models import ModelList
@@ -48,6 +50,12 @@ class Loads:
         return self.engines[-1]
 
 
+async def registry_of(*loads: Loads, default: str) -> ModelRegistry:
+    by_name = {load.name: load for load in loads}
+    orders = [LoadOrder(load.name, Path(load.name)) for load in loads]
+    return await ModelRegistry.load(orders, default, lambda order: by_name[order.name])
+
+
 Start = Callable[..., Awaitable[Client]]
 
 
@@ -56,7 +64,7 @@ def start(aiohttp_client: AiohttpClient) -> Start:
     """Start a server over the models that are given; the last one is the default."""
 
     async def begin(*loads: Loads, settings: ServerSettings | None = None) -> Client:
-        models = await ModelRegistry.load({load.name: load for load in loads}, loads[-1].name)
+        models = await registry_of(*loads, default=loads[-1].name)
         return await aiohttp_client(make_app(models, settings or ServerSettings()))
 
     return begin
@@ -156,7 +164,7 @@ async def test_an_idle_model_is_freed_and_loaded_again_for_its_next_request(star
 
 async def test_requests_that_come_together_wait_for_one_load() -> None:
     load = Loads("a")
-    models = await ModelRegistry.load({"a": load}, "a")
+    models = await registry_of(load, default="a")
     await models.find("a").unload(withdraw=False)
     load.allowed.clear()
     waiting = [asyncio.create_task(models.find("a").acquire(60)) for _ in range(3)]
@@ -207,7 +215,7 @@ async def test_a_model_that_can_not_be_loaded_again(start: Start) -> None:
 
 async def test_a_withdrawn_model_waits_for_an_order_to_load() -> None:
     load = Loads("a")
-    models = await ModelRegistry.load({"a": load}, "a")
+    models = await registry_of(load, default="a")
     await models.default.unload(withdraw=True)
     with pytest.raises(UnavailableError, match="the model 'a' is unloaded"):
         await models.default.acquire(60)
@@ -218,7 +226,7 @@ async def test_a_withdrawn_model_waits_for_an_order_to_load() -> None:
 
 async def test_closing_ends_a_load_and_frees_what_is_loaded() -> None:
     first, second = Loads("a"), Loads("b")
-    models = await ModelRegistry.load({"a": first, "b": second}, "a")
+    models = await registry_of(first, second, default="a")
     await models.find("b").unload(withdraw=False)
     second.allowed.clear()
     waiting = asyncio.create_task(models.find("b").acquire(60))
@@ -233,7 +241,7 @@ async def test_closing_ends_a_load_and_frees_what_is_loaded() -> None:
 async def test_a_default_that_there_is_not() -> None:
     load = Loads("a")
     with pytest.raises(ModelNotFoundError, match="there is no model 'b'; this server has 'a'"):
-        await ModelRegistry.load({"a": load}, "b")
+        await registry_of(load, default="b")
     assert load.last.closed
 
 
@@ -241,7 +249,7 @@ async def test_no_model_stays_loaded_where_one_can_not_be() -> None:
     first, second = Loads("a"), Loads("b")
     second.error = DeviceMemoryError("the device has no room")
     with pytest.raises(DeviceMemoryError):
-        await ModelRegistry.load({"a": first, "b": second}, "a")
+        await registry_of(first, second, default="a")
     assert first.last.closed
 
 

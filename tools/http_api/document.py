@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -68,6 +68,9 @@ class _Bodies:
         self._schemas: dict[str, Schema] = {}
 
     def link(self, kind: type[object]) -> str:
+        if get_origin(kind) is list:
+            [item] = get_args(kind)
+            return "list of strings" if item is str else f"list of {self.link(item)}"
         if kind.__name__ not in self._schemas:
             schema = _schema_of(kind)
             self._schemas[kind.__name__] = schema

@@ -1,0 +1,8 @@
+"""Routes that only ai00 has."""
+
+from __future__ import annotations
+
+from server.http.routing import Route
+from server.routes.ai00 import admin, models
+
+ROUTES: tuple[Route, ...] = (*models.ROUTES, *admin.ROUTES)

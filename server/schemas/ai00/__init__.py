@@ -1,0 +1,1 @@
+"""The bodies of ai00's own routes."""

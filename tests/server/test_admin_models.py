@@ -1,0 +1,161 @@
+"""Loading and unloading models while the server runs, over real engines on the CPU, with ai00's bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from rnn_engine.cli.served_models import NamedModel, load_models
+from rnn_engine.cli.session import EngineChoice
+from server.app import make_app
+from server.doors.keys import ApiKey
+from server.doors.scopes import Scope
+from server.doors.settings import DoorSettings
+from server.http.context import MODELS
+from server.schemas.ai00.models import ModelFileEntry, ModelsInfo
+from server.schemas.models import ModelEntry
+from server.settings import ServerSettings
+from tests.support.http import Body, Client, check_shape, error_of, parse_event, post
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
+CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("one", "two")):
+        save_safetensors(random_model(tiny_shape(vocab=96), seed=seed), folder / f"{name}.st", "f32")
+    (folder / "notes.txt").write_text("no model")
+    (folder / "broken.st").write_bytes(b"no model")
+    return folder
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[Client]:
+    choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
+    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None)
+    settings = ServerSettings(model_folder=folder)
+    async with TestClient(TestServer(make_app(models, settings))) as client:
+        yield client
+
+
+async def who_answers(client: Client, **fields: object) -> str:
+    response = await client.post("/v1/completions", json={**CALL, **fields})
+    assert response.status == 200, await response.text()
+    name: str = (await response.json())["model"]
+    return name
+
+
+async def statuses(client: Client) -> dict[str, str]:
+    listed = await (await client.get("/v1/models")).json()
+    return {entry["id"]: entry["meta"]["status"] for entry in listed["data"]}
+
+
+async def test_a_model_takes_the_place_of_the_default_one_as_with_ai00(client: Client) -> None:
+    loaded = await post(client, LOAD, ModelEntry, {"model_path": "two.st", "max_batch": 3, "precision": "Fp16"})
+    assert (loaded["id"], loaded["meta"]["num_slots"]) == ("two", 3)
+    assert await statuses(client) == {"one": "unloaded", "two": "loaded"}
+    assert await who_answers(client) == "two"
+    error = await error_of(await client.post("/v1/completions", json={**CALL, "model": "one"}), 503)
+    assert error["message"] == "the model 'one' is unloaded; an admin can load it again"
+    assert (await client.get("/health/ready")).status == 200
+
+
+async def test_a_model_is_added_under_a_name_and_unloaded(client: Client) -> None:
+    await post(client, LOAD, ModelEntry, {"model_path": "two.st", "name": "second", "add": True})
+    assert [await who_answers(client), await who_answers(client, model="second")] == ["one", "second"]
+    unloaded = await post(client, UNLOAD, ModelEntry, {"model": "second"})
+    assert unloaded["meta"]["status"] == "unloaded"
+    assert await statuses(client) == {"one": "loaded", "second": "unloaded"}
+    assert (await client.get(UNLOAD)).status == 200
+    assert (await client.get("/health/ready")).status == 503
+    await post(client, LOAD, ModelEntry, {"model_path": "one.st"})
+    assert await who_answers(client) == "one"
+
+
+async def test_a_model_is_loaded_anew_while_requests_run_and_come(client: Client) -> None:
+    endless = {**CALL, "max_tokens": 40, "logit_bias": {"0": -1000}, "stream": True}
+    async with client.post("/v1/completions", json=endless) as response:
+        await response.content.readuntil(b"\n\n")
+        loading = asyncio.create_task(client.post(LOAD, json={"model_path": "one.st", "max_batch": 5}))
+        coming = asyncio.create_task(who_answers(client))
+        assert b"[DONE]" in await response.read()
+    assert (await loading).status == 200
+    assert await coming == "one"
+    assert (await (await client.get("/v1/models/one")).json())["meta"]["num_slots"] == 5
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"model_path": "../x.st"}, 403, "outside of"),
+        ({"model_path": "/etc/passwd"}, 403, "outside of"),
+        ({"model_path": "three.st"}, 404, "there is no file 'three.st'"),
+        ({"model_path": "broken.st"}, 400, "broken.st"),
+        ({"model_path": "two.st", "lora": [{"path": "/tmp"}]}, 403, "outside of"),
+        ({"model_path": "two.st", "tokenizer_path": "no.json"}, 404, "there is no file 'no.json'"),
+        ({"model_path": "two.st", "weights": "int3"}, 400, "int3"),
+        ({"model_path": "two.st", "quant": 1, "quant_type": "Int3"}, 400, "quant_type"),
+        ({"model_path": "two.st", "adapter": {"Manual": -1}}, 400, "Economical"),
+    ],
+)
+async def test_what_can_not_be_loaded(client: Client, body: Body, status: int, words: str) -> None:
+    error = await error_of(await client.post(LOAD, json=body), status)
+    assert words in error["message"]
+    assert await statuses(client) == {"one": "loaded"}
+    assert await who_answers(client) == "one"
+
+
+async def test_a_model_that_does_not_load_leaves_the_one_of_its_name(client: Client) -> None:
+    assert (await client.post(LOAD, json={"model_path": "broken.st", "name": "one"})).status == 400
+    assert await who_answers(client) == "one"
+
+
+async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = await (await client.get("/api/models/info")).json()
+    check_shape(ModelsInfo, info)
+    assert info["reload"]["model_path"].endswith("one.st")
+    assert info["model"]["version"] == "V7"
+    assert set(info["model"]["custom"]["V7"]) == {"w", "a", "v", "g"}
+    monkeypatch.setattr("server.routes.ai00.models._STATE_SECONDS", 0)
+    for path in ("/api/models/state", "/api/oai/models/state"):
+        async with client.get(path) as response:
+            assert response.content_type == "text/event-stream"
+            events = [parse_event((await response.content.readuntil(b"\n\n")).decode()[:-2]) for _ in range(2)]
+        assert events == [info, info]
+
+
+async def test_the_folder_of_models(client: Client, folder: Path) -> None:
+    listed = await (await client.get("/api/models/list")).json()
+    for entry in listed:
+        check_shape(ModelFileEntry, entry)
+    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "two.st"]
+    assert listed[0]["info"] is None
+    assert listed[1]["info"]["num_vocab"] == 96
+    assert listed[1]["sha"] == hashlib.sha256((folder / "one.st").read_bytes()).hexdigest()
+
+
+async def test_devices(client: Client) -> None:
+    found = await (await client.get("/api/adapters")).json()
+    assert all(name.endswith(")") and " (" in name for name in found)
+
+
+async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
+    keys = ApiKey.of("use", "user", Scope.MANAGE), ApiKey.of("admin", "admin")
+    choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
+    load = partial(load_models, choice, [NamedModel("one", folder / "one.st")], None)
+    app = make_app(await load(), ServerSettings(doors=DoorSettings(keys)))
+    async with TestClient(TestServer(app)) as client:
+        for key, words in (("use", "needs 'admin'"), ("admin", "--model-folder")):
+            headers = {"Authorization": f"Bearer {key}"}
+            error = await error_of(await client.post(LOAD, json={"model_path": "one.st"}, headers=headers), 403)
+            assert words in error["message"]
+        assert app[MODELS].default.status == "loaded"
