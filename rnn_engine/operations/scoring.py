@@ -107,6 +107,20 @@ async def score_choices(
     return tuple(ChoiceScore(*runs) for runs in (zip(given, alone, strict=True) if calibrate else zip(given)))
 
 
+async def score_after(
+    engine: EngineLike,
+    contexts: Sequence[Sequence[int]],
+    continuation: Sequence[int],
+    *,
+    initial_state: InitialState | None = None,
+) -> tuple[Continuation, ...]:
+    """Return how likely one list of token ids is after each of `contexts`, in their order; see `score_choices`."""
+    for context in contexts:
+        _check(engine, context, [continuation])
+    calls = [_call(context or empty_prompt(initial_state), continuation, initial_state) for context in contexts]
+    return tuple(await _score(engine, calls, engine.info.num_slots))
+
+
 def probabilities(figures: Sequence[float]) -> list[float]:
     """Return the softmax of `figures`: the probability of each choice given that it is one of them."""
     greatest = max(figures)

@@ -19,16 +19,17 @@ from rnn_engine.requests import GenerateRequest, empty_prompt
 from rnn_engine.sampling.thinking import Thinking
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
-from server.http.bodies import read_body
+from server.http.bodies import long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
 from server.schemas.chat import ChatRequest
 from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
+from server.schemas.llama_server.slots import AppliedTemplate
 from server.settings import ServerSettings
 from server.state.mixing import mix_calls
-from server.state.resolve import Start, resolve_starts
+from server.state.resolve import ResolvedState, Start, resolve_starts
 
 _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
 
@@ -38,12 +39,27 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     engine = engine_of(request, body.cache_salt)
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
-    size = template.most_characters(body.conversation) * len(starts) + CALL_WORK * body.n
-    if not isinstance(template, WorldTemplate):
-        size += SHORT_WORK  # a program, which may take long for short texts, too
+    size = _rendering_size(body, template) * len(starts) + CALL_WORK * body.n
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, starts[0].resolved)
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    body = await read_body(request, ChatRequest)
+    engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
+    start = (await resolve_starts(engine, body))[0].resolved
+    template = body.template_of(engine.info.chat_template)
+
+    def make() -> AppliedTemplate:
+        return {"prompt": render_chat(engine, limits, body, template, start).text}
+
+    return await long_json_response(request, _rendering_size(body, template), make)
+
+
+def _rendering_size(body: ChatRequest, template: ChatTemplate) -> int:
+    """Return how much work rendering is; a program may take long for short texts, too."""
+    return template.most_characters(body.conversation) + (0 if isinstance(template, WorldTemplate) else SHORT_WORK)
 
 
 def _prepare(
@@ -54,7 +70,7 @@ def _prepare(
     Raises InvalidRequestError where they are more than `limits` allow.
     """
     limits = settings.limits
-    prompts = [_prompt(engine, limits, body, template, start) for start in starts]
+    prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
     members = [_call(engine, body, prompt, start) for prompt, start in zip(prompts, starts, strict=True)]
     limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
     tools = body.choice.callable_tools(body.offered)
@@ -74,9 +90,11 @@ def _prepare(
     return calls, form
 
 
-def _prompt(engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: Start) -> ChatPrompt:
+def render_chat(
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
+) -> ChatPrompt:
     """Return the conversation as it goes on from a state."""
-    before = text_before_chat(engine, start.resolved.frozen, template)
+    before = text_before_chat(engine, start.frozen, template)
     limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
     prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
     limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
@@ -148,5 +166,14 @@ ROUTES = (
         request=ChatRequest,
         chunk=ChatCompletionChunk,
         also=("/chat/completions",),
+    ),
+    Route(
+        "POST",
+        "/v1/apply-template",
+        apply_template,
+        "What the model would read for a chat, without running it.",
+        AppliedTemplate,
+        request=ChatRequest,
+        also=("/apply-template",),
     ),
 )

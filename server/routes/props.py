@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.metadata import version
 
 from aiohttp import web
 
@@ -15,13 +16,21 @@ from server.schemas.props import Props
 
 
 async def props(request: web.Request) -> web.Response:
-    info, settings = engine_of(request).info, request.app[SETTINGS]
+    engine, settings = engine_of(request), request.app[SETTINGS]
+    info = engine.info
     defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
     body: Props = {
         "model_path": info.model,
+        "model_alias": info.model,
+        "build_info": f"rnn-engine {version('rnn-engine')}",
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": "",
+        "eos_token": engine.detokenize([0]).decode(errors="replace"),
+        "is_sleeping": False,
         "total_slots": info.num_slots,
         "chat_template": info.chat_template.source,
         "default_generation_settings": {
+            "n_ctx": settings.limits.max_prompt_tokens,
             **defaults,
             "max_tokens": GenerationBody.model_fields["max_tokens"].default,
             "n": GenerationBody.model_fields["n"].default,

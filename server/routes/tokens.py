@@ -12,7 +12,7 @@ from server.http.bodies import long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.limits import Limits
-from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens
+from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, TokenPiece, Tokens
 
 _PIECE_TOKENS = 4096
 
@@ -24,9 +24,21 @@ async def tokenize(request: web.Request) -> web.Response:
     def make() -> Tokens:
         tokens = engine.tokenize(body.content)
         limits.check("max_prompt_tokens", "content", len(tokens))
-        return {"tokens": tokens, "count": len(tokens)}
+        answer: Tokens = {"tokens": tokens, "count": len(tokens)}
+        if body.with_pieces:
+            answer["tokens"] = [_piece(token, engine.detokenize([token])) for token in tokens]
+        if body.return_token_strs:
+            answer["token_strs"] = [engine.detokenize([token]).decode(errors="replace") for token in tokens]
+        return answer
 
     return await long_json_response(request, len(body.content), make)
+
+
+def _piece(token: int, data: bytes) -> TokenPiece:
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
 
 
 async def detokenize(request: web.Request) -> web.Response:
@@ -51,6 +63,16 @@ def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> by
 
 
 ROUTES = (
-    Route("POST", "/tokenize", tokenize, "The tokens of a text.", Tokens, request=TokenizeRequest),
-    Route("POST", "/detokenize", detokenize, "The text of tokens.", Text, request=DetokenizeRequest),
+    Route(
+        "POST", "/tokenize", tokenize, "The tokens of a text.", Tokens, request=TokenizeRequest, also=("/v1/tokenize",)
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        detokenize,
+        "The text of tokens.",
+        Text,
+        request=DetokenizeRequest,
+        also=("/v1/detokenize",),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NotRequired
 
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
@@ -17,15 +17,27 @@ class TokenizeRequest(ModelNameBody):
     aliases: ClassVar = {"prompt": "content"}
 
     content: str = Field(description="The text.")
+    with_pieces: bool = Field(default=False, description="Tell each token with its text, as llama-server does.")
+    return_token_strs: bool = Field(default=False, description="Add the texts of the tokens, as vLLM does.")
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "content", [self.content])
 
 
+class TokenPiece(TypedDict):
+    """`piece` is the token's text, or its bytes where they are no UTF-8."""
+
+    id: int
+    piece: str | list[int]
+
+
 class Tokens(TypedDict):
-    tokens: list[int]
+    """`token_strs` have U+FFFD where the bytes of a token are no UTF-8."""
+
+    tokens: list[int] | list[TokenPiece]
     count: int
+    token_strs: NotRequired[list[str]]
 
 
 class DetokenizeRequest(ModelNameBody):

@@ -104,7 +104,19 @@ class TestRoutes:
 
     async def test_what_changes_something_is_not_open_to_use(self) -> None:
         """A route that is not listed here as one that only runs the model or reads needs more than `use`."""
-        runs = ("completions", "choices", "chooses", "embeddings", "/api/oai/states", "tokenize", "apply-template")
+        runs = (
+            "completions",
+            "choices",
+            "chooses",
+            "embeddings",
+            "/api/oai/states",
+            "tokenize",
+            "apply-template",
+            "/completion",
+            "rerank",
+            "/infill",
+            "/lora-adapters",
+        )
         for route in ALL_ROUTES:
             if route.scope is Scope.USE:
                 assert route.method == "GET" or route.path.endswith(runs), route.path

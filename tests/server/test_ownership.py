@@ -37,6 +37,9 @@ BODIES: dict[str, Body] = {
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
     ("/v1/completions", {"prompt": "Hi"}),
+    ("/completion", {"prompt": "Hi"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ("/v1/apply-template", HI),
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),

@@ -13,11 +13,11 @@ TEXT: Body = {"prompt": "a"}
 BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "zebra": 5}, "zebra", "expected one of the fields bad_words, best_of, "),
     ({}, "prompt", "required"),
-    ({"prompt": None}, "prompt", "a string, a list of strings"),
+    ({"prompt": None}, "prompt", "a string, a list of token ids"),
     ({"prompt": 3}, "prompt", "3 is not allowed"),
     ({"prompt": []}, "prompt", "a list of token ids"),
     ({"prompt": [[]]}, "prompt", "at least one token"),
-    ({"prompt": ["a", 1]}, "prompt", "['a', 1]"),
+    ({"prompt": ["a", 1.5]}, "prompt", "['a', 1.5]"),
     ({"prompt": [True]}, "prompt", "[True]"),
     ({"prompt": [1, 257]}, "prompt token 1", "257 is not allowed; expected a token id from 0 to 256"),
     ({"prompt": [-1]}, "prompt token 0", "-1"),

@@ -13,6 +13,9 @@ from tools.live_server.raw import connection
 
 _SILENCE = 2.0  # seconds without an answer after which what is no whole request is ended
 _HANGING = 300.0  # seconds after which a server hangs
+NOT_IMPLEMENTED = 501
+"""The status of routes that exist to say why there is no such thing here."""
+
 _STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})")
 
 
@@ -66,7 +69,7 @@ def faults(case: Case, answer: Answer) -> Iterator[str]:
         yield f"no answer within {_HANGING:g} s"
     elif answer.status is None and case.whole:
         yield "the connection was closed without an answer"
-    elif answer.status is not None and answer.status >= 500:
+    elif answer.status is not None and answer.status >= 500 and answer.status != NOT_IMPLEMENTED:
         yield f"status {answer.status}: {answer.body[:300]!r}"
     elif answer.status is not None and answer.status >= 400 and not _is_error_body(answer.body):
         yield f"status {answer.status} with another body than an error's: {answer.body[:100]!r}"

@@ -1,5 +1,5 @@
 """llama-server's own routes."""
 
-from server.routes.llama_server import completion
+from server.routes.llama_server import completion, rerank, slots
 
-ROUTES = (*completion.ROUTES,)
+ROUTES = (*completion.ROUTES, *slots.ROUTES, *rerank.ROUTES)

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.schemas.base import only
 from server.schemas.completions import CompletionRequest
 from server.schemas.state_entry import StateEntry
 from server.schemas.timings import Timings
-
-UNBOUNDED_TOKENS = 65536
-
-
-def _parse_count(value: object) -> object:
-    return UNBOUNDED_TOKENS if type(value) is int and value == -1 else value
 
 
 class LlamaCompletionRequest(CompletionRequest):
@@ -44,9 +38,6 @@ class LlamaCompletionRequest(CompletionRequest):
         "n_cmpl": "n",
     }
 
-    max_tokens: Annotated[int, BeforeValidator(_parse_count)] = Field(
-        default=256, description=f"The most tokens to generate. 0 runs the prompt alone; -1 is {UNBOUNDED_TOKENS}."
-    )
     return_tokens: bool = Field(default=False, description="Tell the ids of the tokens; a stream always does.")
     response_fields: list[str] | None = Field(
         default=None,
