@@ -169,7 +169,7 @@ async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
         ({"input": ""}, "input.0"),
         ({"input": ["a", ""]}, "input.1"),
         ({"input": [[1], []]}, "input.1"),
-        ({"input": ["a", [1]]}, "input"),
+        ({"input": ["a", [True]]}, "input"),
         ({"input": [[1, 257]]}, "input.0 token 1"),
         ({"input": "a", "encoding_format": "f16"}, "encoding_format"),
     ],
