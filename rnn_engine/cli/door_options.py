@@ -10,7 +10,7 @@ import click
 import cloup
 
 from rnn_engine.errors import InvalidRequestError
-from server.doors.keys import ApiKey, read_keys
+from server.doors.keys import ApiKey, check_key_name, read_keys
 from server.doors.origins import check_origin
 from server.doors.settings import DoorSettings
 from server.doors.tls import TlsFiles
@@ -22,6 +22,13 @@ def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: 
         return tuple(map(check_origin, texts))
     except InvalidRequestError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def _app_key(text: str) -> ApiKey:
+    name, equals, key = text.partition("=")
+    if not equals:
+        raise click.BadParameter("--app-key: expected NAME=KEY")
+    return ApiKey.of(key, check_key_name(name))
 
 
 _OPTIONS = (
@@ -40,6 +47,13 @@ _OPTIONS = (
         envvar="RNN_ENGINE_API_KEY_FILE",
         show_envvar=True,
         help="The same for several keys, one a line: NAME:SCOPE KEY, as `rnn-engine key` makes them.",
+    ),
+    click.option(
+        "--app-key",
+        "app_keys",
+        multiple=True,
+        metavar="NAME=KEY",
+        help="An API key for everything under a name, as ai00's app_keys. May be given several times.",
     ),
     click.option(
         "--open",
@@ -90,6 +104,7 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
         *,
         api_key: str | None,
         key_file: Path | None,
+        app_keys: tuple[str, ...],
         open_to_all: bool,
         allowed_hosts: tuple[str, ...],
         cors_origins: tuple[str, ...],
@@ -101,6 +116,7 @@ def door_options(command: Callable[..., None]) -> Callable[..., None]:
         keys = () if key_file is None else read_keys(key_file)
         if api_key is not None:
             keys = (ApiKey.of(api_key), *keys)
+        keys = (*map(_app_key, app_keys), *keys)
         if key_file is not None and not keys:
             raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
         if tls_key is not None and tls_cert is None:

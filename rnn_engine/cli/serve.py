@@ -14,6 +14,7 @@ import cloup
 
 from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.cli.cache_options import cache_options
+from rnn_engine.cli.config_file import config_option
 from rnn_engine.cli.connection_options import connection_options
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.door_options import door_options
@@ -79,14 +80,23 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
 )
 @cloup.option_group(
     "Address and process",
+    config_option,
     click.option(
+        "-i",
         "--host",
+        "--ip",
+        "host",
         default="127.0.0.1",
         show_default=True,
         help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
     ),
     click.option(
-        "--port", type=click.IntRange(0, 65535), default=65530, show_default=True, help="0 takes any that is free."
+        "-p",
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=65530,
+        show_default=True,
+        help="0 takes any that is free.",
     ),
     click.option(
         "--unix-socket",

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import cloup
 
+from rnn_engine.cli.config_file import configured_models
 from rnn_engine.cli.options import find_model
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.errors import InvalidRequestError
@@ -38,8 +39,8 @@ class NamedModel:
         return cls(name, find_model(file))
 
 
-def _parse(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[NamedModel, ...]:
-    models = tuple(map(NamedModel.parse, values or (None,)))
+def _parse(context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[NamedModel, ...]:
+    models = tuple(map(NamedModel.parse, values or configured_models(context) or (None,)))
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:

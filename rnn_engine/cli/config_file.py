@@ -1,0 +1,162 @@
+"""Settings of `rnn-engine serve` from a TOML file: by the options' names, or as ai00's Config.toml has them."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+Settings: TypeAlias = Mapping[str, object]
+"""By the name of a parameter of the command, as click's default_map has them."""
+
+MODELS = "models"  # the parameter of the command's arguments
+
+_WEIGHTS = {"none": "f16", "int8": "int8", "nf4": "nf4", "sf4": "sf4"}
+_UNUSED = frozenset({"bnf", "embed", "web"})
+_UNUSED_OF_MODEL = frozenset(
+    {"embed_device", "head_chunk_size", "max_runtime_batch", "precision", "state_chunk_size", "token_chunk_size"}
+)
+_OF_MODEL = frozenset({"path", "name", "model_path", "model_name", "quant", "quant_type", "max_batch"})
+_UNUSED_OF_LISTEN = frozenset({"domain", "expire_sec", "force_pass", "slot"})
+_OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
+_TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen"})
+_log = logging.getLogger(__name__)
+
+
+def read_config(context: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+    """Take the values of options that the command line does not have from a file. An eager click callback."""
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"--config {path}: {error}") from error
+    try:
+        settings = _from_ai00(content) if isinstance(content.get("model"), dict) else _own(context.command, content)
+    except KeyError as error:
+        raise click.UsageError(
+            f"--config {path}: {error.args[0]} is missing in a [[lora]], [[state]] or app key"
+        ) from None
+    except ValueError as error:
+        raise click.UsageError(f"--config {path}: {error}") from None
+    context.default_map = {**(context.default_map or {}), **settings}
+
+
+def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
+    """Return settings under the options' names, with `-` or `_`. Raises ValueError for one that there is not."""
+    known = {
+        name.removeprefix("--").replace("-", "_"): parameter.name or ""
+        for parameter in command.params
+        if isinstance(parameter, click.Option) and parameter.expose_value
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+    known["model"] = MODELS
+    settings: dict[str, object] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            meant = f"; perhaps {nearest[0].replace('_', '-')}" if nearest else ""
+            raise ValueError(f"{key} is not allowed; expected the name of an option of `rnn-engine serve`{meant}")
+        several = [_text(key, each) for each in value] if isinstance(value, list) else _text(key, value)
+        settings[known[name]] = [several] if name == "model" and not isinstance(value, list) else several
+    return settings
+
+
+def _text(key: str, value: object) -> str | bool:
+    """Return a value as it would stand on the command line."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError(f"{key} is not allowed as a {type(value).__name__}; expected a text, a number or a list of these")
+
+
+def _from_ai00(content: Mapping[str, Any]) -> Settings:
+    """Return the settings of ai00's Config.toml. Raises ValueError for what it says and we can't do."""
+    _check("the file", content, _TABLES, _UNUSED)
+    model, listen = content["model"], content.get("listen", {})
+    _check("[model]", model, _OF_MODEL, _UNUSED_OF_MODEL)
+    _check("[listen]", listen, _OF_LISTEN, _UNUSED_OF_LISTEN)
+    folder, name = Path(_of(model, "path", "model_path", "assets/models")), _of(model, "name", "model_name", "")
+    if not name:
+        raise ValueError("[model] name is missing; expected the file of a model")
+    if listen.get("tls") or listen.get("acme"):
+        raise ValueError("[listen] tls is not allowed as true; expected false and --tls-cert, a certificate's file")
+    states = list(content.get("state", []))
+    settings: dict[str, object] = {
+        MODELS: [str(folder / name)],
+        "model_folder": str(folder),
+        "loras": [_lora(each) for each in content.get("lora", [])],
+        "files": [f"{_state_name(each)}={each['path']}" for each in states],
+        "app_keys": [f"{each['app_id']}={each['secret_key']}" for each in listen.get("app_keys", [])],
+        **_weights(model),
+        **_renamed(model, {"max_batch": "slots"}),
+        **_renamed(listen, {"ip": "host", "port": "port"}),
+        **_device(content.get("adapter", {})),
+    }
+    settings |= _renamed({"tokenizer": content.get("tokenizer", {}).get("path")}, {"tokenizer": "tokenizer"})
+    defaults = [_state_name(each) for each in states if each.get("default")]
+    return settings | ({"default_state": defaults[-1]} if defaults else {})
+
+
+def _check(place: str, table: Mapping[str, Any], known: frozenset[str], unused: frozenset[str]) -> None:
+    for key in table:
+        if key in unused:
+            _log.info("%s %s of ai00's settings is not used", place, key)
+        elif key not in known:
+            raise ValueError(f"{place} {key} is not allowed; expected one of {', '.join(sorted(known | unused))}")
+
+
+def _of(table: Mapping[str, Any], name: str, older: str, default: str) -> str:
+    return str(table.get(name, table.get(older, default)))
+
+
+def _renamed(table: Mapping[str, Any], names: Mapping[str, str]) -> Settings:
+    return {ours: str(table[theirs]) for theirs, ours in names.items() if table.get(theirs) is not None}
+
+
+def _weights(model: Mapping[str, Any]) -> Settings:
+    quant, kind = model.get("quant", 0), str(model.get("quant_type", "None"))
+    if kind.lower() not in _WEIGHTS:
+        raise ValueError(f"[model] quant_type {kind!r} is not allowed; expected one of None, Int8, NF4, SF4")
+    if not quant or kind.lower() == "none":
+        return {}
+    return {"weights": f"{_WEIGHTS[kind.lower()]},layers={quant}"}
+
+
+def _device(adapter: Mapping[str, Any]) -> Settings:
+    index = adapter.get("Manual")
+    return {} if index is None else {"device": str(index)}
+
+
+def _lora(lora: Mapping[str, Any]) -> str:
+    return f"{lora['path']}:{lora['alpha']}" if "alpha" in lora else str(lora["path"])
+
+
+def _state_name(state: Mapping[str, Any]) -> str:
+    return str(state.get("name") or Path(str(state["path"])).stem)
+
+
+def configured_models(context: click.Context) -> Sequence[str]:
+    """Return the models that a file names, for a command line without any."""
+    models: Sequence[str] = (context.default_map or {}).get(MODELS, ())
+    return models
+
+
+config_option = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    is_eager=True,
+    expose_value=False,
+    callback=read_config,
+    metavar="FILE",
+    help="Take what is not on the command line from this TOML file: options by their names, or ai00's Config.toml.",
+)

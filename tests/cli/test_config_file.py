@@ -1,0 +1,171 @@
+"""`serve --config`: options from a file, ours and ai00's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.cli.served_models import NamedModel
+from rnn_engine.cli.session import EngineChoice
+from server.settings import ServerSettings
+from tests.support.cli import Command
+
+# As ai00 brings it, but for the names of the files.
+AI00 = """
+[model]
+embed_device = "Cpu"
+max_batch = 5
+name = "tiny.safetensors"
+path = "{folder}"
+precision = "Fp16"
+quant = 1
+quant_type = "Int8"
+token_chunk_size = 128
+
+[[lora]]
+alpha = 192
+path = "{folder}/a.lora"
+
+[[state]]
+path = "{folder}/poet.st"
+
+[[state]]
+default = true
+id = "fd7a60ed-7807-449f-8256-bccae3246222"
+name = "chess"
+path = "{folder}/chess.state"
+
+[tokenizer]
+path = "{folder}/tokenizer.json"
+
+[bnf]
+enable_bytes_cache = true
+start_nonterminal = "start"
+
+[adapter]
+Manual = 3
+
+[listen]
+acme = false
+domain = "local"
+force_pass = true
+ip = "127.0.0.2"
+port = 65431
+slot = "permisionkey"
+tls = false
+
+[[listen.app_keys]]
+app_id = "admin"
+secret_key = "ai00_is_good"
+
+[web]
+path = "assets/www/index.zip"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What the server would have been started with."""
+
+    choice: EngineChoice
+    models: Sequence[NamedModel]
+    default: str | None
+    settings: ServerSettings
+
+
+Start = Callable[..., Started]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, rnn_engine: Command) -> Start:
+    """Run `serve` up to where it would load."""
+    seen: list[Started] = []
+
+    def run(load: partial[object], settings: ServerSettings, _on_ready: object) -> None:
+        choice, models, default = load.args
+        seen.append(Started(choice, models, default, settings))
+
+    monkeypatch.setattr("rnn_engine.cli.serve.run", run)
+
+    def begin(*arguments: object) -> Started:
+        rnn_engine("serve", *arguments)
+        return seen.pop()
+
+    return begin
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "file.toml"
+    path.write_text(text)
+    return path
+
+
+def test_ai00s_file_is_read_as_it_is(start: Start, tmp_path: Path, model_file: Path) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    started = start("-c", write(tmp_path, AI00.format(folder=tmp_path)))
+    choice, settings = started.choice, started.settings
+    assert choice.model == tmp_path / "tiny.safetensors"
+    assert (choice.slots, choice.weights, choice.device) == (5, "int8,layers=1", "3")
+    assert choice.tokenizer == str(tmp_path / "tokenizer.json")
+    assert [(lora.path, lora.alpha) for lora in choice.loras] == [(tmp_path / "a.lora", 192)]
+    assert [(state.name, state.path.name) for state in choice.states.files] == [
+        ("poet", "poet.st"),
+        ("chess", "chess.state"),
+    ]
+    assert choice.states.default == "chess"
+    assert (settings.host, settings.port, settings.model_folder) == ("127.0.0.2", 65431, tmp_path)
+    assert [key.principal.name for key in settings.doors.keys] == ["admin"]
+
+
+def test_the_command_line_comes_before_the_file(start: Start, tmp_path: Path, model_file: Path) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    started = start(model_file, "--config", write(tmp_path, AI00.format(folder=tmp_path)), "-p", 7, "--slots", 2)
+    assert (started.choice.model, started.choice.slots, started.settings.port) == (model_file, 2, 7)
+    assert started.settings.host == "127.0.0.2"
+
+
+def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path, model_file: Path) -> None:
+    text = f"""
+    model = ["one={model_file}", "two={model_file}"]
+    default-model = "two"
+    slots = 3
+    idle_unload = 12.5
+    any-model = true
+    max-body-bytes = "2M"
+    cache-host-bytes = 1000000
+    state-folder = "{tmp_path}/states"
+    cors-origin = ["https://chat.example"]
+    """
+    started = start("--config", write(tmp_path, text))
+    assert [model.name for model in started.models] == ["one", "two"]
+    assert (started.default, started.choice.slots) == ("two", 3)
+    settings = started.settings
+    assert (settings.any_model, settings.idle_unload_seconds, settings.limits.max_body_bytes) == (True, 12.5, 2 * 2**20)
+    assert started.choice.cache is not None
+    assert started.choice.cache.host_capacity == 1_000_000
+    assert started.choice.states.folder == tmp_path / "states"
+    assert settings.doors.cors_origins == ("https://chat.example",)
+    assert start("--config", write(tmp_path, f'model = "{model_file}"')).choice.model == model_file
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slot = 3", "slot is not allowed; expected the name of an option of `rnn-engine serve`; perhaps slots"),
+        ("slots = {}", "slots is not allowed as a dict"),
+        ("slots = 'many'", "'many' is not a valid integer"),
+        ("slots =", "Invalid value"),
+        ("[model]\npath = 'x'", "[model] name is missing"),
+        ("[model]\nname = 'x'\nquant = 1\nquant_type = 'Int3'", "quant_type 'Int3' is not allowed"),
+        ("[model]\nname = 'x'\nnmae = 'x'", "[model] nmae is not allowed"),
+        ("[model]\nname = 'x'\n[listen]\ntls = true", "expected false and --tls-cert"),
+        ("[model]\nname = 'x'\n[[lora]]\nalpha = 1", "path is missing"),
+    ],
+)
+def test_what_a_file_can_not_say(rnn_engine: Command, tmp_path: Path, text: str, words: str) -> None:
+    said = rnn_engine("serve", "--config", write(tmp_path, text), code=2)
+    assert words in " ".join(said.split())
