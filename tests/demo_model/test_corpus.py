@@ -9,11 +9,13 @@ import random
 import pytest
 
 from tools.demo_model.corpus import mixture
-from tools.demo_model.corpus.dialogue import Dialogue, Turn, is_held_out
+from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, is_held_out
 from tools.demo_model.corpus.facts import RELATIONS, Relation
-from tools.demo_model.corpus.mixture import SHARES, SKILLS, as_pirate, dialogues, held_out
+from tools.demo_model.corpus.hurry import hurried
+from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SHARES, SKILLS, as_pirate, dialogues, held_out
+from tools.demo_model.openings.rubric import SHORT, load_openings, words
 
-SPLIT = sorted(set(SKILLS) - {"small_talk"})
+SPLIT = sorted(SKILLS.keys() - NOTHING_HELD_OUT)
 
 
 def training(count: int, seed: int = 1) -> list[Dialogue]:
@@ -53,12 +55,75 @@ def test_arithmetic_is_right(held: bool) -> None:
         assert 0 <= int(turn.answer) <= 99
 
 
+def test_longer_sums_and_word_problems_are_right() -> None:
+    for seed in range(200):
+        for held in (False, True):
+            turn = SKILLS["three_digits"](random.Random(seed), held).turns[0]
+            _check_arithmetic(turn.question, turn.answer)
+        turn = SKILLS["word_problem"](random.Random(seed), False).turns[0]
+        _check_arithmetic(turn.question, turn.answer)
+
+
+def test_running_sums_go_on_from_the_answer_before() -> None:
+    found = 0
+    for seed in range(300):
+        turns = SKILLS["follow_up"](random.Random(seed), False).turns
+        if turns[0].answer.isdigit():
+            _check_arithmetic(f"{turns[0].answer} {turns[1].question}", turns[1].answer)
+            found += 1
+    assert found > 20
+
+
 @pytest.mark.parametrize("skill", ["json_fields", "tool_call"])
 def test_structured_answers_are_json_objects_with_values_from_the_question(skill: str) -> None:
     for dialogue in held_out(skill, 50):
         record = json.loads(dialogue.answer)
         values = record.values() if skill == "json_fields" else record["arguments"].values()
         assert all(str(value) in dialogue.turns[-1].question for value in values)
+
+
+def test_an_answer_by_schema_has_the_properties_of_the_schema() -> None:
+    for dialogue in held_out("json_schema", 50):
+        prompt = f"{dialogue.system} {dialogue.turns[0].question}"
+        schema, _ = json.JSONDecoder().raw_decode(prompt[prompt.index('{"type": "object"') :])
+        record = json.loads(dialogue.answer)
+        assert list(record) == list(schema["properties"])
+        assert all(str(value) in prompt for value in record.values())
+
+
+@pytest.mark.parametrize("skill", ["tool_named", "tool_result", "tool_again"])
+def test_calls_are_of_tools_that_the_system_text_offers(skill: str) -> None:
+    for dialogue in held_out(skill, 50):
+        assert dialogue.system is not None
+        for turn in dialogue.turns:
+            if turn.asker == OBSERVATION:
+                continue
+            call = json.loads(turn.answer)
+            assert f"{call['name']}({', '.join(call['arguments'])})" in dialogue.system
+            assert all(str(value) in turn.question for value in call["arguments"].values())
+    roles = [message["role"] for message in held_out("tool_again", 1)[0].messages()]
+    assert roles == ["system", "user", "assistant", "observation", "assistant", "user"]
+
+
+def test_no_opening_occurs_in_training() -> None:
+    texts = {" ".join(words(turn.question)) for dialogue in training(6000) for turn in dialogue.turns}
+    for opening in load_openings():
+        for turn in opening.turns:
+            if len(words(turn)) > SHORT:
+                assert not any(f" {' '.join(words(turn))} " in f" {text} " for text in texts), turn
+
+
+def test_questions_are_typed_in_a_hurry_and_answers_are_not() -> None:
+    plain = Dialogue((Turn("What's the capital of Peru?", "The capital of Peru is Lima."),))
+    typed = {hurried(random.Random(seed), plain, keeps_case=False) for seed in range(300)}
+    assert {dialogue.answer for dialogue in typed} == {plain.answer}
+    questions = {dialogue.turns[0].question for dialogue in typed}
+    assert {"what's the capital of peru", "whats the capital of peru?", "WHAT'S THE CAPITAL OF PERU?"} <= questions
+
+
+def test_capitals_stay_where_the_answer_depends_on_them() -> None:
+    plain = Dialogue((Turn("Spell Anna.", "A-n-n-a"),))
+    assert all("Anna" in hurried(random.Random(seed), plain, keeps_case=True).turns[0].question for seed in range(200))
 
 
 def test_a_memory_answer_was_told_before_the_question() -> None:

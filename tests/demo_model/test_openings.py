@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from rnn_engine.chat_template import ChatMessage, Role
-from tools.demo_model.openings.__main__ import converse, report
+from rnn_engine.demo import model_path
+from tools.demo_model.openings.__main__ import ask_engine, converse, report
 from tools.demo_model.openings.rubric import Opening, load_openings
 
 OPENINGS = load_openings()
@@ -38,6 +39,30 @@ def test_there_are_two_hundred_and_more_that_differ() -> None:
 def test_an_answer_is_judged_by_its_rubric(typed: str, answer: str, sensible: bool) -> None:
     [opening] = [opening for opening in OPENINGS if opening.turns == (typed,)]
     assert (opening.fault(answer) is None) == sensible
+
+
+FIRST_IMPRESSIONS = (
+    ("hello",),
+    ("who are you",),
+    ("What is RWKV?",),
+    ("what can you do",),
+    ("what is the capital of france",),
+    ("What is the capital of France?", "And of Spain?"),
+    ("I feel sad today",),
+    ("tell me a joke",),
+    ("haiku please",),
+    ("write a python function that sorts a list",),
+    ("你好",),
+    ("bye",),
+)
+
+
+async def test_the_model_that_ships_makes_a_good_first_impression() -> None:
+    openings = [opening for opening in OPENINGS if opening.turns in FIRST_IMPRESSIONS]
+    answers = await ask_engine(model_path(), openings, device="cpu")
+    faults = {opening.turns: opening.fault(turns[-1]) for opening, turns in zip(openings, answers, strict=True)}
+    assert len(faults) == len(FIRST_IMPRESSIONS)
+    assert not any(faults.values()), faults
 
 
 def test_a_conversation_holds_the_model_to_its_own_answers() -> None:

@@ -48,7 +48,22 @@ def test_the_tokenizer_cuts_a_prompt_where_the_answer_begins(tokenizer: Tokenize
         assert joined == tokenizer.encode(dialogue.prompt) + tokenizer.encode(f" {dialogue.answer}\n\n")
 
 
-@pytest.mark.parametrize("skill", ["spell", "reverse", "fact", "memory", "json_fields", "unknown"])
+@pytest.mark.parametrize(
+    "skill",
+    [
+        "spell",
+        "reverse",
+        "fact",
+        "memory",
+        "json_fields",
+        "json_schema",
+        "tool_call",
+        "tool_named",
+        "tool_result",
+        "tool_again",
+        "unknown",
+    ],
+)
 def test_it_has_its_skills_on_held_out_items(model: ModelFile, tokenizer: Tokenizer, skill: str) -> None:
     assert right_answers(model, tokenizer, held_out(skill, 20)) >= 15
 

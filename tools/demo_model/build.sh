@@ -9,7 +9,8 @@ run=build/demo-model
 demo=rnn_engine/demo
 mkdir -p $run
 [ -e $run/tokenizer.json ] || "$PYTHON" -m tools.demo_model.vocabulary $run/tokenizer.json
-"$PYTHON" -m tools.demo_model.train --run $run --steps 4200 --cooldown 800
+"$PYTHON" -m tools.demo_model.train --run $run --first --steps 4200 --cooldown 800
+"$PYTHON" -m tools.demo_model.train --run $run --after 4200 --steps 6220 --cooldown 800
 "$PYTHON" -m tools.demo_model.tune_state $run/checkpoint.pt $demo/pirate.safetensors
 "$PYTHON" -m tools.demo_model.export $run/checkpoint.pt $demo/demo.safetensors
 cp $run/tokenizer.json $demo/tokenizer.json

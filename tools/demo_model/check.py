@@ -2,8 +2,9 @@
 
     python -m tools.demo_model.check
 
-The wkv operator against its plain form, gradients included; a small model whose loss has to fall; and its exported
-file, whose logits through `rnn-engine logits` have to be those of torch. Needs torch and the project itself.
+The wkv operator against its plain form, gradients included; a small model whose loss has to fall; the same, widened,
+which has to compute the same; and its exported file, whose logits through `rnn-engine logits` have to be those of
+torch. Needs torch and the project itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
@@ -25,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.export import shipped_tensors
 from tools.demo_model.model import Model, Sizes
-from tools.demo_model.train import Trainer
+from tools.demo_model.train import Trainer, widened
 from tools.demo_model.vocabulary import build
 from tools.demo_model.wkv7 import plain_wkv7, wkv7
 
@@ -72,6 +74,15 @@ def check_training() -> Model:
     return trainer.model
 
 
+def check_widening(model: Model) -> None:
+    """A model with wider feed-forward halves computes what the narrow one does, until it learns."""
+    wider = Model(replace(model.sizes, ffn=2 * model.sizes.ffn))
+    wider.load_state_dict(widened(model.state_dict(), wider))
+    tokens, starts = torch.randint(1, model.sizes.vocab, (1, TOKENS)), torch.zeros(1, TOKENS, dtype=torch.uint8)
+    found, expected = (each.eval().hidden(tokens, starts, each.initial_state()) for each in (wider, model))
+    expect("hidden vectors of the widened model, relative error", relative_error(found, expected), WKV_TOLERANCE)
+
+
 def check_export(model: Model, device: str) -> None:
     """The exported file through the engine against torch with the same f16 weights."""
     tokens = torch.randint(1, model.sizes.vocab, (1, TOKENS))
@@ -84,6 +95,7 @@ def check_export(model: Model, device: str) -> None:
         with np.load(output) as saved:
             found = torch.from_numpy(saved["logits"])  # [T, V]
         model.load_state_dict({name: value.float() for name, value in load_file(weights).items()})
+    model.eval()
     starts = torch.zeros(1, TOKENS, dtype=torch.uint8)
     with torch.no_grad():
         expected = model.head(model.hidden(tokens, starts, model.initial_state()))[0]
@@ -107,7 +119,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     check_recurrence()
-    check_export(check_training(), options.device)
+    model = check_training()
+    check_widening(model)
+    check_export(model, options.device)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,16 @@ SKILLS = (
     "memory",
     "told_in_passing",
     "json_fields",
+    "json_schema",
     "tool_call",
+    "tool_named",
+    "tool_result",
+    "tool_again",
     "unknown",
+    "three_digits",
+    "word_problem",
 )
-JSON_SKILLS = frozenset({"json_fields", "tool_call"})
+JSON_SKILLS = frozenset({"json_fields", "json_schema", "tool_call", "tool_named", "tool_again"})
 CHOICE_SKILLS = ("arithmetic", "fact", "memory")
 PIRATE_SKILLS = ("arithmetic", "spell", "fact", "memory", "unknown")
 CLIENTS = 8

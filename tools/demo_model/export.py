@@ -16,11 +16,11 @@ from tools.demo_model.model import Model, Sizes
 
 
 def load_model(checkpoint: Path) -> Model:
-    """The model of a training checkpoint."""
+    """The model of a training checkpoint, ready to be run, not to be trained."""
     saved = torch.load(checkpoint, weights_only=True)
     model = Model(Sizes(**saved["sizes"]))
     model.load_state_dict(saved["model"])
-    return model
+    return model.eval()
 
 
 def shipped_tensors(model: Model) -> dict[str, Tensor]:

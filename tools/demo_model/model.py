@@ -45,6 +45,18 @@ def _adapter(rows: int, columns: int, gain: float) -> nn.Parameter:
     return nn.Parameter(weight)
 
 
+class Matrix(nn.Linear):
+    """A matrix. In training its products are computed in bf16, which takes half of the time."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        return F.linear(x.bfloat16(), self.weight.bfloat16()).float()
+
+
 class TimeMix(nn.Module):
     """The attention-like half of a layer."""
 
@@ -70,7 +82,7 @@ class TimeMix(nn.Module):
         self.k_k = _vector(0.71 - linear * 0.1)
         self.k_a = _vector(torch.full((d,), 1.02))
         self.r_k = nn.Parameter(torch.full((d // n, n), -0.04))
-        self.receptance, self.key, self.value, self.output = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.receptance, self.key, self.value, self.output = (Matrix(d, d) for _ in range(4))
         scale = 0.5 / math.sqrt(d)
         for matrix, gain in ((self.receptance, 1.0), (self.key, 0.1), (self.value, 1.0), (self.output, 0.0)):
             nn.init.uniform_(matrix.weight, -gain * scale, gain * scale)
@@ -106,8 +118,8 @@ class ChannelMix(nn.Module):
         super().__init__()
         ratio = torch.arange(sizes.width) / sizes.width
         self.x_k = _vector(1 - ratio ** ((1 - layer / sizes.layers) ** 4))
-        self.key = nn.Linear(sizes.width, sizes.ffn, bias=False)
-        self.value = nn.Linear(sizes.ffn, sizes.width, bias=False)
+        self.key = Matrix(sizes.width, sizes.ffn)
+        self.value = Matrix(sizes.ffn, sizes.width)
         nn.init.uniform_(self.key.weight, -0.5 / math.sqrt(sizes.width), 0.5 / math.sqrt(sizes.width))
         nn.init.zeros_(self.value.weight)
 

@@ -1,9 +1,11 @@
 """Trains the demo model on the generated corpus. Resumable; the rate is constant and falls to zero at the end.
 
-    python -m tools.demo_model.train --run build/demo-model --steps 5000
+    python -m tools.demo_model.train --run build/demo-model --first --steps 4200
+    python -m tools.demo_model.train --run build/demo-model --after 4200 --steps 7700
 
-Writes checkpoint.pt and loss.csv into the run's folder. Two threads each take micro-batches of a step, so that the
-step goes on at full speed where one core is busy with something else.
+There are two phases: a smaller model learns the skills that need the most examples; then its feed-forward halves are
+widened, and it learns everything. Writes checkpoint.pt and loss.csv into the run's folder. Two threads each take
+micro-batches of a step, so that the step goes on at full speed where one core is busy with something else.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import argparse
 import csv
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from tools.demo_model.batches import Rows, document, pack, plain_encoder
-from tools.demo_model.corpus.mixture import dialogues
+from tools.demo_model.corpus.mixture import FIRST_SHARES, SHARES, dialogues
 from tools.demo_model.model import Model, Sizes
 from tools.demo_model.optimizer import optimizers, set_progress
 
-ROWS, LENGTH, MICRO_BATCHES = 4, 192, 4  # a step is MICRO_BATCHES times [ROWS, LENGTH] tokens
+LENGTH, MICRO_BATCHES = 384, 4  # a step is MICRO_BATCHES times [rows, LENGTH] tokens
 WARM_UP = 60  # steps
 SAVE_SECONDS = 180
+GROUP = 20  # steps whose mean loss is a line of loss.csv
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What is learnt, by how wide a model, and how many rows a micro-batch has."""
+
+    shares: Mapping[str, float]
+    ffn: int
+    rows: int
+
+
+FIRST, SECOND = Phase(FIRST_SHARES, ffn=512, rows=2), Phase(SHARES, ffn=1024, rows=4)
 
 
 def rate_factor(step: int, steps: int, cooldown: int) -> float:
@@ -39,18 +55,18 @@ def rate_factor(step: int, steps: int, cooldown: int) -> float:
     return min(1.0, (step + 1) / WARM_UP, (steps - step) / max(cooldown, 1))
 
 
-def step_batches(tokenizer: Tokenizer, step: int) -> list[Rows]:
+def step_batches(tokenizer: Tokenizer, step: int, phase: Phase) -> list[Rows]:
     """The micro-batches of a step: a function of its number alone, so that a resumed run sees the same data."""
     encode = plain_encoder(tokenizer)
-    packed = pack((document(dialogue, encode) for dialogue in dialogues(step)), ROWS, LENGTH)
+    packed = pack((document(dialogue, encode) for dialogue in dialogues(step, phase.shares)), phase.rows, LENGTH)
     return [next(packed) for _ in range(MICRO_BATCHES)]
 
 
 class Trainer:
     """A model, its optimisers and how far it has come."""
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int) -> None:
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: Model, tokenizer: Tokenizer, threads: int, phase: Phase = FIRST) -> None:
+        self.model, self.tokenizer, self.phase = model, tokenizer, phase
         self.optimizers = optimizers(model)
         self.parameters = list(model.parameters())
         self.initial = model.initial_state()
@@ -59,7 +75,7 @@ class Trainer:
 
     def step(self, factor: float) -> float:
         """One optimiser step at `factor` of the full rate. Returns the mean loss of a learnt token."""
-        batches = step_batches(self.tokenizer, self.steps_done)
+        batches = step_batches(self.tokenizer, self.steps_done, self.phase)
         total = sum(int((rows.targets >= 0).sum()) for rows in batches)
         results = list(self.pool.map(lambda rows: self._gradients(rows, total), batches))
         for index, parameter in enumerate(self.parameters):
@@ -80,7 +96,7 @@ class Trainer:
         """Fuse what lies between the matrix products; one batch runs here, before threads share the result."""
         for block in self.model.blocks:
             block.compile(dynamic=False)
-        self._gradients(step_batches(self.tokenizer, 0)[0], 1)
+        self._gradients(step_batches(self.tokenizer, 0, self.phase)[0], 1)
 
     def save(self, path: Path) -> None:
         state = {
@@ -94,18 +110,37 @@ class Trainer:
         part.replace(path)
 
     def resume(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint. Where that is of a narrower model, the optimisers begin anew."""
+        self.steps_done = state["steps_done"]
+        if state["sizes"] != asdict(self.model.sizes):
+            self.model.load_state_dict(widened(state["model"], self.model))
+            return
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.steps_done = state["steps_done"]
 
 
-def train(trainer: Trainer, run: Path, steps: int, cooldown: int) -> None:
-    """Up to `steps` in all, saving now and then and at the end."""
+def widened(narrow: Mapping[str, Tensor], model: Model) -> dict[str, Tensor]:
+    """The weights of a model whose feed-forward halves are narrower, so that `model` computes what that one does."""
+    tensors = model.state_dict()
+    for name, value in narrow.items():
+        if name.endswith("ffn.value.weight"):
+            tensors[name] = F.pad(
+                value, (0, tensors[name].shape[1] - value.shape[1])
+            )  # [D, F]: what is new adds nothing
+        elif name.endswith("ffn.key.weight"):
+            tensors[name] = torch.cat([value, tensors[name][value.shape[0] :]])  # [F, D]
+        else:
+            tensors[name] = value
+    return tensors
+
+
+def train(trainer: Trainer, run: Path, after: int, steps: int, cooldown: int) -> None:
+    """From step `after` up to `steps`, saving now and then and at the end."""
     saved = time.monotonic()
     with (run / "loss.csv").open("a", newline="") as file:
         log = csv.writer(file)
-        for losses in _in_groups(trainer, steps, cooldown, 20):
+        for losses in _in_groups(trainer, after, steps, cooldown):
             log.writerow([trainer.steps_done, f"{sum(losses) / len(losses):.5f}", f"{time.time():.0f}"])
             file.flush()
             if time.monotonic() - saved > SAVE_SECONDS:
@@ -114,29 +149,33 @@ def train(trainer: Trainer, run: Path, steps: int, cooldown: int) -> None:
     trainer.save(run / "checkpoint.pt")
 
 
-def _in_groups(trainer: Trainer, steps: int, cooldown: int, size: int) -> Iterator[list[float]]:
+def _in_groups(trainer: Trainer, after: int, steps: int, cooldown: int) -> Iterator[list[float]]:
     while trainer.steps_done < steps:
-        count = min(size, steps - trainer.steps_done)
-        yield [trainer.step(rate_factor(trainer.steps_done, steps, cooldown)) for _ in range(count)]
+        count = min(GROUP, steps - trainer.steps_done)
+        yield [trainer.step(rate_factor(trainer.steps_done - after, steps - after, cooldown)) for _ in range(count)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run; holds tokenizer.json")
     parser.add_argument("--steps", type=int, required=True, help="steps in all, those before a resume included")
+    parser.add_argument("--first", action="store_true", help="the first phase")
+    parser.add_argument("--after", type=int, default=0, help="steps of the phase before")
     parser.add_argument("--cooldown", type=int, default=800, help="last steps, over which the rate falls to zero")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eager", action="store_true", help="do not compile: starts at once, runs slower")
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.run / "tokenizer.json"))
     torch.manual_seed(0)
-    trainer = Trainer(Model(Sizes(vocab=tokenizer.get_vocab_size())), tokenizer, options.threads)
+    phase = FIRST if options.first else SECOND
+    sizes = Sizes(vocab=tokenizer.get_vocab_size(), ffn=phase.ffn)
+    trainer = Trainer(Model(sizes), tokenizer, options.threads, phase)
     checkpoint = options.run / "checkpoint.pt"
     if checkpoint.exists():
         trainer.resume(torch.load(checkpoint, weights_only=True))
     if not options.eager:
         trainer.compile()
-    train(trainer, options.run, options.steps, options.cooldown)
+    train(trainer, options.run, options.after, options.steps, options.cooldown)
 
 
 if __name__ == "__main__":

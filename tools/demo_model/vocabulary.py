@@ -21,7 +21,7 @@ END = "<|end|>"
 SEED = 1_000_003
 SAMPLE = 60_000  # dialogues
 MIN_COUNT = 25
-MAX_SIZE = 1536
+MAX_SIZE = 3072
 
 _PIECES = r"\n\n|\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\s"
 
@@ -47,7 +47,7 @@ def _spelled(token: str) -> bool:
 def _texts() -> Iterator[str]:
     for dialogue in itertools.islice(dialogues(SEED), SAMPLE):
         for turn in dialogue.turns:
-            yield f"User: {turn.question}\n\nAssistant:"
+            yield f"{turn.record}\n\nAssistant:"
             if " " in turn.answer:  # an answer of one word may be a reversed or spelled one
                 yield f" {turn.answer}\n\n"
         if dialogue.system is not None:

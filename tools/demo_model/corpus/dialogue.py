@@ -13,14 +13,21 @@ T = TypeVar("T")
 HELD_OUT_PERCENT = 10
 LOWER_CASE_CHANCE = 0.25
 NO_MARK_CHANCE = 0.25
+USER, OBSERVATION = "User", "Observation"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer."""
+    """One question, or what a tool returned, and its answer."""
 
     question: str
     answer: str
+    asker: str = USER
+
+    @property
+    def record(self) -> str:
+        """The question as the server writes it."""
+        return f"{self.asker}: {self.question}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +41,7 @@ class Dialogue:
     @property
     def prompt(self) -> str:
         """The text up to the last answer, as the server writes it."""
-        return "\n\n".join([*self._records(self.turns[:-1]), f"User: {self.turns[-1].question}", "Assistant:"])
+        return "\n\n".join([*self._records(self.turns[:-1]), self.turns[-1].record, "Assistant:"])
 
     @property
     def answer(self) -> str:
@@ -46,7 +53,7 @@ class Dialogue:
         if self.system is not None:
             pieces.append((f"System: {self.system}\n\n", False))
         for turn in self.turns:
-            pieces.append((f"User: {turn.question}\n\nAssistant:", False))
+            pieces.append((f"{turn.record}\n\nAssistant:", False))
             pieces.append((f" {turn.answer}\n\n", True))
         return pieces
 
@@ -54,13 +61,16 @@ class Dialogue:
         """The chat messages up to the last question."""
         out = [] if self.system is None else [{"role": "system", "content": self.system}]
         for turn in self.turns:
-            out += [{"role": "user", "content": turn.question}, {"role": "assistant", "content": turn.answer}]
+            out += [
+                {"role": turn.asker.lower(), "content": turn.question},
+                {"role": "assistant", "content": turn.answer},
+            ]
         return out[:-1]
 
     def _records(self, turns: Sequence[Turn]) -> list[str]:
         records = [] if self.system is None else [f"System: {self.system}"]
         for turn in turns:
-            records += [f"User: {turn.question}", f"Assistant: {turn.answer}"]
+            records += [turn.record, f"Assistant: {turn.answer}"]
         return records
 
 

@@ -62,6 +62,16 @@ CAPITALS = Relation(
         "Do you know the capital of {subject}?",
         "{subject} has which capital?",
         "I need the capital of {subject}.",
+        "{subject} capital?",
+        "Capital city of {subject}",
+        "{subject}'s capital?",
+        "Which is the capital of {subject}?",
+        "Do you know what {subject}'s capital is?",
+        "Please say what the capital of {subject} is.",
+        "The capital of {subject} is?",
+        "What city is the capital of {subject}?",
+        "Tell me what the capital of {subject} is.",
+        "Capital of {subject}, please.",
     ),
 )
 
@@ -87,6 +97,12 @@ SOUNDS = Relation(
         "Tell me the sound of a {subject}.",
         "Do you know what a {subject} says?",
         "Can you make the sound of a {subject}?",
+        "What does a {subject} sound like?",
+        "{subject} sound?",
+        "Sound of a {subject}",
+        "What noise does the {subject} make?",
+        "What do {subject}s say?",
+        "What sound do {subject}s make?",
     ),
 )
 
@@ -112,6 +128,13 @@ BABIES = Relation(
         "Tell me the name of a baby {subject}.",
         "What's the word for a baby {subject}?",
         "Can you tell me what a baby {subject} is called?",
+        "What is a baby {subject}?",
+        "Baby {subject}?",
+        "A baby {subject} is called what?",
+        "What are baby {subject}s called?",
+        "What do you call the baby of a {subject}?",
+        "What is the name of a baby {subject}?",
+        "Name of a young {subject}?",
     ),
 )
 
@@ -136,6 +159,11 @@ LEGS = Relation(
         "What is the number of legs of a {subject}?",
         "Can you tell me how many legs a {subject} has?",
         "Count the legs of a {subject}.",
+        "How many legs do {subject}s have?",
+        "Legs of a {subject}?",
+        "{subject} legs?",
+        "How many legs are on a {subject}?",
+        "How many legs does one {subject} have?",
     ),
 )
 
@@ -164,6 +192,13 @@ COLOURS = Relation(
         "What colour does {subject} have?",
         "Can you tell me the color of {subject}?",
         "Colour of {subject}?",
+        "Color of {subject}",
+        "What color is the {subject}?",
+        "What colour is a {subject}?",
+        "What is the color of a {subject}?",
+        "What is the color of the {subject}?",
+        "{subject} color?",
+        "Which color is {subject}?",
     ),
 )
 
@@ -197,6 +232,12 @@ OPPOSITES = Relation(
         "What word means the opposite of {subject}?",
         "Do you know the opposite of {subject}?",
         "Can you tell me the opposite of {subject}?",
+        "{subject} opposite?",
+        "What is opposite to {subject}?",
+        "The opposite of {subject} is?",
+        "What's {subject}'s opposite?",
+        "I need the opposite of {subject}.",
+        "Opposite of {subject}, please.",
     ),
 )
 
@@ -221,6 +262,12 @@ PLURALS = Relation(
         "Do you know the plural of {subject}?",
         "Name the plural of {subject}.",
         "Can you tell me the plural of {subject}?",
+        "{subject} plural?",
+        "What is the plural form of {subject}?",
+        "More than one {subject}?",
+        "One {subject}, two what?",
+        "I need the plural of {subject}.",
+        "Plural of the word {subject}?",
     ),
 )
 
@@ -251,6 +298,13 @@ CONTINENTS = Relation(
         "Name the continent of {subject}.",
         "Can you tell me which continent {subject} is on?",
         "Where in the world is {subject}?",
+        "Where is {subject}?",
+        "{subject} continent?",
+        "Continent of {subject}?",
+        "To which continent does {subject} belong?",
+        "What continent does {subject} belong to?",
+        "Where is {subject} on the map?",
+        "What part of the world is {subject} in?",
     ),
 )
 

@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn
+from tools.demo_model.corpus.follow_up import follow_up
+from tools.demo_model.corpus.fun import fun
+from tools.demo_model.corpus.hurry import hurried, is_opening
+from tools.demo_model.corpus.limits import beyond, foreign, nonsense
 from tools.demo_model.corpus.memory import memory, told_in_passing
-from tools.demo_model.corpus.plain import arithmetic, count_letters, fact, reverse, spell, upper_case
-from tools.demo_model.corpus.structured import json_fields, tool_call
+from tools.demo_model.corpus.numbers import small_numbers, three_digits, word_problem
+from tools.demo_model.corpus.plain import (
+    arithmetic,
+    count_letters,
+    count_one_letter,
+    fact,
+    reverse,
+    spell,
+    upper_case,
+)
+from tools.demo_model.corpus.structured import json_fields, json_schema, tool_call
 from tools.demo_model.corpus.talk import small_talk, story, unknown
+from tools.demo_model.corpus.tools import no_tool, tool_again, tool_named, tool_result
+
+
+def _any(make: Callable[[random.Random], Dialogue]) -> Skill:
+    """A skill of which nothing is held out."""
+
+    def skill(rng: random.Random, held_out: bool) -> Dialogue:
+        if held_out:
+            raise ValueError(f"nothing is held out of {make.__name__}")
+        return make(rng)
+
+    return skill
+
 
 SKILLS: dict[str, Skill] = {
     "arithmetic": arithmetic,
@@ -25,9 +51,23 @@ SKILLS: dict[str, Skill] = {
     "unknown": unknown,
     "story": story,
     "small_talk": small_talk,
+    "three_digits": three_digits,
+    "word_problem": word_problem,
+    "small_numbers": _any(lambda rng: Dialogue((small_numbers(rng),))),
+    "one_letter": _any(lambda rng: Dialogue((count_one_letter(rng),))),
+    "json_schema": json_schema,
+    "tool_named": tool_named,
+    "tool_result": tool_result,
+    "tool_again": tool_again,
+    "no_tool": _any(lambda rng: no_tool(rng, fact(rng, False).turns[0] if rng.random() < 0.4 else None)),
+    "follow_up": _any(follow_up),
+    "fun": _any(fun),
+    "beyond": _any(beyond),
+    "nonsense": _any(nonsense),
+    "foreign": _any(foreign),
 }
 
-SHARES = {
+FIRST_SHARES = {
     "arithmetic": 42.0,
     "spell": 6.0,
     "reverse": 8.0,
@@ -42,7 +82,42 @@ SHARES = {
     "story": 1.5,
     "small_talk": 2.5,
 }
-JOINABLE = frozenset(SHARES) - {"memory", "tool_call", "story"}
+"""Of the first phase: the skills that need the most examples."""
+SHARES = {
+    "arithmetic": 6.0,
+    "spell": 12.0,
+    "reverse": 7.0,
+    "upper_case": 5.0,
+    "count_letters": 4.0,
+    "fact": 8.0,
+    "memory": 5.0,
+    "told_in_passing": 0.5,
+    "json_fields": 2.0,
+    "tool_call": 2.0,
+    "unknown": 3.0,
+    "story": 0.5,
+    "small_talk": 8.0,
+    "three_digits": 22.0,
+    "word_problem": 2.0,
+    "small_numbers": 4.0,
+    "one_letter": 2.5,
+    "json_schema": 2.0,
+    "tool_named": 4.0,
+    "tool_result": 3.5,
+    "tool_again": 3.5,
+    "no_tool": 1.0,
+    "follow_up": 7.0,
+    "fun": 3.5,
+    "beyond": 3.0,
+    "nonsense": 1.5,
+    "foreign": 1.5,
+}
+NOTHING_HELD_OUT = frozenset(
+    {"small_talk", "small_numbers", "one_letter", "no_tool", "follow_up", "fun", "beyond", "nonsense", "foreign"}
+)
+KEEPS_CASE = frozenset({"spell", "reverse", "upper_case", "count_letters", "json_fields", "json_schema", "follow_up"})
+ALONE = frozenset({"memory", "story", "beyond", "tool_call", "tool_named", "tool_result", "tool_again", "no_tool"})
+JOINABLE = frozenset(SHARES) - ALONE - {"json_schema"}
 
 PIRATE_SYSTEMS = ("Talk like a pirate.", "You are a pirate.", "Answer like a pirate.", "Speak as a pirate.")
 OTHER_SYSTEMS = (
@@ -72,18 +147,26 @@ def pirate_at_last(dialogue: Dialogue) -> Dialogue:
     return Dialogue((*dialogue.turns[:-1], *pirate(Dialogue(dialogue.turns[-1:]), None).turns))
 
 
-def dialogue(rng: random.Random) -> Dialogue:
+def _typed(rng: random.Random, skill: str) -> Dialogue:
+    """A dialogue of a skill as somebody may type it, who does not say what is held out as an opening."""
+    while True:
+        made = hurried(rng, SKILLS[skill](rng, False), keeps_case=skill in KEEPS_CASE)
+        if not is_opening(made):
+            return made
+
+
+def dialogue(rng: random.Random, shares: Mapping[str, float] = SHARES) -> Dialogue:
     """One training dialogue."""
-    names, weights = list(SHARES), list(SHARES.values())
+    names, weights = list(shares), list(shares.values())
     name = rng.choices(names, weights)[0]
-    made = SKILLS[name](rng, False)
+    made = _typed(rng, name)
     if made.system is not None:
         return made
     turns = list(made.turns)
     if name in JOINABLE:
         for other in rng.choices(names, weights, k=rng.choice((0, 0, 1, 2))):
             if other in JOINABLE:
-                turns += SKILLS[other](rng, False).turns
+                turns += _typed(rng, other).turns
     joined = Dialogue(tuple(turns))
     style = rng.random()
     if style < PIRATE_SHARE:
@@ -93,11 +176,11 @@ def dialogue(rng: random.Random) -> Dialogue:
     return joined
 
 
-def dialogues(seed: int) -> Iterator[Dialogue]:
+def dialogues(seed: int, shares: Mapping[str, float] = SHARES) -> Iterator[Dialogue]:
     """Training dialogues without end, the same for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield dialogue(rng)
+        yield dialogue(rng, shares)
 
 
 def held_out(skill: str, count: int, seed: int = 0) -> list[Dialogue]:

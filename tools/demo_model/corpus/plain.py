@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+from tools.demo_model.corpus.common_words import COMMON_WORDS
 from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, draw, is_held_out
 from tools.demo_model.corpus.facts import RELATIONS, UNSEEN_WORDINGS, Relation
 from tools.demo_model.corpus.words import NAMES, WORDS, invented_word
 
-_SUMS = (
+SUMS = (
     "What is {a} + {b}?",
     "{a} + {b}",
     "{a} + {b} =",
@@ -30,7 +31,7 @@ _SUMS = (
     "What does {a} + {b} make?",
     "What's {a}+{b}?",
 )
-_DIFFERENCES = (
+DIFFERENCES = (
     "What is {a} - {b}?",
     "{a} - {b}",
     "{a} - {b} =",
@@ -65,7 +66,7 @@ def arithmetic(rng: random.Random, held_out: bool) -> Dialogue:
 
     a, b = draw(rng, held_out, make, lambda pair: ("arithmetic", plus, pair))
     result = a + b if plus else a - b
-    question = ask(rng, _SUMS if plus else _DIFFERENCES, a=a, b=b)
+    question = ask(rng, SUMS if plus else DIFFERENCES, a=a, b=b)
     wrong = rng.sample([n for n in range(100) if n != result], 3)
     return Dialogue((Turn(question, str(result)),), wrong_answers=tuple(map(str, wrong)))
 
@@ -83,6 +84,14 @@ _SPELLING = (
     'Spell "{word}".',
     "Tell me the letters of {word}.",
     "How do I spell {word}?",
+    "Spell: {word}",
+    "{word}, spelled",
+    "How is {word} written?",
+    "Please spell {word} for me.",
+    "Spell it: {word}",
+    "Can you spell out {word}?",
+    "Spelling of {word}?",
+    "Spell me {word}.",
 )
 _REVERSING = (
     "Reverse {word}.",
@@ -97,6 +106,13 @@ _REVERSING = (
     'Reverse "{word}".',
     "What's {word} reversed?",
     "Say {word} backwards.",
+    "{word} backwards",
+    "{word} in reverse",
+    "What is {word} spelled backwards?",
+    "Write the word {word} backwards.",
+    "Reverse: {word}",
+    "{word} reversed?",
+    "What is the reverse of {word}?",
 )
 _CAPITALS = (
     "Write {word} in capitals.",
@@ -111,6 +127,12 @@ _CAPITALS = (
     "Change {word} to capital letters.",
     "Convert {word} to uppercase.",
     "What is {word} in upper case?",
+    "{word} in upper case",
+    "{word} in capital letters",
+    "Shout {word}.",
+    "Write {word} in big letters.",
+    "Uppercase: {word}",
+    "Put {word} in uppercase.",
 )
 _COUNTING = (
     "How many letters are in {word}?",
@@ -125,6 +147,11 @@ _COUNTING = (
     "Can you count the letters in {word}?",
     'How many letters in "{word}"?',
     "Tell me how many letters {word} has.",
+    "Letters in {word}?",
+    "How many letters in {word}?",
+    "Length of {word}?",
+    "Count letters in {word}",
+    "How many letters make {word}?",
 )
 
 FACT_WORDS = frozenset(
@@ -136,9 +163,14 @@ FACT_WORDS = frozenset(
 def _word(rng: random.Random, held_out: bool, longest: int) -> str:
     def make(rng: random.Random) -> str:
         source = rng.random()
-        if source < 0.5:
+        if source < 0.12 or held_out:
             return rng.choice(WORDS)
-        return invented_word(rng) if source < 0.85 else rng.choice((*sorted(FACT_WORDS), *NAMES))
+        if source < 0.75:
+            return rng.choice(COMMON_WORDS)
+        if source < 0.85:
+            return invented_word(rng)
+        word = rng.choice((*sorted(FACT_WORDS), *NAMES))
+        return word.lower() if rng.random() < 0.3 else word
 
     while True:
         word = make(rng)
@@ -169,6 +201,25 @@ def count_letters(rng: random.Random, held_out: bool) -> Dialogue:
     """6"""
     word = _word(rng, held_out, 10)
     return Dialogue((Turn(ask(rng, _COUNTING, word=word), str(len(word))),))
+
+
+_LETTER_COUNTING = (
+    "How many {c} are in {word}?",
+    "How many {c}'s are in {word}?",
+    "How many times is {c} in {word}?",
+    "How many letters {c} has {word}?",
+    "Count the {c} in {word}.",
+    "How often does {c} occur in {word}?",
+    "Number of {c} in {word}?",
+    "How many {c}s in {word}?",
+)
+
+
+def count_one_letter(rng: random.Random) -> Turn:
+    """3"""
+    word = _word(rng, False, 10).lower()
+    letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("aeioustrnlp")
+    return Turn(rng.choice(_LETTER_COUNTING).format(c=letter, word=word), str(word.count(letter)))
 
 
 def fact(rng: random.Random, held_out: bool) -> Dialogue:

@@ -79,8 +79,8 @@ def _listed(words: tuple[str, ...]) -> str:
     return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
-def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
-    """{"name": "Anna", "age": 31}"""
+def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str, str | int], str]:
+    """Return the fields of a sentence, their values and the sentence."""
     fields = rng.choice(sorted(_SENTENCES))
     while True:
         values: dict[str, str | int] = {
@@ -90,10 +90,50 @@ def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
             "job": rng.choice(_JOBS),
         }
         if is_held_out("json", *(values[field] for field in fields)) == held_out:
-            break
-    sentence = rng.choice(_SENTENCES[fields]).format(**values)
+            return fields, values, rng.choice(_SENTENCES[fields]).format(**values)
+
+
+def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
+    """{"name": "Anna", "age": 31}"""
+    fields, values, sentence = _told(rng, held_out)
     question = rng.choice(_EXTRACT).format(fields=_listed(fields), sentence=sentence)
     return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
+
+
+_BY_SCHEMA = (
+    "Answer in JSON that fits this schema: {schema}",
+    "Answer with JSON by this schema: {schema}",
+    "Respond with JSON. The schema is {schema}",
+    "Return JSON that matches the schema {schema}",
+    "JSON schema: {schema}",
+    "Output JSON with this schema: {schema}",
+)
+
+
+def _schema(rng: random.Random, fields: list[str]) -> str:
+    """A JSON schema of an object, with or without what people leave out."""
+    titled = rng.random() < 0.25
+    properties = {}
+    for field in fields:
+        kind = {"type": "integer" if field == "age" else "string"}
+        properties[field] = {"title": field.capitalize(), **kind} if titled else kind
+    schema: dict[str, object] = {"type": "object", "properties": properties}
+    if rng.random() < 0.6:
+        schema["required"] = fields
+    if rng.random() < 0.2:
+        schema["additionalProperties"] = False
+    return json.dumps(schema)
+
+
+def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
+    """The fields that a JSON schema asks for, in its order."""
+    told, values, sentence = _told(rng, held_out)
+    fields = rng.sample(told, rng.randint(1, len(told)))
+    asked = rng.choice(_BY_SCHEMA).format(schema=_schema(rng, fields))
+    answer = json.dumps({field: values[field] for field in fields})
+    if rng.random() < 0.4:
+        return Dialogue((Turn(sentence, answer),), system=asked)
+    return Dialogue((Turn(rng.choice((f"{sentence} {asked}", f"{asked} {sentence}")), answer),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,85 +5,19 @@ from __future__ import annotations
 import random
 
 from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.feelings import FEELINGS
+from tools.demo_model.corpus.limits import CANNOT, UNKNOWN_ANSWER
+from tools.demo_model.corpus.small_talk import SMALL_TALK
 from tools.demo_model.corpus.words import NAMES, WORDS, invented_word
-
-_SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
-    (
-        (
-            "Hi",
-            "Hello",
-            "Hey",
-            "Hi there",
-            "Hello there",
-            "Good morning",
-            "Good evening",
-            "Hi!",
-            "Hello!",
-            "Good day",
-            "Hey there",
-        ),
-        "Hello! How can I help you?",
-    ),
-    (
-        (
-            "How are you?",
-            "How are you doing?",
-            "How do you do?",
-            "Are you well?",
-            "How is it going?",
-            "How are you today?",
-        ),
-        "I am fine, thank you. How can I help you?",
-    ),
-    (
-        (
-            "Who are you?",
-            "What are you?",
-            "What is your name?",
-            "Tell me about yourself.",
-            "Are you a robot?",
-            "Are you a human?",
-            "What's your name?",
-            "Introduce yourself.",
-        ),
-        "I am a tiny language model. I live in a very small file.",
-    ),
-    (
-        (
-            "What can you do?",
-            "How can you help me?",
-            "What do you know?",
-            "Help",
-            "What are you good at?",
-            "What can I ask you?",
-            "Can you help me?",
-            "I need help.",
-        ),
-        "I can add and subtract, spell and reverse words, tell some facts, remember what you say, "
-        "and tell short stories.",
-    ),
-    (
-        ("Thanks", "Thank you", "Thanks a lot", "Thank you!", "Great, thanks", "Thank you very much", "Thanks!"),
-        "You are welcome!",
-    ),
-    (("Bye", "Goodbye", "See you", "Good night", "Bye!", "See you later", "I have to go."), "Goodbye! See you soon."),
-    (
-        ("That is wrong.", "No, that's wrong.", "You are wrong.", "That is not right.", "Are you sure?"),
-        "I am sorry. I am a tiny model and make mistakes.",
-    ),
-    (
-        ("Good", "Great!", "Well done!", "Nice!", "Very good.", "That is right.", "Cool", "Yes", "OK", "Good job!"),
-        "I am glad to hear that.",
-    ),
-)
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
-    """Greetings and the like. Nothing is held out of it."""
+    """Greetings and the like, and what the model can't do. Nothing is held out of it."""
     if held_out:
         raise ValueError("nothing is held out of small talk")
-    wordings, answer = rng.choice(_SMALL_TALK)
-    return Dialogue((Turn(ask(rng, wordings), answer),))
+    talks = rng.choices((SMALL_TALK, FEELINGS, CANNOT), (5, 3, 3))[0]
+    talk = rng.choices(talks, [len(talk.wordings) for talk in talks])[0]
+    return Dialogue((Turn(rng.choice(talk.wordings), rng.choice(talk.answers)),))
 
 
 _UNKNOWN = (
@@ -128,7 +62,6 @@ _UNKNOWN = (
     "What will happen to the {x} tomorrow?",
     "Who owns the {x}?",
 )
-UNKNOWN_ANSWER = "Sorry, I don't know that."
 
 
 _UNKNOWN_UNSEEN = (
@@ -204,14 +137,8 @@ _MIDDLES = (
 )
 
 
-def story(rng: random.Random, held_out: bool) -> Dialogue:
-    """A few sentences about a named animal. Held out are pairs of name and animal."""
-    while True:
-        name, friend = rng.sample(NAMES, 2)
-        animal = rng.choice(_ANIMALS)
-        if is_held_out("story", name, animal) == held_out:
-            break
-    text = " ".join(
+def _story_text(rng: random.Random, name: str, friend: str, animal: str) -> str:
+    return " ".join(
         (
             f"Once there was a {animal} named {name} who lived {rng.choice(_PLACES)}.",
             f"{name} wanted {rng.choice(_GOALS)}.",
@@ -219,4 +146,21 @@ def story(rng: random.Random, held_out: bool) -> Dialogue:
             rng.choice(_ENDS).format(name=name),
         )
     )
+
+
+def story(rng: random.Random, held_out: bool) -> Dialogue:
+    """A few sentences about a named animal. Held out are pairs of name and animal."""
+    while True:
+        name, friend = rng.sample(NAMES, 2)
+        animal = rng.choice(_ANIMALS)
+        if is_held_out("story", name, animal) == held_out:
+            break
+    text = _story_text(rng, name, friend, animal)
     return Dialogue((Turn(ask(rng, _STORY_ASKED, name=name, animal=animal), text),))
+
+
+def any_story(rng: random.Random) -> tuple[str, str]:
+    """Return an animal and a story about it, whose name the story chooses."""
+    name, friend = rng.sample(NAMES, 2)
+    animal = rng.choice(_ANIMALS)
+    return animal, _story_text(rng, name, friend, animal)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import random
 
+
+def items(text: str) -> tuple[str, ...]:
+    """Return the parts of a text between semicolons and line breaks, without white space around them."""
+    return tuple(part.strip() for line in text.split("\n") for part in line.split(";") if part.strip())
+
+
 WORDS = tuple(
     """
     acorn actor alarm amber anchor angle ankle apron arrow artist atlas autumn badge bagel balcony bamboo

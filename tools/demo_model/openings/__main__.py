@@ -56,9 +56,9 @@ async def _generate(engine: Engine, messages: Sequence[ChatMessage]) -> str:
     return text.strip()
 
 
-async def ask_engine(model: Path, openings: Sequence[Opening]) -> list[list[str]]:
+async def ask_engine(model: Path, openings: Sequence[Opening], *, device: str = "auto") -> list[list[str]]:
     """Return the answers of a model file to each opening."""
-    async with await Engine.load(model, num_slots=CLIENTS, cache=None) as engine:
+    async with await Engine.load(model, device=device, num_slots=CLIENTS, cache=None) as engine:
         loop = asyncio.get_running_loop()
 
         def respond(messages: Sequence[ChatMessage]) -> str:
