@@ -12,9 +12,10 @@ DONE = b"data: [DONE]\n\n"
 """The event that ends a stream, by which clients know that nothing is missing."""
 
 
-def encode_event(body: Mapping[str, object]) -> bytes:
-    """Return one event that holds `body` as JSON."""
-    return f"data: {to_json(body)}\n\n".encode()
+def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
+    """Return one event, perhaps with a name, that holds `body` as JSON."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {to_json(body)}\n\n".encode()
 
 
 class EventStream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.http.routing import Route
 from server.routes import (
     ai00,
+    anthropic,
     cache,
     chat,
     choices,
@@ -25,6 +26,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *models.ROUTES,
     *completions.ROUTES,
     *chat.ROUTES,
+    *anthropic.ROUTES,
     *choices.ROUTES,
     *embeddings.ROUTES,
     *states.ROUTES,

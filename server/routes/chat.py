@@ -37,12 +37,23 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     engine = engine_of(request, body.cache_salt)
+    calls, form, resolved = await prepare_chat(request, engine, body)
+    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved)
+
+
+async def prepare_chat(
+    request: web.Request, engine: EngineLike, body: ChatRequest
+) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
+    """Return the requests of all answers, what to look for in these, and the state that they start from.
+
+    Raises InvalidRequestError, also where they are more than the limits allow.
+    """
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
     size = _rendering_size(body, template) * len(starts) + CALL_WORK * body.n
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
-    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, starts[0].resolved)
+    return calls, form, starts[0].resolved
 
 
 async def apply_template(request: web.Request) -> web.Response:
@@ -103,14 +114,13 @@ def render_chat(
 
 def _call(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Start) -> GenerateRequest:
     """Return the request from one state, with the conversation or the prompt of `start`."""
-    says_end = "stop" in body.model_fields_set or body.answer_grammar is not None
     call = GenerateRequest(
         prompt=prompt.tokens,
         initial_state=start.initial_state,
         turn_positions=sorted(prompt.turns.values()),
         checkpoint_positions=_checkpoint_positions(body, prompt.turns),
         max_tokens=body.max_tokens,
-        stop=body.stop_bytes if says_end else tuple(text.encode() for text in prompt.stop),
+        stop=[text.encode() for text in body.stops(prompt.stop)],
         stop_tokens=(0, *prompt.stop_tokens),
         logprobs=body.alternatives,
         penalised_prompt=_earlier_replies(engine, body),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -128,6 +128,11 @@ class ChatRequest(GenerationBody, ToolFields):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def stops(self, of_template: Sequence[str]) -> Sequence[str]:
+        """Return the texts before which the answer ends, where the chat template ends a turn with `of_template`."""
+        says_end = "stop" in self.model_fields_set or self.answer_grammar is not None
+        return self.stop if says_end else of_template
 
     @property
     def answer_schema(self) -> Mapping[str, object] | bool | None:

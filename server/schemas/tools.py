@@ -27,14 +27,20 @@ def _parse_parameters(value: object) -> dict[str, Any]:
 Parameters: TypeAlias = Annotated[dict[str, Any], PlainValidator(_parse_parameters), WithJsonSchema({"type": "object"})]
 
 
-class FunctionBody(RequestBody):
-    name: str = Field(
+ToolName: TypeAlias = Annotated[
+    str,
+    Field(
         pattern=r"^[A-Za-z0-9_.:/-]{1,128}$",
         description="The tool's name: letters, digits and `_ . : / -`, at most 128.",
-    )
+    ),
+]
+
+
+class FunctionBody(RequestBody):
+    name: ToolName
     description: str = Field(default="", description="What the tool is for.")
-    parameters: Annotated[dict[str, Any], PlainValidator(_parse_parameters), WithJsonSchema({"type": "object"})] = (
-        Field(default=_ANY, description="The JSON schema of the arguments, which every call follows.")
+    parameters: Parameters = Field(
+        default=_ANY, description="The JSON schema of the arguments, which every call follows."
     )
     strict: bool | None = Field(
         default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
