@@ -18,6 +18,7 @@ from server.routes import (
     props,
     state_files,
     states,
+    tgi,
     tokens,
 )
 
@@ -33,6 +34,7 @@ ALL_ROUTES: tuple[Route, ...] = (
     *state_files.ROUTES,
     *tokens.ROUTES,
     *llama_server.ROUTES,
+    *tgi.ROUTES,
     *cache.ROUTES,
     *props.ROUTES,
     *health.ROUTES,

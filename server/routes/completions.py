@@ -59,8 +59,8 @@ def _calls(
     members = [[_call(engine, body, prompt, start) for start in starts] for prompt in body.prompt]
     num_tokens = sum(len(call.prompt) for calls in members for call in calls) * body.copies
     limits.check("max_prompt_tokens", "prompt", num_tokens)
-    if body.echo and body.logprobs is not None:
-        limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + body.logprobs))
+    if body.scores_prompt:
+        limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + (body.alternatives or 0)))
     mixes = [mix_calls(body, starts, calls) for calls in members]
     calls = [copy for call in mixes for copy in body.copies_of(call, limits, engine.tokenize)]
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
@@ -81,7 +81,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
         max_tokens=body.max_tokens,
         stop=body.stop_bytes,
         logprobs=body.alternatives,
-        score_from=0 if body.echo and body.logprobs is not None else None,
+        score_from=0 if body.scores_prompt else None,
         grammar=body.answer_grammar,
         priority=body.priority,
     )

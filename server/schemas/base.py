@@ -62,6 +62,7 @@ class RequestBody(BaseModel):
     def _admit(cls, data: object) -> dict[str, object]:
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
+        data = cls._unfold(data)
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
         for name, value in data.items():
             if name in cls.neutral:
@@ -80,6 +81,11 @@ class RequestBody(BaseModel):
         ):
             words = " or ".join(["null", *map(repr, values)])
             raise RefusedError(value, f"{words}, since this server does not have it", below=name)
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        """Return the fields that a body means, where some stand in an object of their own or depend on others."""
+        return fields
 
     @classmethod
     def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:

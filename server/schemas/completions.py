@@ -56,8 +56,13 @@ class CompletionRequest(GenerationBody):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "prompt", self.prompt)
-        if self.weighted is not None and self.echo and self.logprobs is not None:
+        if self.weighted is not None and self.scores_prompt:
             raise InvalidRequestError("logprobs", self.logprobs, "null with echo, where `state` is a list")
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens are told with their log-probabilities."""
+        return self.echo and self.logprobs is not None
 
     @property
     def num_prompts(self) -> int:

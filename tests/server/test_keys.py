@@ -115,6 +115,8 @@ class TestRoutes:
             "/completion",
             "rerank",
             "/infill",
+            "/generate",
+            "/generate_stream",
             "/lora-adapters",
         )
         for route in ALL_ROUTES:

@@ -34,10 +34,13 @@ BODIES: dict[str, Body] = {
     "take": {"name": "mine"},
     "advance": {"input": "x"},
 }
+TGI_PATHS = ("/generate", "/generate_stream")  # whose errors have another shape
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
+    ("/generate", {"inputs": "Hi"}),
+    ("/generate_stream", {"inputs": "Hi"}),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
     ("/v1/apply-template", HI),
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
@@ -62,6 +65,9 @@ class Clients:
     async def ask(self, name: str, method: str, path: str, json: object = None, status: int = 200) -> Body:
         headers = {"X-Api-Key": f"{name}-key"}
         response = await self._client.request(method, path, json=json, headers=headers)
+        if status != 200 and path in TGI_PATHS:
+            assert response.status == status
+            return {"message": (await response.json())["error"]}
         if status != 200:
             return await error_of(response, status)
         assert response.status == 200, await response.text()

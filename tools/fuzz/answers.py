@@ -78,6 +78,9 @@ def faults(case: Case, answer: Answer) -> Iterator[str]:
 def _is_error_body(body: bytes) -> bool:
     """Return whether an answer to an error has the documented shape; one to HEAD is empty."""
     try:
-        return not body or set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+        if not body:
+            return True
+        told = json.loads(body)
+        return set(told) == {"error", "error_type"} or set(told["error"]) == {"message", "type", "param", "code"}
     except (ValueError, KeyError, TypeError):
         return False
