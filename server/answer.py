@@ -12,7 +12,7 @@ from aiohttp import web
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored
 from server.formatting.choices import ChoiceFormatter, Outcome
-from server.formatting.dialect import Dialect
+from server.formatting.dialect import Dialect, WholeDialect
 from server.formatting.openai import OpenAIDialect
 from server.formatting.usage import Tally
 from server.http.bodies import long_json_response
@@ -49,18 +49,24 @@ async def answer_in(
 
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
+    if not body.stream:
+        return await answer_whole(dialect, request, body, calls, resolved)
+    running, end = await _prepare(request, body, calls, resolved)
+    async with running:
+        return await _Streaming(request, dialect, Tally(body.copies), end).run(running)
+
+
+async def _prepare(
+    request: web.Request, body: GenerationBody, calls: Sequence[GenerateRequest], resolved: ResolvedState
+) -> tuple[ParallelRequests, _End]:
+    """Return the requests, which do not run yet, and what saves the state at their end."""
     engine = engine_of(request, body.cache_salt)
     seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
     calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
     saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
     if saver is not None:
         calls = [saver.call]
-    end = _End(saver)
-    tally = Tally(body.copies)
-    async with ParallelRequests(engine, calls, limit=engine.info.num_slots) as running:
-        if body.stream:
-            return await _Streaming(request, dialect, tally, end).run(running)
-        return await _answer_whole(request, running, dialect, body, tally, end)
+    return ParallelRequests(engine, calls, limit=engine.info.num_slots), _End(saver)
 
 
 class _End:
@@ -84,21 +90,24 @@ class _End:
             return {"saved_state": None, "save_error": describe(error).body["error"]}
 
 
-async def _answer_whole(
+async def answer_whole(
+    dialect: WholeDialect,
     request: web.Request,
-    running: ParallelRequests,
-    dialect: Dialect,
     body: GenerationBody,
-    tally: Tally,
-    end: _End,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
 ) -> web.Response:
+    """Run `calls` and answer when all have ended; see `answer_in`."""
+    running, end = await _prepare(request, body, calls, resolved)
+    tally = Tally(body.copies)
     outcomes = [Outcome() for _ in running.requests]
     saved: Mapping[str, object] = {}
-    async for events in running:
-        for index, event in events:
-            tally.add(index, event)
-            outcomes[index].add(event)
-            saved = await end.note(event)
+    async with running:
+        async for events in running:
+            for index, event in events:
+                tally.add(index, event)
+                outcomes[index].add(event)
+                saved = await end.note(event)
 
     def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)

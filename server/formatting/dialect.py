@@ -10,14 +10,18 @@ from server.formatting.choices import Outcome
 from server.schemas.usage import Usage
 
 
-class Dialect(Protocol):
-    """Formats the answer of one call, whole or as the events of a stream; its requests are numbered."""
+class WholeDialect(Protocol):
+    """Formats the answer of one call that is not streamed; its requests are numbered."""
 
     def whole(
         self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         """Return the body of the answer from the requests `kept` of all, with the fields `extra`."""
         ...
+
+
+class Dialect(WholeDialect, Protocol):
+    """Formats the answer of one call, whole or as the events of a stream."""
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
         """Return what to send of an event of request `index`, with the fields `extra`; empty if there is nothing.

@@ -116,6 +116,7 @@ class TestRoutes:
             "rerank",
             "/infill",
             "/generate",
+            "/v1/gpu/warmup",
             "/generate_stream",
             "/lora-adapters",
         )

@@ -39,6 +39,7 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
+    ("/v1/batch/completions", {"prompts": ["Hi"]}),
     ("/generate", {"inputs": "Hi"}),
     ("/generate_stream", {"inputs": "Hi"}),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
