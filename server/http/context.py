@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
-from rnn_engine.errors import EngineClosedError, ForbiddenError
+from rnn_engine.errors import EngineClosedError, NotFoundError
 from rnn_engine.interface import EngineLike
 from server.connections.counters import ConnectionCounters
 from server.doors.engine import OwnEngine
@@ -86,10 +86,10 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 
 
 def folder_of(request: web.Request) -> ModelFolder:
-    """Return the folder of models. Raises ForbiddenError where the operator has named none."""
+    """Return the folder of models. Raises NotFoundError where the operator has named none."""
     folder = request.app[SETTINGS].model_folder
     if folder is None:
-        raise ForbiddenError("the server has no folder of models; the operator can name one with --model-folder")
+        raise NotFoundError("the server has no folder of models; the operator can name one with --model-folder")
     return ModelFolder(folder)
 
 

@@ -154,8 +154,8 @@ async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
     load = partial(load_models, choice, [NamedModel("one", folder / "one.st")], None)
     app = make_app(await load(), ServerSettings(doors=DoorSettings(keys)))
     async with TestClient(TestServer(app)) as client:
-        for key, words in (("use", "needs 'admin'"), ("admin", "--model-folder")):
+        for key, status, words in (("use", 403, "needs 'admin'"), ("admin", 404, "--model-folder")):
             headers = {"Authorization": f"Bearer {key}"}
-            error = await error_of(await client.post(LOAD, json={"model_path": "one.st"}, headers=headers), 403)
+            error = await error_of(await client.post(LOAD, json={"model_path": "one.st"}, headers=headers), status)
             assert words in error["message"]
         assert app[MODELS].default.status == "loaded"
