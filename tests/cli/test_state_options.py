@@ -27,7 +27,7 @@ def settings(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> Settings:
     choices: list[EngineChoice] = []
 
     def run(load: partial[object], *_: object) -> None:
-        choices.extend(load.args)
+        choices.append(load.args[0])
 
     monkeypatch.setattr("rnn_engine.cli.serve.run", run)
 
