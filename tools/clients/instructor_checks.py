@@ -1,0 +1,31 @@
+"""instructor: the ways to ask for a pydantic model in which the server is told the schema.
+
+`Mode.JSON` and `Mode.MD_JSON` tell it to the model alone, so they show how good the model is.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import instructor
+from openai import OpenAI
+
+from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, Checks, Person
+
+_MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA")
+
+
+def _create(url: str, mode: str) -> Person:
+    client = instructor.from_openai(OpenAI(base_url=url, api_key="-"), mode=instructor.Mode[mode])
+    person = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": PERSON_QUESTION}],
+        response_model=Person,
+        max_retries=0,
+        **GREEDY,
+    )
+    assert isinstance(person, Person)
+    return person
+
+
+CHECKS: Checks = {f"`Mode.{mode}`": partial(_create, mode=mode) for mode in _MODES}

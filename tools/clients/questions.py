@@ -1,0 +1,39 @@
+"""What all packages are asked, and the types that they are to make of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, Field
+
+Check: TypeAlias = Callable[[str], object]
+"""Takes the URL of the API and returns what the package made of the answer. Raises where it refuses the answer."""
+
+Checks: TypeAlias = Mapping[str, Check]
+"""What is tried of a package -> how."""
+
+MODEL = "demo"
+GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+PERSON_QUESTION = "Anna is 31 years old and likes red and blue."
+WEATHER_QUESTION = "What is the weather in Paris?"
+
+
+class Colour(StrEnum):
+    RED = "red"
+    GREEN = "green"
+    BLUE = "blue"
+
+
+class Person(BaseModel):
+    """A person."""
+
+    name: str = Field(min_length=1, max_length=20)
+    age: int = Field(ge=0, le=150)
+    likes: list[Colour] = Field(max_length=3)
+
+
+def weather(city: str) -> str:
+    """Return the weather in a city."""
+    return f'{{"temperature": 22, "sky": "sunny", "city": "{city}"}}'
