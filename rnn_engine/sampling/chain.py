@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling.adjustments import Adjustments
+from rnn_engine.sampling.adjustments import F64, Adjustments
 from rnn_engine.sampling.pool import Pool
-from rnn_engine.sampling.ranking import Ranking
-from rnn_engine.sampling.steps import MinP, Step, Temperature, TopK, TopNSigma, TopP, TypicalP
+from rnn_engine.sampling.ranking import Places, Ranking
+from rnn_engine.sampling.steps import MinP, Selection, Step, Temperature, TopK, TopNSigma, TopP, TypicalP
 
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama-server's order of the steps, which is also the one here."""
@@ -57,6 +57,12 @@ class Chain:
         self._all_steps = self._steps if last is None else (*self._steps, last)
         self._late = [step.adjustments for step in self._steps if isinstance(step, LateAdjustments)]
         self.whole_row = _needs_all(self._steps)
+        first = self._steps[0] if self._steps else None
+        self._first: Selection | None = first if isinstance(first, TopNSigma | TypicalP) else None
+
+    @property
+    def selection(self) -> Callable[[F64], Places] | None:
+        return None if self._first is None else self._first.kept
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
         if len(ranking.ids) == 0:
@@ -80,7 +86,7 @@ class Chain:
 
     def _apply(self, ranking: Ranking, uniforms: Sequence[float]) -> Pool | None:
         pool: Pool | None = Pool.of(ranking)
-        for step in self._all_steps:
+        for step in self._all_steps[1:] if ranking.is_selection else self._all_steps:
             if pool is None:
                 break
             pool = step(pool, uniforms)

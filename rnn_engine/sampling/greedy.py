@@ -12,6 +12,7 @@ class Greedy:
 
     num_uniforms = 0
     whole_row = False
+    selection = None
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:  # noqa: ARG002
         return 0 if len(ranking.ids) else None

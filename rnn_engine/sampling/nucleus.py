@@ -27,6 +27,7 @@ class Nucleus:
 
     num_uniforms = 1
     whole_row = False
+    selection = None
 
     def __init__(self, top_p: float, top_k: int, temperature: float) -> None:
         self._top_p = top_p

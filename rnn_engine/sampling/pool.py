@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rnn_engine.sampling.adjustments import F64
 from rnn_engine.sampling.bounds import Bounds, bound_powers, bound_rest, widen
-from rnn_engine.sampling.ranking import Ranking, Rest
+from rnn_engine.sampling.ranking import Places, Ranking, Rest
 from rnn_engine.types import I32
-
-Places: TypeAlias = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from rnn_engine.sampling.ranking import Ranking
+from rnn_engine.sampling.adjustments import F64
+from rnn_engine.sampling.ranking import Places, Ranking
 
 
 class Sampler(Protocol):
@@ -25,6 +26,14 @@ class Sampler(Protocol):
         """Whether every draw needs all tokens of the row.
 
         Where False, a draw is first tried on the few tokens that a step reads back.
+        """
+        ...
+
+    @property
+    def selection(self) -> Callable[[F64], Places] | None:
+        """What takes from the adjusted logits [n] of a whole row the places of all tokens that a draw may take.
+
+        It spares the others' ranking: a ranking with `is_selection` has those tokens alone. None: no such selection.
         """
         ...
 

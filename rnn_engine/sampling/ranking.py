@@ -7,14 +7,19 @@ the ranking that is certain.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.sampling.adjustments import F64, Adjustments
 from rnn_engine.sampling.masks import Mask, allowed_tokens, are_allowed
 from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import F32, I32
+
+Places: TypeAlias = NDArray[np.intp]
 
 _NOTHING: F64 = np.empty(0)
 _NOTHING.flags.writeable = False
@@ -28,6 +33,7 @@ class Ranking:
     raw: F64  # [S] the model's logits
     logits: F64  # [S] adjusted, descending, equal ones by ascending id
     rest: Rest | None  # None where all tokens that are allowed are ranked
+    is_selection: bool = False  # whether a sampler's `selection` took these tokens, which is then no step of the draw
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
@@ -69,16 +75,22 @@ def rank(row: LogitRow, adjustments: Adjustments, full: F32 | None = None) -> Ra
     return Ranking(ids[:size], raw[:size], logits[:size], rest)
 
 
-def rank_all(full: F32, mask: Mask | None, adjustments: Adjustments) -> Ranking:
-    """Rank all tokens of a whole row [V], or all that `mask` allows."""
-    ids = np.arange(len(full), dtype=np.int32) if mask is None else allowed_tokens(mask, len(full))
+def rank_all(
+    full: F32, mask: Mask | None, adjustments: Adjustments, selection: Callable[[F64], Places] | None = None
+) -> Ranking:
+    """Rank all tokens of a whole row [V], or all that `mask` allows; only those that `selection` takes of these."""
     logits = full.astype(np.float64)
     tokens = adjustments.tokens[:-1]
     logits[tokens] += adjustments.added(np.arange(len(tokens)), logits[tokens])
-    logits = logits[ids]
+    ids = np.arange(len(full), dtype=np.int32) if mask is None else allowed_tokens(mask, len(full))
+    if mask is not None:
+        logits = logits[ids]
+    if selection is not None:
+        kept = selection(logits)
+        ids, logits = ids[kept], logits[kept]
     order = np.argsort(-logits, kind="stable")
     ids = ids[order]
-    return Ranking(ids, full[ids].astype(np.float64), logits[order], None)
+    return Ranking(ids, full[ids].astype(np.float64), logits[order], None, selection is not None)
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:

@@ -64,6 +64,12 @@ class LogitRow:
         row = LogitRow(*nothing, logsumexp, len(full), lambda: full, num_allowed, allowed_logsumexp, mask)
         return row.widened(full, count)
 
+    def scattered(self) -> F32:
+        """Return [V] the candidates in the places of their tokens; 0 elsewhere."""
+        full: F32 = np.zeros(self.vocab_size, np.float32)
+        full[self.ids] = self.logits
+        return full
+
     def widened(self, full: F32, count: int) -> LogitRow:
         """Return this row with at least `count` candidates, or all that are allowed; `full` is from `read_full`."""
         allowed = None if self.mask is None else allowed_tokens(self.mask, len(full))

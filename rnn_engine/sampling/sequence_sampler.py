@@ -71,7 +71,10 @@ class SequenceSampler:
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""
-        complete = len(row.ids) == row.num_allowed
+        complete, selection = len(row.ids) == row.num_allowed, self._sampler.selection
+        if complete and selection is not None:
+            yield rank_all(row.scattered(), row.mask, self._adjustments, selection)
+            return
         if complete or not self._sampler.whole_row:
             yield rank(row, self._adjustments)
         if complete:
@@ -84,4 +87,4 @@ class SequenceSampler:
             for count in WIDER:
                 if len(row.ids) < count < row.num_allowed:
                     yield rank(row.widened(full, count), self._adjustments, full)
-        yield rank_all(full, row.mask, self._adjustments)
+        yield rank_all(full, row.mask, self._adjustments, selection)

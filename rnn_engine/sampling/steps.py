@@ -15,8 +15,11 @@ import numpy as np
 
 from rnn_engine.sampling.adjustments import F64, NEVER
 from rnn_engine.sampling.pool import Pool
+from rnn_engine.sampling.ranking import Places
 
 RULED_OUT = NEVER / 1e6  # no logit is under it but those of tokens that are never to be drawn
+_NO_MASS = -800.0  # exp of it is 0
+_RANGES_A_NAT = 16.0  # distances are counted by ranges, since sorting all takes far more time
 _LEAST_TEMPERATURE = 1e-15  # parts any two logits, and divides each without overflow
 
 
@@ -25,6 +28,14 @@ class Step(Protocol):
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
         """Return what is left of `pool`, at least one token; None where tokens that are not in it decide that."""
+        ...
+
+
+class Selection(Step, Protocol):
+    """A step that looks at all tokens, and takes some of them whatever their order."""
+
+    def kept(self, logits: F64) -> Places:
+        """Return the places of the tokens that are kept of `logits` [n], ascending; at least one."""
         ...
 
 
@@ -76,13 +87,13 @@ class TopNSigma:
     n: float
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
-        if pool.tail is not None:
-            return None
-        possible = pool.logits[pool.logits > RULED_OUT]
+        return None if pool.tail is not None else pool.part(self.kept(pool.logits))
+
+    def kept(self, logits: F64) -> Places:
+        possible = logits[logits > RULED_OUT]
         if len(possible) == 0:
-            return pool
-        least = pool.logits.item(0) - self.n * float(possible.std())
-        return pool.first(max(int((-pool.logits).searchsorted(-least, side="right")), 1))
+            return np.arange(len(logits))
+        return np.flatnonzero(logits >= logits.max() - self.n * float(possible.std()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +107,27 @@ class TypicalP:
     most: int | None = None
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
-        if pool.tail is not None:
-            return None
-        chances = _chances(pool)
-        surprises = -_log(chances)
-        distances = np.abs(surprises - _entropy(chances))
-        order = np.argsort(distances, kind="stable")
-        count = 1 + int(chances[order].cumsum().searchsorted(self.p, side="right"))
-        kept = np.sort(order[: count if self.most is None else min(count, self.most)])
-        return pool.part(kept)
+        return None if pool.tail is not None else pool.part(self.kept(pool.logits))
+
+    def kept(self, logits: F64) -> Places:
+        scaled = logits - logits.max()
+        np.maximum(scaled, _NO_MASS, out=scaled)
+        masses = np.exp(scaled)
+        total = float(masses.sum())
+        scaled -= float((masses * scaled).sum()) / total  # no dot product, which waits for threads of its own
+        distances = np.abs(scaled, out=scaled)  # of surprise and entropy
+        ranges = (distances * _RANGES_A_NAT).astype(np.intp)
+        mass_within = np.bincount(ranges, masses).cumsum()
+        last = int(mass_within[:-1].searchsorted(self.p * total, side="right"))  # range in which those kept end
+        if self.most is not None:
+            last = min(last, int(np.bincount(ranges).cumsum().searchsorted(self.most)))
+        inside, edge = np.flatnonzero(ranges < last), np.flatnonzero(ranges == last)
+        edge = edge[np.argsort(distances[edge], kind="stable")]
+        wanted = self.p * total - (mass_within.item(last - 1) if last > 0 else 0.0)
+        count = 1 + int(masses[edge].cumsum().searchsorted(wanted, side="right"))
+        if self.most is not None:
+            count = min(count, self.most - len(inside))
+        return np.sort(np.concatenate((inside, edge[:count])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +184,6 @@ def _chances(pool: Pool) -> F64:
     masses = np.exp(pool.logits - pool.logits[0])
     chances: F64 = masses / masses.cumsum()[-1]
     return chances
-
-
-def _log(chances: F64) -> F64:
-    """Return natural logarithms; minus infinity for 0."""
-    return np.log(chances, out=np.full(len(chances), -np.inf), where=chances > 0.0)
 
 
 def _entropy(chances: F64) -> float:

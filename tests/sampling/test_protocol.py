@@ -32,6 +32,7 @@ class Steered:
 
     num_uniforms = 2
     whole_row = True
+    selection = None
 
     def __init__(self) -> None:
         self.limit = 3.0  # bits

@@ -130,6 +130,7 @@ class Compared:
     params: SamplingParams
     context: SequenceContext
     chance: random.Random
+    selects: bool = False  # whether rows are ranked whole, or what the sampler selects of them alone
     checked: int = 0  # rows
 
     def run(self, rows: Sequence[F32]) -> None:
@@ -140,7 +141,7 @@ class Compared:
         for row in rows:
             coin = self.chance.random() < self.params.xtc_probability
             adjustments.begin_draw()
-            ranking = rank_all(row, None, adjustments)
+            ranking = rank_all(row, None, adjustments, sampler.selection if self.selects else None)
             uniform = 0.0 if coin else 0.999999
 
             draw = partial(_draw, sampler, ranking, uniform)
@@ -188,7 +189,7 @@ def compare(kind: str, seed: int, num_rows: int, vocab_size: int = 24) -> Compar
         vocab_size=vocab_size,
         token_bytes=token_bytes,
     )
-    compared = Compared(params, context, chance)
+    compared = Compared(params, context, chance, selects=seed % 2 == 1)
     compared.run([random_row(chance, vocab_size) for _ in range(num_rows)])
     return compared
 
