@@ -26,6 +26,7 @@ from server.http.context import (
     LIFECYCLE,
     METRICS,
     MODELS,
+    RESPONSES,
     SETTINGS,
     TRACER,
     WORKERS,
@@ -48,6 +49,7 @@ from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import ModelRegistry
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
+from server.state.responses import ResponseStore
 from server.stopping import end_process, stop_signals
 from server.systemd import notify
 from server.telemetry.http_counters import HttpCounters
@@ -87,6 +89,7 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
+    app[RESPONSES] = ResponseStore(settings.limits)
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[CONNECTIONS] = ConnectionCounters()

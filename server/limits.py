@@ -68,6 +68,12 @@ class Limits:
     ] = 2
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
 
+    max_responses: Annotated[int, Bound("responses", "That are kept for `previous_response_id`.")] = 4096
+    max_response_bytes: Annotated[
+        int, Bound("bytes", "Of the texts of all kept responses, each with its whole conversation.")
+    ] = 256 * 2**20
+    max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
+
     def check(self, limit: str, field: str, value: float) -> None:
         """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
         most: int = getattr(self, limit)

@@ -18,6 +18,7 @@ from server.http.memory import MemoryBudget, MemoryLease
 from server.models.orders import ModelFolder
 from server.models.registry import ModelRegistry, ModelUse
 from server.settings import ServerSettings
+from server.state.responses import ResponseStore
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
 from server.telemetry.record import RequestRecord
@@ -80,6 +81,7 @@ METRICS = web.AppKey("metrics", Metrics)
 TRACER = web.AppKey("tracer", RequestTracer)
 """Absent where there are no traces."""
 
+RESPONSES = web.AppKey("responses", ResponseStore)
 RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""

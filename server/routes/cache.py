@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from server.doors.scopes import Scope
 from server.http.bodies import json_response
 from server.http.context import engine_of
+from server.http.query import query_count
 from server.http.routing import Route
 from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
 from states.cache.counters import CacheStats, TierStats
@@ -20,7 +20,7 @@ MOST_NODES = 1000
 
 async def get_cache(request: web.Request) -> web.Response:
     engine = engine_of(request)
-    limit = _limit(request.query.get("limit"))
+    limit = query_count(request, "limit", DEFAULT_NODES, MOST_NODES)
     stats = engine.cache_stats()
     nodes = await engine.cache_nodes(limit)
     body: Cache = {
@@ -36,14 +36,6 @@ async def get_cache(request: web.Request) -> web.Response:
 async def drop_cache(request: web.Request) -> web.Response:
     body: CacheDropped = {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
     return json_response(body)
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_NODES
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= MOST_NODES):
-        raise InvalidRequestError("limit", text, f"a whole number from 0 to {MOST_NODES}")
-    return int(text)
 
 
 def _totals(stats: CacheStats) -> CacheTotals:

@@ -15,8 +15,8 @@ _TEXT_TYPES = ("text", "input_text", "output_text")
 _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
 
 
-def _parse_content(value: object) -> str | None:
-    """Return a string as it is, or text parts joined."""
+def parse_content(value: object) -> str | None:
+    """Return a string as it is, or text parts joined. Raises RefusedError."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -56,7 +56,7 @@ _TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text"
 _EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
 Content: TypeAlias = Annotated[
     str | None,
-    PlainValidator(_parse_content),
+    PlainValidator(parse_content),
     WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
 ]
 CacheFlag: TypeAlias = Annotated[

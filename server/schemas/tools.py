@@ -69,6 +69,8 @@ def _parse_choice(value: object) -> ToolChoice:
             return ToolChoice("required", (name,))
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
             return ToolChoice(mode, tuple(_parse_name(tool) for tool in tools))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            return ToolChoice(mode, tuple(_parse_name(tool) for tool in tools))
         case {"name": str(name)}:  # the older `function_call`
             return ToolChoice("required", (name,))
     raise RefusedError(value, 'none, auto, required or {"type": "function", "function": {"name": "..."}}')

@@ -44,6 +44,7 @@ STARTING: list[tuple[str, Body]] = [
     ("/generate_stream", {"inputs": "Hi"}),
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
     ("/v1/apply-template", HI),
+    ("/v1/responses", {"input": "Hi"}),
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
