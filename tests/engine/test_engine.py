@@ -108,7 +108,7 @@ async def test_a_client_that_does_not_read_slows_nobody() -> None:
 async def test_a_request_whose_reader_stalls_is_paused_until_it_reads_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 20)
+    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 100)
     runner = FakeRunner(ENDLESS, num_slots=2)
     async with running(runner) as engine:
         slow = engine.generate(ask(max_tokens=500))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rnn_engine.convert.convert import convert_model
 from rnn_engine.demo import model_path
 from rnn_engine.loading.model import open_merged, open_model
 from rnn_engine.model import LoraChoice
@@ -28,6 +29,7 @@ from states.payload import Payload
 from states.tokens import pack
 from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf
+from tests.support.hf import save_hf
 from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, save_tuned_state, some_initial, some_state
@@ -38,6 +40,7 @@ from tests.tokenizer.test_huggingface import byte_level_library
 
 _MODEL = random_model(tiny_shape(layers=1, width=16, vocab=4), seed=1)
 _BLOCKS_MODEL = random_model(tiny_v6(layers=1, width=32, ffn=32, vocab=4), seed=1)
+_HF_MODEL = random_model(tiny_shape(layers=1, head_size=64), seed=1, layer0_v=False)
 _TOKENS = [b"<s>", b"a", b"\\xff", b"it\\'s"]
 _TIME_STATES = TensorModel(SHAPE, {f"blocks.{n}.att.time_state": some_state()["wkv"][n] for n in range(2)})
 _TOY_SHAPE = toy_shape()
@@ -84,6 +87,26 @@ def _read_model(path: Path) -> None:
         assert opened.fingerprint
         for name in opened.names:
             opened.tensor(name)
+
+
+def _write_converted(path: Path, ending: str, weights: str) -> None:
+    base, target = path.with_name("base"), path.with_name(f"converted{ending}")
+    save_safetensors(_BLOCKS_MODEL, base)
+    with open_model(base) as opened:
+        convert_model(opened, target, weights)
+    path.write_bytes(target.read_bytes())
+
+
+def _write_hf(path: Path, name: str) -> None:
+    """Write a Hugging Face folder of two shards, of which `path` is the file `name`."""
+    folder = save_hf(_HF_MODEL, path.with_name("hf"), "fla", 2)
+    path.write_bytes((folder / name).read_bytes())
+
+
+def _read_hf(path: Path, name: str) -> None:
+    folder = path.with_name("hf")
+    (folder / name).write_bytes(path.read_bytes())
+    _read_model(folder)
 
 
 def _write_lora(path: Path) -> None:
@@ -196,6 +219,12 @@ KINDS = (
     Kind("model of rwkv.cpp", lambda path: save_ggmf(_MODEL, path), _read_model),
     Kind("model of rwkv.cpp in blocks", lambda path: save_ggmf(_BLOCKS_MODEL, path, "Q5_1"), _read_model),
     Kind("GGUF model in blocks", lambda path: save_gguf(_BLOCKS_MODEL, path, "Q4_1"), _read_model),
+    Kind("prefab model", partial(_write_converted, ending=".prefab", weights="f16"), _read_model),
+    Kind("quantised model", partial(_write_converted, ending=".safetensors", weights="int8"), _read_model),
+    *(
+        Kind(name, partial(_write_hf, name=name), partial(_read_hf, name=name))
+        for name in ("config.json", "model.safetensors.index.json")
+    ),
     Kind("byte-level tokenizer", lambda path: byte_level_library().save(str(path)), _read_tokenizer),
     Kind(
         "demo tokenizer",
