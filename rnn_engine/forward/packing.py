@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from rnn_engine.quantised import blocks_of_row
 from rnn_engine.types import F32
 
 PANEL_ROWS = 8  # the constant PANEL of segments.wgsl
@@ -26,20 +26,32 @@ def to_panels(matrix: NDArray[Any], block_columns: int, dtype: DTypeLike) -> NDA
     It is zero where R and C had to be rounded up. A value beyond the range of `dtype` becomes its greatest.
     """
     target = np.dtype(dtype)
-    num_rows, num_columns = matrix.shape
-    shape = (-(-num_rows // PANEL_ROWS), blocks_of_row(num_columns, block_columns), PANEL_ROWS, block_columns)
-    panels = np.zeros(shape, target)
     if np.dtype(matrix.dtype) != target:
+        matrix = _convert(matrix, target)
+    if surplus := -matrix.shape[1] % block_columns:
+        matrix = np.pad(matrix, ((0, 0), (0, surplus)))
+    panels = _interleave(np.ascontiguousarray(matrix).view(f"V{block_columns * target.itemsize}"))
+    return panels.view(target).reshape(*panels.shape, block_columns)
+
+
+def _convert(matrix: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    """Return a matrix in another float type; what is beyond its range becomes its greatest."""
+    converted: NDArray[Any]
+    if matrix.dtype == ml_dtypes.bfloat16 and target == np.float16:
+        converted = _halves()[matrix.view(np.uint16)]  # numpy computes halves one by one
+    else:
         limit = float(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
-        matrix = np.clip(matrix.astype(np.float32), -limit, limit)
-    view = panels.transpose(0, 2, 1, 3)  # [R / 8, 8, C / B, B]
-    whole = num_columns // block_columns
-    for row in range(PANEL_ROWS):
-        lines = matrix[row::PANEL_ROWS]  # every eighth row: one of each panel
-        view[: len(lines), row, :whole] = lines[:, : whole * block_columns].reshape(len(lines), whole, block_columns)
-        if num_columns % block_columns:
-            view[: len(lines), row, whole, : num_columns % block_columns] = lines[:, whole * block_columns :]
-    return panels
+        converted = np.clip(matrix.astype(np.float32), -limit, limit).astype(target)
+    return converted
+
+
+@cache
+def _halves() -> NDArray[np.float16]:
+    """Return the half of every bfloat16, by its bits."""
+    every = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
+    limit = np.finfo(np.float16).max
+    halves: NDArray[np.float16] = np.clip(every, -limit, limit).astype(np.float16)
+    return halves
 
 
 def from_panels(panels: NDArray[Any], num_rows: int, num_columns: int) -> F32:
@@ -54,13 +66,21 @@ def arrange_blocks(rows: NDArray[Any], item_bytes: int) -> NDArray[np.uint8]:
     It is zero where R had to be rounded up.
     """
     num_rows, num_blocks = rows.shape[:2]
-    items = np.ascontiguousarray(rows).view(f"V{item_bytes}").reshape(num_rows, num_blocks, -1)
-    shape = (-(-num_rows // PANEL_ROWS), num_blocks, items.shape[-1], PANEL_ROWS)
-    arranged = np.zeros(shape, items.dtype)
-    for row in range(PANEL_ROWS):
-        lines = items[row::PANEL_ROWS]  # every eighth row: one of each panel
-        arranged[: len(lines), ..., row] = lines
-    return arranged.view(np.uint8).reshape(*shape, item_bytes)
+    items = np.ascontiguousarray(rows).reshape(num_rows, -1).view(f"V{item_bytes}")
+    panels = _interleave(items)
+    return panels.view(np.uint8).reshape(len(panels), num_blocks, -1, PANEL_ROWS, item_bytes)
+
+
+def _interleave(items: NDArray[np.void]) -> NDArray[np.void]:
+    """Return [R, K] as [R / 8, K, 8 rows], in one transposed copy, and zero where R had to be rounded up."""
+    num_rows, num_items = items.shape
+    whole, rest = divmod(num_rows, PANEL_ROWS)
+    panels = np.empty((whole + (rest > 0), num_items, PANEL_ROWS), items.dtype)
+    panels[:whole] = items[: whole * PANEL_ROWS].reshape(whole, PANEL_ROWS, num_items).swapaxes(1, 2)
+    if rest:
+        panels[whole] = np.zeros((), items.dtype)
+        panels[whole, :, :rest] = items[whole * PANEL_ROWS :].T
+    return panels
 
 
 def restore_blocks(arranged: NDArray[np.uint8], num_rows: int) -> NDArray[np.uint8]:
