@@ -17,6 +17,7 @@ from rnn_engine.tensor_files.source import TensorSource
 CONFIG_NAME: Final = "config.json"
 _FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _INDEX_ENDING: Final = ".index.json"
+_LONGEST_NAME: Final = 255  # bytes; most systems' own
 _MOST_SHARDS: Final = 512  # each is an open file
 
 
@@ -70,7 +71,8 @@ def _read_index(path: Path) -> dict[str, set[str]]:
 
 def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
     """Raise ModelError for what is no name of a file in the index's own folder."""
-    if not isinstance(file, str) or not file or file in (".", "..") or set(file) & set("/\\:\0"):
+    is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
+    if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
         raise ModelError(
             f"{path}: tensor {show(tensor)} is in {show(repr(file))}; expected the name of a file in the same folder"
         )

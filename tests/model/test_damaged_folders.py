@@ -79,7 +79,24 @@ def test_a_tensor_that_no_shard_has(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["../secret", "/etc/passwd", "a/b", "a\\b", "c:x", "..", ".", "", "a\0b", 7, None, []]
+    "place",
+    [
+        "../secret",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "c:x",
+        "..",
+        ".",
+        "",
+        "a\0b",
+        "a" * 300,
+        "\U0001f4a5" * 70,
+        "\ud800",
+        7,
+        None,
+        [],
+    ],
 )
 def test_a_place_outside_the_folder(folder: Path, place: object) -> None:
     (folder.parent / "secret").write_bytes((folder / SHARDS[0]).read_bytes())
