@@ -18,11 +18,15 @@ from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
 from server.doors.settings import DoorSettings
 from server.http.context import MODELS
+from server.schemas.ai00.admin import FileEntry, SavedModel, Token
 from server.schemas.ai00.models import ModelFileEntry, ModelsInfo
 from server.schemas.models import ModelEntry
+from server.schemas.state_entry import StateEntry
 from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, check_shape, error_of, parse_event, post
 from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.named_states import save_tuned_state, some_state
 
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
@@ -159,3 +163,46 @@ async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
             error = await error_of(await client.post(LOAD, json={"model_path": "one.st"}, headers=headers), status)
             assert words in error["message"]
         assert app[MODELS].default.status == "loaded"
+
+
+async def test_a_model_is_saved_as_a_prefab_and_loaded_from_it(client: Client, folder: Path) -> None:
+    saved = await post(client, "/admin/models/save", SavedModel, {"path": "saved/../one.prefab"})
+    assert saved == {"path": str(folder / "one.prefab"), "size": (folder / "one.prefab").stat().st_size}
+    again = {"path": "one.prefab"}
+    error = await error_of(await client.post("/admin/models/save", json=again), 400)
+    assert "overwrite" in error["message"]
+    await post(client, "/admin/models/save", SavedModel, {**again, "overwrite": True})
+    await post(client, LOAD, ModelEntry, {"model_path": "one.prefab", "name": "of prefab"})
+    assert await who_answers(client) == "of prefab"
+    assert (await client.post("/admin/models/save", json={"path": "../x.prefab"})).status == 403
+    (folder / "one.prefab").unlink()
+
+
+async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Path) -> None:
+    shape = tiny_shape(vocab=96)
+    save_tuned_state(folder / "poet.st", some_state(1, shape), shape)
+    named = await post(client, "/admin/models/state/load", StateEntry, {"path": "poet.st", "name": "bard"})
+    assert (named["name"], named["form"]) == ("bard", "tuned")
+    assert (await client.post("/v1/completions", json={**CALL, "state": "bard"})).status == 200
+    listed = await (await client.post("/admin/files/ls", json={})).json()
+    for entry in listed:
+        check_shape(FileEntry, entry)
+    assert "poet.st" in [entry["name"] for entry in listed]
+    (folder / "poet.st").unlink()
+    for path, status in (("/", 403), ("none", 404), ("one.st", 400)):
+        assert (await client.post("/admin/files/ls", json={"path": path})).status == status, path
+
+
+async def test_a_key_is_exchanged_for_a_token() -> None:
+    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
+    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
+        for body, status in (
+            ({"app_id": "app", "app_secret": "secret"}, 200),
+            ({"app_id": "other", "app_secret": "secret"}, 401),
+            ({"app_id": "app", "app_secret": "wrong"}, 401),
+        ):
+            response = await client.post("/api/auth/exchange", json=body)
+            assert response.status == status
+        found = await post(client, "/api/auth/exchange", Token, {"app_id": "app", "app_secret": "secret"})
+        headers = {"Authorization": f"Bearer {found['token']}"}
+        assert (await client.get("/v1/models", headers=headers)).status == 200

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from server.http.routing import Route
-from server.routes.ai00 import admin, models
+from server.routes.ai00 import admin, files, models
 
-ROUTES: tuple[Route, ...] = (*models.ROUTES, *admin.ROUTES)
+ROUTES: tuple[Route, ...] = (*models.ROUTES, *admin.ROUTES, *files.ROUTES)

@@ -1,0 +1,136 @@
+"""Files of models and states, and keys by their names, as ai00 has them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from aiohttp import hdrs, web
+
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward.weight_choice import STORED
+from rnn_engine.loading.model import open_merged
+from server.doors.keys import KeyRing
+from server.doors.scopes import Scope
+from server.http.bodies import json_response, read_body
+from server.http.context import MODELS, SETTINGS, engine_of, folder_of
+from server.http.routing import MODEL_QUERY, Route
+from server.models.orders import LoadOrder
+from server.schemas.ai00.admin import ExchangeRequest, FileEntry, ListRequest, SavedModel, SaveRequest, Token
+from server.schemas.ai00.models import StateFileRef
+from server.schemas.state_entry import StateEntry, state_entry
+from states.named.entry import Retention
+
+_PREFAB = ".prefab"
+
+
+async def exchange(request: web.Request) -> web.Response:
+    body = await read_body(request, ExchangeRequest)
+    keys = request.app[SETTINGS].doors.keys
+    principal = KeyRing(keys).find(body.app_secret)
+    if keys and (principal is None or principal.name != body.app_id):
+        raise web.HTTPUnauthorized(
+            text="there is no API key of this name, or it is another one", headers={hdrs.WWW_AUTHENTICATE: "Bearer"}
+        )
+    answer: Token = {"token": body.app_secret}
+    return json_response(answer)
+
+
+async def save(request: web.Request) -> web.Response:
+    body = await read_body(request, SaveRequest)
+    models = request.app[MODELS]
+    model = models.default if body.model is None else models.find(body.model)
+    target = folder_of(request).place(body.path)
+    if target.exists() and not body.overwrite:
+        raise InvalidRequestError("path", body.path, "a name that is free, or overwrite as true")
+    await asyncio.to_thread(_convert, model.order, target)
+    answer: SavedModel = {"path": str(target), "size": target.stat().st_size}
+    return json_response(answer)
+
+
+async def load_state(request: web.Request) -> web.Response:
+    body = await read_body(request, StateFileRef)
+    engine, path = engine_of(request), folder_of(request).find(body.path)
+    if body.default:
+        raise InvalidRequestError("default", True, "false; the default state is chosen when the model is loaded")
+    files = engine.state_files
+    loaded = await asyncio.to_thread(files.read, path)
+    frozen = await asyncio.to_thread(files.freeze, loaded, "upload")
+    named = await engine.states.put(
+        body.name or loaded.name or path.stem,
+        frozen,
+        Retention(shared=True),
+        source=path.name,
+        form=loaded.form,
+        key=loaded.id,
+    )
+    return json_response(state_entry(named))
+
+
+async def list_folder(request: web.Request) -> web.Response:
+    body = await read_body(request, ListRequest)
+    folder = folder_of(request).find(body.path)
+    if not folder.is_dir():
+        raise InvalidRequestError("path", body.path, "a folder")
+    return web.json_response(await asyncio.to_thread(_list, folder))
+
+
+def _list(folder: Path) -> list[FileEntry]:
+    return [
+        {"name": path.name, "path": str(path), "size": path.stat().st_size, "is_folder": path.is_dir()}
+        for path in sorted(folder.iterdir())
+        if path.exists()
+    ]
+
+
+def _convert(order: LoadOrder, target: Path) -> None:
+    with open_merged(order.path, order.loras) as model:
+        convert_model(model, target, "f16" if target.suffix == _PREFAB else STORED, force=True)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/auth/exchange",
+        exchange,
+        "The token of an API key, as ai00 has it; where the server asks for no key, any will do.",
+        Token,
+        request=ExchangeRequest,
+        also=("/api/oai/auth/exchange",),
+        always=True,
+    ),
+    Route(
+        "POST",
+        "/admin/models/save",
+        save,
+        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format.",
+        SavedModel,
+        request=SaveRequest,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/admin/models/save",),
+    ),
+    Route(
+        "POST",
+        "/admin/models/state/load",
+        load_state,
+        "Name the state in a file in the folder of models, for all API keys, until no request has used it for an hour.",
+        StateEntry,
+        request=StateFileRef,
+        query=MODEL_QUERY,
+        scope=Scope.ADMIN,
+        also=("/api/admin/models/state/load",),
+    ),
+    Route(
+        "POST",
+        "/admin/files/ls",
+        list_folder,
+        "What is in the folder of models, or in one below it.",
+        list[FileEntry],
+        request=ListRequest,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/admin/files/ls",),
+    ),
+)

@@ -1,0 +1,53 @@
+"""The bodies of ai00's routes for whoever runs the server."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from server.schemas.base import RequestBody
+
+
+class ExchangeRequest(RequestBody):
+    """An API key by its name."""
+
+    app_id: str = Field(description="The key's name.")
+    app_secret: str = Field(description="The key.")
+
+
+class Token(TypedDict):
+    """`token` is what to send as `Authorization: Bearer TOKEN`: the key itself."""
+
+    token: str
+
+
+class SaveRequest(RequestBody):
+    """Where to write the model that is loaded."""
+
+    aliases: ClassVar = {"model_path": "path"}
+
+    path: str = Field(
+        min_length=1, description="A file in the folder of models. Its ending says the format: `.prefab` is ai00's."
+    )
+    model: str | None = Field(default=None, description="The name of the model; null is the default one.")
+    overwrite: bool = Field(default=False, description="Whether a file that is there is replaced.")
+
+
+class SavedModel(TypedDict):
+    path: str
+    size: int
+
+
+class ListRequest(RequestBody):
+    """A folder to list."""
+
+    path: str = Field(default=".", min_length=1, description="The folder of models, or one in it.")
+
+
+class FileEntry(TypedDict):
+    name: str
+    path: str
+    size: int
+    is_folder: bool
