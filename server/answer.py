@@ -18,7 +18,7 @@ from server.formatting.usage import Tally
 from server.http.bodies import long_json_response
 from server.http.context import SETTINGS, engine_of
 from server.http.errors import describe
-from server.http.sse import EventStream
+from server.http.sse import EVENTS, EventStream
 from server.http.work import work
 from server.schemas.generation import GenerationBody
 from server.state.resolve import ResolvedState
@@ -44,16 +44,21 @@ async def answer_in(
     body: GenerationBody,
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
+    *,
+    stream_type: str = EVENTS,
 ) -> web.StreamResponse:
     """Run `calls`, which have been checked and all start at `resolved`, and answer in the words of `dialect`.
 
+    `stream_type` is the content type of a stream.
     Raises InvalidRequestError or OverloadedError before any of them runs.
     """
     if not body.stream:
         return await answer_whole(dialect, request, body, calls, resolved)
     running, end = await _prepare(request, body, calls, resolved)
     async with running:
-        return await _Streaming(request, dialect, Tally(body.copies), end).run(running)
+        return await _Streaming(EventStream(request, stream_type), request, dialect, Tally(body.copies), end).run(
+            running
+        )
 
 
 async def _prepare(
@@ -128,9 +133,9 @@ def _best(outcomes: Sequence[Outcome], copies: int, wanted: int) -> Iterator[int
 class _Streaming:
     """Sends the events of the requests of one call as they come."""
 
-    def __init__(self, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
+    def __init__(self, stream: EventStream, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
         self._request = request
-        self._stream = EventStream(request)
+        self._stream = stream
         self._dialect = dialect
         self._tally = tally
         self._end = end

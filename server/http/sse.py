@@ -18,14 +18,21 @@ def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
     return f"{head}data: {to_json(body)}\n\n".encode()
 
 
-class EventStream:
-    """One response of server-sent events. Nothing is sent before `open`."""
+EVENTS = "text/event-stream; charset=utf-8"
+"""The type of a stream of server-sent events."""
 
-    def __init__(self, request: web.Request) -> None:
+
+class EventStream:
+    """One response that is sent piece by piece: server-sent events, unless its type says otherwise.
+
+    Nothing is sent before `open`.
+    """
+
+    def __init__(self, request: web.Request, content_type: str = EVENTS) -> None:
         self._request = request
         self._response = web.StreamResponse(
             headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
+                "Content-Type": content_type,
                 "Cache-Control": "no-store",
                 "X-Accel-Buffering": "no",
             }

@@ -34,9 +34,11 @@ BODIES: dict[str, Body] = {
     "take": {"name": "mine"},
     "advance": {"input": "x"},
 }
-TGI_PATHS = ("/generate", "/generate_stream")  # whose errors have another shape
+MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
+OTHER_ERRORS = ("/generate", "/generate_stream", *MESSAGES)  # paths whose errors have another shape
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
+    *((path, {**HI, "max_tokens": 5}) for path in MESSAGES),
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
     ("/v1/batch/completions", {"prompts": ["Hi"]}),
@@ -67,9 +69,10 @@ class Clients:
     async def ask(self, name: str, method: str, path: str, json: object = None, status: int = 200) -> Body:
         headers = {"X-Api-Key": f"{name}-key"}
         response = await self._client.request(method, path, json=json, headers=headers)
-        if status != 200 and path in TGI_PATHS:
+        if status != 200 and path in OTHER_ERRORS:
             assert response.status == status
-            return {"message": (await response.json())["error"]}
+            error = (await response.json())["error"]
+            return {"message": error if isinstance(error, str) else error["message"]}
         if status != 200:
             return await error_of(response, status)
         assert response.status == 200, await response.text()

@@ -16,6 +16,7 @@ _HANGING = 300.0  # seconds after which a server hangs
 NOT_IMPLEMENTED = 501
 """The status of routes that exist to say why there is no such thing here."""
 
+_TEXT_ERRORS = ({"error", "error_type"}, {"error"})  # of text-generation-inference and of Ollama
 _STATUS = re.compile(rb"(?:HTTP/1\.1 100 [^\r]*\r\n\r\n)?HTTP/1\.[01] ([0-9]{3})")
 
 
@@ -81,6 +82,8 @@ def _is_error_body(body: bytes) -> bool:
         if not body:
             return True
         told = json.loads(body)
-        return set(told) == {"error", "error_type"} or set(told["error"]) == {"message", "type", "param", "code"}
+        if isinstance(told["error"], str):
+            return set(told) in _TEXT_ERRORS
+        return set(told["error"]) == ({"message", "type"} if "type" in told else {"message", "type", "param", "code"})
     except (ValueError, KeyError, TypeError):
         return False
