@@ -1,6 +1,6 @@
 """Writes docs/models.md: versions, file formats and weight formats, against the reference in f64.
 
-python -m tools.models [demo|skills|versions|files]...
+python -m tools.models [demo|skills|versions|files|speed]...
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tools.demo_model.corpus.mixture import held_out
 from tools.demo_model.evaluate import SKILLS as ANSWERED
 from tools.models.files import file_rows
 from tools.models.measure import load_on_device, measure, some_tokens, table
+from tools.models.speed import LENGTH, SLOTS, speed_rows
 
 _OUTPUT: Final = Path(__file__).parents[2] / "docs" / "models.md"
 _SKILLS: Final = ("arithmetic", "fact", "memory", "spell", "json_fields")
@@ -37,12 +38,11 @@ _VERSION_FORMATS: Final = ("f32", "f16", "int8", "int4")
 _MEASURED: Final = ["error", "KL", "matrices, MB"]
 _INTRODUCTION: Final = """# Models and weight formats
 
-Made by `python -m tools.models`, each part by its name (demo, skills, versions, files) or all of them. Error is
+Made by `python -m tools.models`, each part by its name (demo, skills, versions, files, speed) or all of them. Error is
 the greatest difference of a logit from the numpy reference in f64 with the weights that were drawn, in parts of the
 greatest logit; KL is the mean divergence, in nats, of the next token's distribution from the reference's. Below 8 bits
 the head and the first layer are int8, unless it is asked for otherwise. The weights of these models are numbers that
-f16 holds, so f16 loses nothing here. Random models of width 64 lose more than trained and larger ones. Speed is in
-[performance](performance.md).
+f16 holds, so f16 loses nothing here. Random models of width 64 lose more than trained and larger ones.
 """
 
 
@@ -95,6 +95,17 @@ def _files() -> str:
     )
 
 
+def _speed() -> str:
+    phases = ("decode, 1 slot", f"decode, {SLOTS} slots", f"prefill, {LENGTH} tokens")
+    header = ["version", "weights", *(cell for phase in phases for cell in (f"{phase}, tokens/s", "to f16"))]
+    return (
+        f"On {_device()}, 2 cores shared with other work. The formats of a version take turns in one run; medians of "
+        "the rounds, and the median of the ratios to f16 within a round. Such small models are bound by dispatches "
+        "and not by the weights that they read: see [performance](performance.md) for larger ones.\n\n"
+        + table(header, speed_rows())
+    )
+
+
 def _device() -> str:
     with closing(load_on_device(random_model(tiny_shape(), seed=1), "f16")) as runner:
         return runner.device.info.name
@@ -109,6 +120,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
         "Small models of every version with random f32 weights: 2 layers, width 64, over 64 tokens", _versions
     ),
     "files": Section("Small models as files of every format", _files),
+    "speed": Section("Speed of random models with 4 layers, width 256 and a vocabulary of 2,048", _speed),
 }
 
 
