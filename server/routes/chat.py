@@ -10,6 +10,7 @@ from aiohttp import web
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
 from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm
+from rnn_engine.checks import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt
@@ -89,6 +90,7 @@ def _prepare(
     thinking = _thinking(engine, body, prompts[0], grammar)
     call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
     calls = body.copies_of(call, limits, engine.tokenize)
+    check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(
         prompts[0].thought,

@@ -17,6 +17,7 @@ from server.limits import Limits
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
 _DEFAULT_LIMITS = Limits()
+_MOST_NAMES = 30  # of fields that an error lists
 
 
 class RefusedError(ValueError):
@@ -30,8 +31,8 @@ class RefusedError(ValueError):
 
 
 class RequestBody(BaseModel):
-    """A JSON object from a client: no silent conversions, no unknown fields, and null where a field has a default
-    means that default (official clients send it so)."""
+    """A JSON object from a client: no silent conversions, no unknown fields but null ones, and null where a field has a
+    default means that default (official clients send it so)."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -64,6 +65,7 @@ class RequestBody(BaseModel):
             raise RefusedError(data, "a JSON object")
         data = cls._unfold(data)
         known = {*cls.model_fields, *cls.aliases, *cls.ignored}
+        data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
         for name, value in data.items():
             if name in cls.neutral:
                 cls._check_neutral(name, value)
@@ -104,11 +106,13 @@ class RequestBody(BaseModel):
 
 
 def _names_allowed(name: str, known: Collection[str]) -> str:
-    """Say which fields there are: the one that was probably meant, or all."""
+    """Say which fields there are: the one that was probably meant, or all where they are few."""
     nearest = get_close_matches(name[:80], known, n=1)
-    return (
-        f"a field that there is, perhaps {nearest[0]}" if nearest else f"one of the fields {', '.join(sorted(known))}"
-    )
+    if nearest:
+        return f"a field that there is, perhaps {nearest[0]}"
+    if len(known) > _MOST_NAMES:
+        return "one of the fields that docs/http-api.md lists; none has a name like it"
+    return f"one of the fields {', '.join(sorted(known))}"
 
 
 STRING = {"type": "string"}

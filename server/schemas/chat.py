@@ -50,7 +50,25 @@ def _one_or_more(value: object) -> object:
 class ChatRequest(GenerationBody, ToolFields):
     """A conversation to continue."""
 
-    ignored: ClassVar = GenerationBody.ignored | {"prediction", "verbosity"}
+    ignored: ClassVar = GenerationBody.ignored | {
+        "cache_prompt",
+        "id_slot",
+        "n_keep",
+        "prediction",
+        "request_id",
+        "timings_per_token",
+        "verbosity",
+    }
+    neutral: ClassVar = {
+        **GenerationBody.neutral,
+        "add_special_tokens": (False,),
+        "best_of": (1,),
+        "detokenize": (True,),
+        "echo": (False,),
+        "include_reasoning": (True,),
+        "return_progress": (False,),
+        "separate_reasoning": (True,),
+    }
     aliases: ClassVar = {
         **GenerationBody.aliases,
         **ToolFields.aliases,
@@ -114,8 +132,8 @@ class ChatRequest(GenerationBody, ToolFields):
         super().model_post_init(context)
         check_messages(self.messages)
         self.check_tools()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequestError("top_logprobs", self.top_logprobs, "null unless logprobs is true")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidRequestError("top_logprobs", self.top_logprobs, "null or 0 unless logprobs is true")
         if self.continue_final_message and (self.add_generation_prompt or not self._ends_with_assistant):
             allowed = "false or null unless the last message is the assistant's and add_generation_prompt is not true"
             raise InvalidRequestError("continue_final_message", True, allowed)

@@ -40,8 +40,8 @@ class CompletionRequest(GenerationBody):
     marks: Annotated[list[int], FailFast()] = Field(
         default=[], max_length=8, description="Positions in the prompt, in tokens, whose states are kept before others."
     )
-    suffix: Annotated[None, only(None, "", because="the model can't fill in text before an end")] = Field(
-        default=None, description="Only null."
+    suffix: Annotated[Literal[""] | None, only(None, "", because="the model can't fill in text before an end")] = Field(
+        default=None, description='Only null or "".'
     )
 
     def model_post_init(self, context: Any) -> None:  # noqa: ANN401

@@ -37,7 +37,11 @@ class EndSaver:
         saver = cls(engine, wanted, resolved, calls[0])
         continued = saver._continued
         if continued is None:
-            await check_room(engine, wanted.name, wanted.retention)
+            try:
+                await check_room(engine, wanted.name, wanted.retention)
+            except InvalidRequestError as error:
+                field = "save_as" if error.field == "name" else f"save_as.{error.field}"
+                raise InvalidRequestError(field, error.value, error.allowed) from None
             return saver
         check_changeable(continued, "save_as")
         if wanted.retention != Retention():

@@ -11,7 +11,7 @@ HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: Body = {"prompt": "a"}
 
 BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
-    ({**TEXT, "zebra": 5}, "zebra", "expected one of the fields bad_words, best_of, "),
+    ({**TEXT, "zebra": 5}, "zebra", "expected one of the fields that docs/http-api.md lists"),
     ({}, "prompt", "required"),
     ({"prompt": None}, "prompt", "a string, a list of token ids"),
     ({"prompt": 3}, "prompt", "3 is not allowed"),
@@ -85,7 +85,7 @@ BAD_CHATS: list[tuple[Body, str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content", "text parts"),
     ({**HI, "top_logprobs": 2}, "top_logprobs", "unless logprobs is true"),
     ({**HI, "logprobs": 2}, "logprobs", "true or false"),
-    ({**HI, "logprobs": True, "top_logprobs": 99}, "logprobs", "from 0 to 20"),
+    ({**HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
     ({**HI, "max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "max_tokens"),
     ({**HI, "response_format": {"type": "xml"}}, "response_format", '{"type": "json_object"}'),
     ({**HI, "response_format": "json_object"}, "response_format", '{"type": "json_object"}'),
@@ -181,3 +181,54 @@ async def test_long_values_are_shortened(serve: Serve) -> None:
     body = {"prompt": "a", "stop": ["x" * 10_000, 1]}
     error = await error_of(await (await serve(FakeEngine())).post("/v1/completions", json=body), 400)
     assert len(error["message"]) < 300
+
+
+HABITS: Body = {
+    "add_special_tokens": False,
+    "best_of": 1,
+    "cache_prompt": True,
+    "chat_template_kwargs": {},
+    "detokenize": True,
+    "documents": None,
+    "echo": False,
+    "id_slot": -1,
+    "include_reasoning": True,
+    "max_completion_tokens": 5,
+    "metadata": {"a": "b"},
+    "modalities": ["text"],
+    "n": 1,
+    "n_keep": 0,
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "x"},
+    "prompt": None,
+    "request_id": "x",
+    "return_progress": False,
+    "separate_reasoning": True,
+    "service_tier": "auto",
+    "store": True,
+    "stream_options": None,
+    "timings_per_token": True,
+    "top_logprobs": 0,
+    "user": "ann",
+    "web_search_options": None,
+}
+
+
+@pytest.mark.parametrize("name", HABITS)
+async def test_what_clients_send_by_habit_is_accepted(serve: Serve, name: str) -> None:
+    response = await (await serve(FakeEngine())).post("/v1/chat/completions", json={**HI, name: HABITS[name]})
+    assert response.status == 200, await response.text()
+
+
+async def test_an_empty_suffix_is_none(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    assert (await client.post("/v1/completions", json={"prompt": "a", "suffix": ""})).status == 200
+
+
+async def test_a_name_that_is_taken_is_told_as_save_as(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    body = {**HI, "save_as": "a"}
+    assert (await client.post("/v1/chat/completions", json=body)).status == 200
+    error = await error_of(await client.post("/v1/chat/completions", json=body), 400)
+    assert error["param"] == "save_as"
+    assert "a name that is free" in error["message"]
