@@ -99,10 +99,10 @@ def _speed() -> str:
     phases = ("decode, 1 slot", f"decode, {SLOTS} slots", f"prefill, {LENGTH} tokens")
     header = ["version", "weights", *(cell for phase in phases for cell in (f"{phase}, tokens/s", "to f16"))]
     return (
-        f"On {_device()}, 2 cores shared with other work. The formats of a version take turns in one run; medians of "
-        "the rounds, and the median of the ratios to f16 within a round. Such small models are bound by dispatches "
-        "and not by the weights that they read: see [performance](performance.md) for larger ones.\n\n"
-        + table(header, speed_rows())
+        f"On {_device()}, 2 cores. The formats of a version take turns in one run; medians of the rounds, and of "
+        "their ratios to f16. Beside other work, as in a run with a load of 12 on these cores, single "
+        "steps wait for whole time slices and the ratios tell nothing of the formats: make this part anew on a machine "
+        "at rest.\n\n" + table(header, speed_rows())
     )
 
 
