@@ -122,7 +122,7 @@ class GenerateRequest:
     def _check_mix(self, mix: StateMix, shape: ModelShape, max_logprobs: int, num_slots: int) -> None:
         check_weights(mix.weights, mix.kind)
         if len(mix.weights) > num_slots:
-            raise InvalidRequestError("states of a mix", len(mix.weights), f"at most {num_slots}, the number of slots")
+            raise InvalidRequestError("state", mix.weights, f"at most {num_slots} states, as many as there are slots")
         if self.score_from is not None:
             raise InvalidRequestError("score_from", self.score_from, "null where states are mixed")
         for member in self.members[1:]:

@@ -27,10 +27,10 @@ MAX_WEIGHT = 100.0
 
 def check_weights(weights: Sequence[float], kind: MixKind) -> None:
     """Raise InvalidRequestError where a weight is out of range, or all are 0."""
-    for weight in weights:
-        check_range(f"weight of a state in a {kind} mix", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
+    for number, weight in enumerate(weights):
+        check_range(f"state.{number}.weight", weight, -MAX_WEIGHT if kind == "log" else 0.0, MAX_WEIGHT)
     if not any(weights):
-        raise InvalidRequestError("weights of the states", list(weights), "at least one that is not 0")
+        raise InvalidRequestError("state", list(weights), "at least one weight that is not 0")
 
 
 def mix_logits(rows: Sequence[F32], weights: Sequence[float], kind: MixKind) -> F32:

@@ -136,7 +136,7 @@ def _call(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Star
 
 def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
     """Return what an answer may be that may call `tools`."""
-    required = body.choice.mode == "required"
+    required, schema = body.choice.mode == "required", body.answer_schema
     return tool_grammar(
         template.tool_format,
         tools,
@@ -144,7 +144,7 @@ def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Too
         parallel=body.parallel_tool_calls and not body.functions,
         lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
         ending=prompt.stop[0] if prompt.stop else "",
-        otherwise=None if required else body.answer_schema,
+        otherwise=None if required else schema,  # an answer of calls alone has no content that would follow it
     )
 
 

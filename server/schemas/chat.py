@@ -159,12 +159,12 @@ class ChatRequest(GenerationBody, ToolFields):
         Raises InvalidRequestError for a grammar of another kind, which can't be told from calls.
         """
         grammar = self.answer_grammar
-        if grammar is None or self.choice.mode == "required":
+        if grammar is None:
             return None
         if grammar.kind == "json_object":
             return {"type": "object"}
         if grammar.kind != "json_schema":
-            raise InvalidRequestError(grammar.field, grammar.text, "null or a JSON schema where tools may be called")
+            raise InvalidRequestError(grammar.field, grammar.text, "null or a JSON schema unless tool_choice is none")
         try:
             schema: Mapping[str, object] | bool = json.loads(grammar.text)
         except (ValueError, RecursionError) as error:

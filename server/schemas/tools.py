@@ -102,7 +102,8 @@ class ToolFields(RequestBody):
     tool_choice: Choice | None = Field(
         default=None,
         description='Whether it calls one: none, auto, required, `{"type": "function", "function": {"name": ...}}` or '
-        "`allowed_tools`. Null: auto where there are tools.",
+        "`allowed_tools`. Null: auto where there are tools. An answer that calls none follows the JSON schema of "
+        "`response_format`, where there is one; one that has to call one has no content that would.",
     )
     parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
 

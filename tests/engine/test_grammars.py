@@ -14,7 +14,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.loading.parts import assemble
-from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.requests import Event, Finished, GenerateRequest, MixedState, SamplingParams, StateMix, TextDelta
 from rnn_engine.sampling.thinking import Thinking, ThinkingMask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, table_logits
@@ -56,6 +56,15 @@ async def test_answers_are_texts_of_the_grammar_and_end_with_it() -> None:
         Draft202012Validator(SCHEMA).validate(json.loads(text))
         assert (finished.reason, finished.stop) == ("stop", None)
     assert len({text for text, _ in answers}) > 3
+
+
+async def test_a_mix_of_states_answers_by_the_grammar() -> None:
+    mix = StateMix(1.5, [MixedState(-0.5)])
+    async with make_engine() as engine:
+        answers = [await read(engine, replace(ask(json_grammar(SCHEMA), seed), mix=mix)) for seed in range(4)]
+    for text, finished in answers:
+        Draft202012Validator(SCHEMA).validate(json.loads(text))
+        assert (finished.reason, finished.stop) == ("stop", None)
 
 
 async def test_the_state_at_the_end_has_taken_in_the_whole_text() -> None:

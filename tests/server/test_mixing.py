@@ -103,8 +103,8 @@ REFUSED: list[tuple[object, str, str]] = [
     ([{"name": "a", "id": "b", "weight": 1}], "state.0", "not both"),
     ([{"name": "a", "weight": 1}, {"nam": "a", "weight": 1}], "state.1", "a name or an id"),
     ([{"name": "a", "weight": 1}, {"data": "?", "shape": [1, 1, 1, 1], "weight": 1}], "state.1.data", "base64"),
-    ([{"name": "a", "weight": 1}, {"name": "b", "weight": 1}, {"weight": 1}], "states of a mix", "number of slots"),
-    ([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}], "weights of the states", "at least one that is not 0"),
+    ([{"name": "a", "weight": 1}, {"name": "b", "weight": 1}, {"weight": 1}], "state", "as many as there are slots"),
+    ([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}], "state", "at least one weight that is not 0"),
     ([{"name": "a", "weight": 1}] * 5, "state", "max_mixed_states"),
 ]
 

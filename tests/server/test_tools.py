@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -224,6 +224,12 @@ def with_function(**fields: object) -> Body:
         ({**ASK, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "weather, timer"),
         ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice", "where there are no tools"),
         ({**ASK, "tool_choice": "sometimes"}, "tool_choice", "none, auto, required"),
+        ({**ASK, "guided_regex": "a+"}, "guided_regex", "a JSON schema unless tool_choice is none"),
+        (
+            {**ASK, "tool_choice": "required", "grammar": 'root ::= "a"'},
+            "grammar",
+            "a JSON schema unless tool_choice is none",
+        ),
         ({**ASK, "functions": [{"name": "f"}]}, "functions", "null where there are tools"),
         ({**ASK, "tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
         ({**ASK, "tools": {}}, "tools", "a list"),
@@ -290,3 +296,54 @@ async def test_a_schema_that_is_wrong_names_the_tools(demo: openai.AsyncOpenAI) 
     with pytest.raises(openai.BadRequestError) as refused:
         await demo.chat.completions.create(messages=QUESTION, tools=[wrong], **GREEDY)
     assert refused.value.param == "tools"
+
+
+PERSON: dict[str, object] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "choice", "calls"),
+    [
+        ("What is the weather in Paris?", "auto", True),
+        ("Anna is 31 years old.", "none", False),
+        ("Anna is 31 years old.", "required", True),
+    ],
+)
+async def test_an_answer_is_a_call_or_follows_the_schema(
+    demo: openai.AsyncOpenAI, question: str, choice: Literal["auto", "none", "required"], calls: bool
+) -> None:
+    answer = await demo.chat.completions.create(
+        messages=[{"role": "user", "content": question}],
+        tools=[WEATHER],
+        tool_choice=choice,
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+        **GREEDY,
+    )
+    message = answer.choices[0].message
+    if calls:
+        assert message.content is None
+        assert message.tool_calls is not None
+    else:
+        assert message.tool_calls is None
+        assert json.loads(message.content or "").keys() == {"name", "age"}
+
+
+async def test_an_answer_that_may_be_either_is_a_whole_call_or_follows_the_schema(demo: openai.AsyncOpenAI) -> None:
+    answer = await demo.chat.completions.create(
+        messages=[{"role": "user", "content": "Anna is 31 years old."}],
+        tools=[WEATHER],
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+        n=4,
+        **{**GREEDY, "temperature": 2.0, "seed": 1},
+    )
+    for choice in answer.choices:
+        message = choice.message
+        if message.tool_calls is None:
+            assert json.loads(message.content or "").keys() == {"name", "age"}
+        else:
+            assert message.content is None
