@@ -106,6 +106,7 @@ class TestRoutes:
         """A route that is not listed here as one that only runs the model or reads needs more than `use`."""
         runs = (
             "completions",
+            "/auth/exchange",
             "choices",
             "chooses",
             "embeddings",
@@ -119,6 +120,13 @@ class TestRoutes:
             "/v1/gpu/warmup",
             "/generate_stream",
             "/lora-adapters",
+            "/v1/messages",
+            "/count_tokens",
+            "/api/chat",
+            "/api/show",
+            "/v1/responses",
+            "/v1/responses/{id}",  # those of the key itself
+            "/v1/responses/{id}/cancel",
         )
         for route in ALL_ROUTES:
             if route.scope is Scope.USE:
