@@ -26,7 +26,7 @@ async def test_unknown_route(serve: Serve) -> None:
 
 async def test_unknown_model(serve: Serve) -> None:
     error = await error_of(await (await serve(FakeEngine())).get("/v1/models/gpt-4"), 404)
-    assert error["code"] == "not_found"
+    assert error["code"] == "model_not_found"
     assert "'gpt-4'" in error["message"]
     assert "'fake'" in error["message"]
 
