@@ -90,7 +90,7 @@ async def test_a_chat_with_a_grammar_ends_with_it_and_not_at_a_blank_line_unless
     client = await serve(engine)
     for fields in ({}, {"grammar": GBNF}, {"grammar": GBNF, "stop": ["x"]}):
         await post(client, CHAT, ChatCompletion, {**HI, **fields})
-    assert [request.stop for request in engine.requests] == [(b"\n\n",), (), (b"x",)]
+    assert [tuple(request.stop) for request in engine.requests] == [(b"\n\n",), (), (b"x",)]
 
 
 @pytest.fixture
