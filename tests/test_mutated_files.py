@@ -47,9 +47,11 @@ def test_a_fault_is_told_with_its_case(tmp_path: Path) -> None:
 
 def test_damage_depends_on_the_seed_alone(tmp_path: Path) -> None:
     value = {"a": [1, "text", {"b": None}], "c": 2}
-    for kind in KINDS:
-        kind.write(tmp_path / "file")
-        sound = (tmp_path / "file").read_bytes()
+    for number_of_kind, kind in enumerate(KINDS):
+        path = tmp_path / str(number_of_kind) / "file"
+        path.parent.mkdir()
+        kind.write(path)
+        sound = path.read_bytes()
         first, again, other = (
             [mutate_file(sound, Random(f"{seed} {number}")) for number in range(20)] for seed in (0, 0, 1)
         )
