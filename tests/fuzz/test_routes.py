@@ -31,7 +31,8 @@ async def client() -> AsyncIterator[Client]:
 async def test_no_answer_is_the_servers_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     url = str(client.make_url("")).rstrip("/")
     kinds = ("nothing", "value", "value", "value", "body")
-    maker = CaseMaker(ALL_ROUTES, await exported_states(url), 1, kinds)
+    routes = [route for route in ALL_ROUTES if "/admin/models/" not in route.path]  # which take the model away
+    maker = CaseMaker(routes, await exported_states(url), 1, kinds)
     classes = set()
     with caplog.at_level(logging.ERROR):
         for case in map(maker.make, range(CASES)):
