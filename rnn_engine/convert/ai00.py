@@ -1,20 +1,56 @@
-"""ai00's `.st` files: BlinkDL's tensors in f16, some of them under other names and turned."""
+"""ai00's `.st` files: BlinkDL's tensors in f16, some of them under other names and turned; and what it calls sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from rnn_engine.convert.source import F16, Source, is_matrix
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.entry import TensorEntry
 from rnn_engine.tensor_files.safetensors_writer import write_safetensors
+from rnn_engine.types import ModelShape
 from rnn_engine.versions.v5 import ShapeV5
+from rnn_engine.versions.v6.shape import ShapeV6
+from rnn_engine.versions.v7.shape import ShapeV7
 
 _VERSIONS: Final = ("v4", "v5.1", "v5.2", "v6", "v7")
+
+
+class Ai00ModelInfo(TypedDict):
+    """A model's sizes. `custom` holds the sizes of its low-rank adapters under its version."""
+
+    version: str
+    num_layer: int
+    num_emb: int
+    num_hidden: int
+    num_vocab: int
+    num_head: int
+    custom: dict[str, dict[str, int]] | Literal["None"]
+
+
+def model_info(shape: ModelShape) -> Ai00ModelInfo:
+    """Return the sizes of a model under ai00's names; a variant that it does not know is told as its version."""
+    custom: dict[str, dict[str, int]] | Literal["None"] = "None"
+    match shape:
+        case ShapeV7():
+            ranks = shape.ranks
+            custom = {"V7": {"w": ranks.w, "a": ranks.a, "g": ranks.g, "v": ranks.v}}
+        case ShapeV6():
+            custom = {"V6": {"time_mix": shape.mix_rank, "time_decay": shape.decay_rank}}
+    return {
+        "version": shape.version[:2].upper(),
+        "num_layer": shape.num_layers,
+        "num_emb": shape.width,
+        "num_hidden": shape.ffn_width,
+        "num_vocab": shape.vocab_size,
+        "num_head": shape.sizes.get("num_heads", 1),
+        "custom": custom,
+    }
 
 
 def write_st(file: IO[bytes], source: Source) -> None:

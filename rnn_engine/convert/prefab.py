@@ -11,13 +11,11 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.ai00 import check_ai00_version
+from rnn_engine.convert.ai00 import check_ai00_version, model_info
 from rnn_engine.convert.source import F16, Source, is_matrix
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.prefab_file import MATRICES, V6_MIXES
-from rnn_engine.types import ModelShape
-from rnn_engine.versions.v6.shape import ShapeV6
 from rnn_engine.versions.v7.shape import ShapeV7
 
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn|ln1|ln2|ln0)\.(.*)")
@@ -53,31 +51,12 @@ def write_prefab(file: IO[bytes], source: Source) -> None:
         file,
         {
             "context": None,
-            "info": _info(shape),
+            "info": model_info(shape),
             "rescale": _NEVER if isinstance(shape, ShapeV7) else _RESCALE,
             "sep": 1024,
             "tensor": _Tree(source).build(),
         },
     )
-
-
-def _info(shape: ModelShape) -> dict[str, Any]:
-    custom: Any = "None"
-    match shape:
-        case ShapeV7():
-            ranks = shape.ranks
-            custom = {"V7": {"w": ranks.w, "a": ranks.a, "g": ranks.g, "v": ranks.v}}
-        case ShapeV6():
-            custom = {"V6": {"time_mix": shape.mix_rank, "time_decay": shape.decay_rank}}
-    return {
-        "version": shape.version[:2].upper(),
-        "num_layer": shape.num_layers,
-        "num_emb": shape.width,
-        "num_hidden": shape.ffn_width,
-        "num_vocab": shape.vocab_size,
-        "num_head": shape.sizes.get("num_heads", 1),
-        "custom": custom,
-    }
 
 
 class _Tree:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rnn_engine.convert.ai00 import model_info
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
 from rnn_engine.quantised import BLOCK_FORMATS, NF4_LEVELS, SF4_LEVELS, quantise
 from rnn_engine.types import ModelShape
-from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
+from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 
 WIDE = tiny_shape(layers=1, width=128, head_size=64, ffn=256)
@@ -37,6 +38,11 @@ def load(path: Path) -> Any:  # noqa: ANN401
 def array(values: NDArray[Any], shape: tuple[int, ...] | None = None) -> dict[str, Any]:
     sizes = [*reversed(values.shape if shape is None else shape), 1, 1, 1][:4]
     return {"shape": sizes, "data": np.ascontiguousarray(values).tobytes()}
+
+
+def test_deep_embed_is_told_as_the_rwkv_7_that_it_is_made_from() -> None:
+    plain = tiny_shape()
+    assert model_info(deep_embedded(plain)) == model_info(plain)
 
 
 def test_the_structure_is_that_of_web_rwkv(tmp_path: Path) -> None:

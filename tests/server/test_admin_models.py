@@ -27,6 +27,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, check_shape, error_of, parse_event, post
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
+from tests.support.older_models import tiny_v6
 
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
@@ -37,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for seed, name in enumerate(("one", "two")):
         save_safetensors(random_model(tiny_shape(vocab=96), seed=seed), folder / f"{name}.st", "f32")
+    save_safetensors(random_model(tiny_v6(), seed=6), folder / "six.st", "f32")
     (folder / "notes.txt").write_text("no model")
     (folder / "broken.st").write_bytes(b"no model")
     return folder
@@ -141,9 +143,18 @@ async def test_the_folder_of_models(client: Client, folder: Path) -> None:
     listed = await (await client.get("/api/models/list")).json()
     for entry in listed:
         check_shape(ModelFileEntry, entry)
-    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "two.st"]
+    assert [entry["name"] for entry in listed] == ["broken.st", "one.st", "six.st", "two.st"]
     assert listed[0]["info"] is None
     assert listed[1]["info"]["num_vocab"] == 96
+    assert listed[2]["info"] == {
+        "version": "V6",
+        "num_layer": 2,
+        "num_emb": 64,
+        "num_hidden": 100,
+        "num_vocab": 96,
+        "num_head": 4,
+        "custom": {"V6": {"time_mix": 6, "time_decay": 9}},
+    }
     assert listed[1]["sha"] == hashlib.sha256((folder / "one.st").read_bytes()).hexdigest()
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rnn_engine.convert.ai00 import Ai00ModelInfo, model_info
 from rnn_engine.errors import ModelError
 from rnn_engine.gpu import list_devices
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.model import open_model
 from server.doors.scopes import Scope
-from server.formatting.ai00 import model_info
 from server.http.bodies import json_response
 from server.http.context import LIFECYCLE, MODELS, engine_of, folder_of
 from server.http.routing import Route
 from server.http.sse import EventStream, encode_event
 from server.models.orders import LoadOrder, ModelFolder
-from server.schemas.ai00.models import Adapters, Ai00ModelInfo, Ai00Reload, ModelFileEntry, ModelFiles, ModelsInfo
+from server.schemas.ai00.models import Adapters, Ai00Reload, ModelFileEntry, ModelFiles, ModelsInfo
 
 _STATE_SECONDS = 0.5  # between two events of models/state
 _KNOWN_FILES = 1024

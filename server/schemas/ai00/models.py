@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from rnn_engine.convert.ai00 import Ai00ModelInfo
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import WeightChoice
 from server.schemas.base import RefusedError, RequestBody
@@ -101,18 +102,6 @@ class UnloadRequest(RequestBody):
     """A model to unload."""
 
     model: str | None = Field(default=None, description="Its name; null is the default one.")
-
-
-class Ai00ModelInfo(TypedDict):
-    """A model's sizes. `custom` holds the sizes of its low-rank adapters under its version."""
-
-    version: str
-    num_layer: int
-    num_emb: int
-    num_hidden: int
-    num_vocab: int
-    num_head: int
-    custom: dict[str, dict[str, int]] | Literal["None"]
 
 
 class Ai00Lora(TypedDict):
