@@ -1,0 +1,1 @@
+"""Runs llama-server's own tests against this server."""

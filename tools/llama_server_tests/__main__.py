@@ -1,0 +1,64 @@
+"""`python -m tools.llama_server_tests`: llama-server's own tests against this server, as a table of files.
+
+They are downloaded from PyPI, as part of llama-cpp-python's source, and kept in a folder; they need `filelock`,
+`openai` and `requests`. Each test starts the server that it asks for, with a tiny random model on the device `cpu`, so
+that all of them take minutes. What the stories model of llama.cpp would have said is not compared. What follows `--`
+goes to pytest, as `-k stream` or `-x`. Exits with 1 where a test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import click
+import pytest
+
+from tools.live_server.process import ROOT
+from tools.llama_server_tests.model import write_model
+from tools.llama_server_tests.plugin import Plugin
+from tools.llama_server_tests.source import default_folder, fetch_tests
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--folder", type=click.Path(path_type=Path), default=default_folder(), help="Where the tests are kept.")
+@click.option("--file", "files", multiple=True, help="Only this file, as test_basic.py. May be given several times.")
+@click.argument("pytest_options", nargs=-1)
+def main(folder: Path, files: tuple[str, ...], pytest_options: tuple[str, ...]) -> None:
+    """PYTEST_OPTIONS go to pytest."""
+    tests = fetch_tests(folder)
+    with tempfile.TemporaryDirectory() as models:
+        write_model(Path(models))
+        plugin = Plugin(tests, Path(models))
+        os.environ["PYTHONPATH"] = str(ROOT)
+        plugin.patch()
+        os.chdir(tests)
+        chosen = [f"unit/{name}" for name in files] or ["unit"]
+        pytest.main(["-p", "no:cacheprovider", "-q", "--no-header", *chosen, *pytest_options], [plugin])
+    click.echo("\n".join(table(plugin.outcomes)))
+    sys.exit(any(outcome == "fails" for outcome, _ in plugin.outcomes.values()))
+
+
+def table(outcomes: Mapping[str, tuple[str, str]]) -> Iterable[str]:
+    """Yield the lines of a table with a row for each file, and of a list of the tests that fail."""
+    yield "| file | passes | does not apply | fails | what does not apply |"
+    yield "|---|---|---|---|---|"
+    totals: Counter[str] = Counter()
+    for file in sorted({name.partition("::")[0] for name in outcomes}):
+        of_file = [outcome for name, outcome in outcomes.items() if name.startswith(f"{file}::")]
+        counts = Counter(kind for kind, _ in of_file)
+        reasons = Counter(reason for kind, reason in of_file if kind == "does not apply")
+        shown = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        yield f"| {file} | {counts['passes']} | {counts['does not apply']} | {counts['fails']} | {shown} |"
+        totals += counts
+    yield f"| all | {totals['passes']} | {totals['does not apply']} | {totals['fails']} | |"
+    failing = [f"* `{name}`: {reason}" for name, (kind, reason) in outcomes.items() if kind == "fails"]
+    yield from (["", "Fails:", "", *failing] if failing else [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What the tests set for llama-server's process, as options of this server and as fields of the requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.llama_server_tests.reasons import LARGE_MODEL, MODELS, NO_SUCH_OPTION
+
+_SLOTS = 4  # where a test sets none
+_GENERATING = ("completion", "messages", "responses", "infill")
+_CHAT = ("chat/completions", "apply-template")
+
+
+class DoesNotApplyError(Exception):
+    """The test sets what this server does not have; says why."""
+
+
+def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: ANN401
+    """Return the command line for the options of a `ServerProcess` of the tests.
+
+    Raises DoesNotApplyError for what has no counterpart here.
+    """
+    reasons = [reason for name, reason in NO_SUCH_OPTION.items() if getattr(server, name)]
+    of_model = None if server.cors_origins else MODELS.get(server.model_hf_repo, LARGE_MODEL)
+    if reasons or of_model is not None:
+        raise DoesNotApplyError([*reasons, of_model][0])
+    slots = server.n_slots or _SLOTS
+    name = server.model_alias or "tiny"
+    options = [f"{name}={models / 'tiny.safetensors'}", "--any-model", "--device", "cpu", "--slots", str(slots)]
+    if server.n_ctx:
+        tokens = server.n_ctx if server.kv_unified else server.n_ctx // slots
+        options += ["--max-prompt-tokens", str(tokens)]
+    if server.chat_template_file:
+        options += ["--chat-template", str((tests / server.chat_template_file).resolve())]
+    elif server.chat_template:
+        options += ["--chat-template", str(_template(server.chat_template, models))]
+    for option, value in {
+        "--api-key": server.api_key,
+        "--cors-origin": server.cors_origins or ("*" if server.api_key else None),
+        "--reasoning-format": server.reasoning_format,
+        "--state-folder": server.slot_save_path,
+        "--idle-unload": server.sleep_idle_seconds,
+    }.items():
+        options += [] if value is None else [option, str(value)]
+    return options
+
+
+def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
+    """Return the body of a request with the defaults that the tests set for the process."""
+    if not isinstance(body, Mapping):
+        return body
+    defaults: dict[str, object] = {}
+    if any(word in path for word in _GENERATING):
+        defaults = {"temperature": server.temperature, "seed": server.seed}
+        if server.n_predict and not body.keys() & {"n_predict", "max_tokens", "max_output_tokens"}:
+            defaults["max_output_tokens" if "responses" in path else "max_tokens"] = server.n_predict
+        if "messages" in path or "responses" in path:
+            del defaults["seed"]
+    if any(word in path for word in _CHAT) and server.reasoning in ("on", "off"):
+        defaults["chat_template_kwargs"] = {"enable_thinking": server.reasoning == "on"}
+    if "chat/completions" in path and server.debug:
+        defaults["verbose"] = True
+    return {**defaults, **body}
+
+
+def _template(text: str, folder: Path) -> Path:
+    """Return a file with a template of Jinja. Raises DoesNotApplyError for the name of one that llama-server has."""
+    if " " not in text:
+        raise DoesNotApplyError("a chat template by a name that llama-server knows")
+    path = folder / "template.jinja"
+    path.write_text(text)
+    return path

@@ -1,0 +1,102 @@
+"""A plugin of pytest that runs llama-server's tests against this server and notes how each ends.
+
+What depends on the weights is not compared: texts that a pattern describes, and numbers of a prompt's tokens.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+
+from tools.live_server.process import ServerProcess
+from tools.llama_server_tests.options import DoesNotApplyError, body_of, options_of
+from tools.llama_server_tests.reasons import DOES_NOT_APPLY, LARGE_MODEL
+
+_OF_THE_MODEL = ("n_prompt", "n_tokens", "n_token_output")  # parameters of tests whose values the tokenizer decides
+
+
+@dataclass
+class Plugin:
+    """`outcomes` has (outcome, reason) by test afterwards."""
+
+    tests: Path
+    models: Path
+    outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def patch(self) -> None:
+        """Put this server in the place of llama-server; to be called before pytest imports the tests."""
+        sys.modules["wget"] = ModuleType("wget")  # what would be downloaded does not apply
+        sys.path.insert(0, str(self.tests))
+        utils: Any = importlib.import_module("utils")
+        process, preset = utils.ServerProcess, utils.ServerPreset
+        running: dict[int, ServerProcess] = {}
+
+        def start(server: Any, timeout_seconds: int = 0) -> None:  # noqa: ANN401, ARG001
+            try:
+                options = options_of(server, self.models, self.tests)
+            except DoesNotApplyError as error:
+                pytest.skip(str(error))
+            running[id(server)] = started = ServerProcess(self.models / "server.log", options)
+            server.server_port = int(started.url.rpartition(":")[2])
+            utils.server_instances.add(server)
+
+        def stop(server: Any) -> None:  # noqa: ANN401
+            utils.server_instances.discard(server)
+            if (started := running.pop(id(server), None)) is not None:
+                started.kill()
+
+        process.start, process.stop = start, stop
+        for name in ("make_request", "make_stream_request"):
+            setattr(process, name, _with_defaults(getattr(process, name)))
+        preset.load_all = staticmethod(lambda: None)
+        utils.match_regex = lambda regex, text: isinstance(text, str)  # noqa: ARG005
+        utils.download_file = lambda url: url
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for pattern, reason in DOES_NOT_APPLY:
+                if re.search(pattern, item.nodeid):
+                    item.add_marker(pytest.mark.skip(reason=reason))
+                    break
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason=LARGE_MODEL))
+            call = getattr(item, "callspec", None)
+            if call is not None:
+                call.params.update({name: ANY for name in _OF_THE_MODEL if name in call.params})
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.removeprefix("unit/")
+        if report.failed:
+            self.outcomes[name] = ("fails", _last_line(report))
+        elif report.skipped:
+            self.outcomes[name] = ("does not apply", _skip_reason(report))
+        elif report.when == "call":
+            self.outcomes[name] = ("passes", "")
+
+
+def _with_defaults(request: Any) -> Any:  # noqa: ANN401
+    """Return a method of the tests' process that sends what the test sets for the process in the request's body."""
+
+    def with_defaults(server: Any, method: str, path: str, data: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        return request(server, method, path, body_of(server, path, data), *rest, **more)
+
+    return with_defaults
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    assert isinstance(report.longrepr, tuple)
+    return report.longrepr[2].removeprefix("Skipped: ")
+
+
+def _last_line(report: pytest.TestReport) -> str:
+    lines = [line for line in report.longreprtext.splitlines() if line.startswith("E ")]
+    return json.dumps(lines[0][1:].strip() if lines else report.longreprtext[-100:])
