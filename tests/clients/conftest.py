@@ -1,0 +1,22 @@
+"""One server with the demo model for all tests of the client packages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from server.doors.keys import ApiKey
+from server.doors.settings import DoorSettings
+from server.settings import ServerSettings
+from tests.support.demo_server import demo_server
+
+KEY, OTHER_KEY = "a key", "another key"
+
+
+@pytest.fixture(scope="session")
+def url() -> Iterator[str]:
+    """The root of the server, which knows `KEY` and `OTHER_KEY`."""
+    keys = (ApiKey.of(KEY, "ann"), ApiKey.of(OTHER_KEY, "bob"))
+    with demo_server(ServerSettings(doors=DoorSettings(keys))) as root:
+        yield root

@@ -1,0 +1,45 @@
+"""A server over the demo model, as clients in other programs meet it: its event loop runs on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from aiohttp.test_utils import TestServer
+
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from server.app import make_app
+from server.settings import ServerSettings
+
+
+@contextmanager
+def demo_server(settings: ServerSettings) -> Iterator[str]:
+    """Serve while the block runs; gives the server's root URL."""
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, started)), name="demo server")
+    thread.start()
+    url, loop, stop = started.result()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+async def _serve(
+    settings: ServerSettings, started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]
+) -> None:
+    try:
+        engine = await Engine.load(model_path(), device="cpu", num_slots=4)
+        async with TestServer(make_app(engine, settings)) as server:
+            stop = asyncio.Event()
+            started.set_result((str(server.make_url("")).rstrip("/"), asyncio.get_running_loop(), stop))
+            await stop.wait()
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
