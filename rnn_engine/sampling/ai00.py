@@ -67,7 +67,10 @@ _RANGES = {
     "frequency_penalty": (-100.0, 100.0),
     "penalty_decay": (0.0, 1.0),
     "rate": (0.0, 10.0),
+    "tau": (0.0, 100.0),
 }
+_OTHER_NAMES = {"learning_rate": "rate", "Rate": "rate"}
+_UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life that `penalty_decay` says
 
 
 def parse_ai00(value: object) -> Ai00Sampler:
@@ -80,8 +83,8 @@ def parse_ai00(value: object) -> Ai00Sampler:
     known = {field.name: field for field in fields(kind)}
     numbers: dict[str, float] = {}
     for name, number in value.items():
-        field = "rate" if name == "learning_rate" else name
-        if name == "type":
+        field = _OTHER_NAMES.get(name, name)
+        if name in _UNUSED:
             continue
         if field not in known:
             raise InvalidRequestError(f"sampler.{name[:80]}", number, f"one of the fields {', '.join(known)}")
@@ -94,6 +97,5 @@ def parse_ai00(value: object) -> Ai00Sampler:
 
 def check_ai00(sampler: Ai00Sampler) -> None:
     """Raise InvalidRequestError for the first number that is not allowed."""
-    ranges = {**_RANGES, "tau": (0.0, 100.0 if isinstance(sampler, Ai00Mirostat) else 1.0)}
     for field in fields(sampler):
-        check_range(f"sampler.{field.name}", getattr(sampler, field.name), *ranges[field.name])
+        check_range(f"sampler.{field.name}", getattr(sampler, field.name), *_RANGES[field.name])

@@ -36,7 +36,11 @@ _LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their ow
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, ChatRequest)
+    return await converse(request, await read_body(request, ChatRequest))
+
+
+async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
+    """Go on with the conversation of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved)
@@ -178,6 +182,7 @@ ROUTES = (
         request=ChatRequest,
         chunk=ChatCompletionChunk,
         also=("/chat/completions",),
+        ai00_paths=False,
     ),
     Route(
         "POST",

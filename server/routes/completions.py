@@ -24,11 +24,17 @@ from server.state.resolve import ResolvedState, Start, resolve_starts
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, CompletionRequest)
+    return await complete(request, await read_body(request, CompletionRequest), CompletionFormatter)
+
+
+async def complete(
+    request: web.Request, body: CompletionRequest, formatter: type[CompletionFormatter]
+) -> web.StreamResponse:
+    """Run the prompts of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
     echoes = await work(request, sum(map(len, body.prompt)) if body.echo else 0, partial(_echoes, engine, body))
-    return await answer(request, body, CompletionFormatter(engine, body, calls, echoes), calls, resolved)
+    return await answer(request, body, formatter(engine, body, calls, echoes), calls, resolved)
 
 
 async def prepare_completions(
@@ -102,5 +108,6 @@ ROUTES = (
         Completion,
         request=CompletionRequest,
         chunk=Completion,
+        ai00_paths=False,
     ),
 )

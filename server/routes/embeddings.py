@@ -1,11 +1,8 @@
-"""Embeddings of texts, and whole states after texts."""
+"""Embeddings of texts."""
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Sequence
-from contextlib import aclosing
 
 from aiohttp import web
 
@@ -13,31 +10,34 @@ from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.cost import Cost
-from rnn_engine.operations.embedding import embed, find_centre, run_states
+from rnn_engine.operations.embedding import embed, find_centre
 from server.formatting.usage import usage_of
 from server.formatting.vectors import VectorEntry, send_vectors
 from server.http.bodies import read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import work
-from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest, StateList, StatesRequest
+from server.schemas.embeddings import EmbeddingList, EmbeddingsRequest
 from server.schemas.prompt import AnyPrompt, tokens_of
 from server.state.resolve import resolve_initial_state
-from states.files.prefab import prefab_dims, rows_from_state
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, EmbeddingsRequest)
+    return await answer_vectors(request, await read_body(request, EmbeddingsRequest))
+
+
+async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
+    """Answer with the vectors that `body` wants."""
     engine = engine_of(request, body.cache_salt)
     shape = engine.info.shape
     settings = body.settings
     settings.check(shape)
-    inputs = await _inputs(request, engine, "input", body.input, settings.dimensions or settings.size(shape))
+    inputs = await tokens_of_inputs(request, engine, "input", body.input, settings.dimensions or settings.size(shape))
     initial_state = await resolve_initial_state(engine, body.state)
     costs: list[Cost] = []
     centre = None
     if body.center_on:
-        others = await _inputs(request, engine, "center_on", body.center_on, settings.size(shape))
+        others = await tokens_of_inputs(request, engine, "center_on", body.center_on, settings.size(shape))
         centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
     begun = centre is not None
     found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
@@ -49,25 +49,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
     return await send_vectors(request, engine.info.model, entries, body.encoding_format, usage)
 
 
-async def states(request: web.Request) -> web.StreamResponse:
-    body = await read_body(request, StatesRequest)
-    engine = engine_of(request, body.cache_salt)
-    shape = engine.info.shape
-    dims = prefab_dims(shape)
-    inputs = await _inputs(request, engine, "input", body.input, math.prod(dims))
-    initial_state = await resolve_initial_state(engine, body.state)
-    entries: dict[int, VectorEntry] = {}
-    costs: list[Cost] = []
-    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
-        async for index, end in ends:
-            rows = await asyncio.to_thread(rows_from_state, end.state, shape)
-            entries[index] = VectorEntry({"object": "states", "index": index, "shape": dims}, "data", rows)
-            costs.append(end.cost)
-    in_order = [entries[index] for index in range(len(inputs))]
-    return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
-
-
-async def _inputs(
+async def tokens_of_inputs(
     request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
 ) -> list[Sequence[int]]:
     """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
@@ -101,13 +83,6 @@ ROUTES = (
         "Vectors of texts or tokens, from the states after them.",
         EmbeddingList,
         request=EmbeddingsRequest,
-    ),
-    Route(
-        "POST",
-        "/api/oai/states",
-        states,
-        "The states after texts or tokens, whole, in ai00's order.",
-        StateList,
-        request=StatesRequest,
+        ai00_paths=False,
     ),
 )

@@ -1,4 +1,4 @@
-"""The bodies of /v1/embeddings and of ai00's /api/oai/states."""
+"""The bodies of /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Encoding: TypeAlias = Literal["float", "base64"]
 _DEFAULT = EmbeddingSettings()
 
 
-def _parse_layer(value: object) -> Layers:
+def parse_layer(value: object) -> Layers:
     if value == "all":
         return "all"
     if value == "mean":
@@ -31,11 +31,11 @@ def _parse_layer(value: object) -> Layers:
     raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
 
 
-_LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
+LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
 
 
-class StatesRequest(ModelBody):
-    """Texts whose states are wanted whole."""
+class EmbeddingsRequest(ModelBody):
+    """Texts whose vectors are wanted."""
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
@@ -43,17 +43,7 @@ class StatesRequest(ModelBody):
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )
-
-    def check(self, limits: Limits) -> None:
-        super().check(limits)
-        limits.check("max_inputs", "input", len(self.input))
-        check_prompts(limits, "input", self.input)
-
-
-class EmbeddingsRequest(StatesRequest):
-    """Texts whose vectors are wanted."""
-
-    layer: Annotated[Layers, PlainValidator(_parse_layer), WithJsonSchema(_LAYER_SCHEMA)] = Field(
+    layer: Annotated[Layers, PlainValidator(parse_layer), WithJsonSchema(LAYER_SCHEMA)] = Field(
         default=_DEFAULT.layer,
         description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
     )
@@ -78,6 +68,8 @@ class EmbeddingsRequest(StatesRequest):
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
+        limits.check("max_inputs", "input", len(self.input))
+        check_prompts(limits, "input", self.input)
         limits.check("max_inputs", "center_on", len(self.center_on))
         check_prompts(limits, "center_on", self.center_on)
 
@@ -98,22 +90,4 @@ class EmbeddingList(TypedDict):
     object: Literal["list"]
     model: str
     data: list[EmbeddingEntry]
-    usage: Usage
-
-
-class WholeState(TypedDict):
-    """`shape` is the width, the head size + 2, the number of layers and 1: the fastest axis first."""
-
-    object: Literal["states"]
-    index: int
-    shape: list[int]
-    data: list[float] | str
-
-
-class StateList(TypedDict):
-    """One entry an input, in their order."""
-
-    object: Literal["list"]
-    model: str
-    data: list[WholeState]
     usage: Usage

@@ -41,6 +41,15 @@ def _parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
     return (_parse_prompt(value, value),)
 
 
+def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
+    """Return prompts as `_parse_prompts` does, but texts in a list as one text, and nothing as an empty one."""
+    if value is None:
+        return ("",)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ("".join(value),)
+    return _parse_prompts(value)
+
+
 def _parse_prompt(value: object, whole: object) -> AnyPrompt:
     match value:
         case str():
@@ -67,20 +76,13 @@ def _parse_input(value: object) -> Prompt:
 STRINGS = {"type": "array", "items": STRING}
 _MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
 _OBJECT = {"type": "object", "properties": {"prompt_string": STRING}}
+_PROMPTS = [STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}}]
 Prompts: TypeAlias = Annotated[
-    tuple[AnyPrompt, ...],
-    PlainValidator(_parse_prompts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                STRING,
-                _MIXED,
-                _OBJECT,
-                {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}},
-            ]
-        }
-    ),
+    tuple[AnyPrompt, ...], PlainValidator(_parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})
 ]
+JOINED_SCHEMA = {"anyOf": [*_PROMPTS, {"type": "null"}]}
+JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse_joined), WithJsonSchema(JOINED_SCHEMA)]
+"""Prompts as ai00 takes them: of texts, a list is one, and null is none."""
 Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
 
 

@@ -50,14 +50,14 @@ async def resolve_initial_state(engine: EngineLike, ref: StateRef | None) -> Ini
 
 
 async def resolve_state(engine: EngineLike, ref: StateRef | None) -> ResolvedState:
-    """The state that `ref` means; None means the default.
+    """The state that `ref` means; None and ai00's id of zeros mean the default.
 
     Raises NotFoundError for a name, an id or a file that is not there, InvalidRequestError for a path that leaves the
     folder, StateError for what does not fit the model.
     """
     states = engine.states
     match ref:
-        case None:
+        case None | "00000000-0000-0000-0000-000000000000":  # ai00's id of no state in particular
             default = await states.default()
             return ResolvedState(None if default is None else default.frozen)
         case str() if ref == NO_INITIAL_STATE:

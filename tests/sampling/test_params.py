@@ -45,7 +45,13 @@ ALLOWED = {
     "mirostat_eta": (0.0, 10.0),
     "samplers": (None, (), ("top_k", "temperature")),
     "bad_words": ((), ((0, 9), (3,))),
-    "sampler": (None, Ai00Nucleus(top_p=1.0), Ai00Typical(tau=0.0), Ai00Mirostat(tau=100.0, rate=10.0)),
+    "sampler": (
+        None,
+        Ai00Nucleus(top_p=1.0),
+        Ai00Typical(tau=0.0),
+        Ai00Typical(tau=5.0),
+        Ai00Mirostat(tau=100.0, rate=10.0),
+    ),
 }
 REFUSED: list[tuple[str, Any, str]] = [
     ("temperature", 100.5, "temperature"),
@@ -63,7 +69,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("mirostat", 3, "mirostat"),
     ("dry_sequence_breakers", ("x" * 41,), "dry_sequence_breakers length"),
     ("sampler", Ai00Nucleus(top_p=1.5), "sampler.top_p"),
-    ("sampler", Ai00Typical(tau=1.5), "sampler.tau"),
+    ("sampler", Ai00Typical(tau=101.0), "sampler.tau"),
     ("sampler", Ai00Mirostat(rate=-1.0), "sampler.rate"),
 ]
 

@@ -21,7 +21,8 @@ from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
 from server.limits import Limits
-from server.schemas.embeddings import EmbeddingList, StateList
+from server.schemas.ai00.states import StateList
+from server.schemas.embeddings import EmbeddingList
 from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
@@ -30,6 +31,7 @@ from tests.support.http import Body, Client, Serve, check_shape, engine_in, erro
 PATH = "/v1/embeddings"
 STATES = "/api/oai/states"
 DEFAULT = EmbeddingSettings()
+AB_C = [encode("ab"), encode("c")]
 
 
 def f32(numbers: object) -> list[float]:
@@ -71,7 +73,7 @@ async def test_usage_counts_what_was_run(serve: Serve) -> None:
         (STATES, {}, 3, 2),
     ):
         kind = StateList if path == STATES else EmbeddingList
-        answer = await post(client, path, kind, {"input": ["ab", "c"], **fields})
+        answer = await post(client, path, kind, {"input": AB_C, **fields})
         assert answer["usage"] == {
             "prompt_tokens": tokens,
             "completion_tokens": 0,
@@ -98,8 +100,8 @@ async def test_settings(serve: Serve, fields: dict[str, Any]) -> None:
 async def test_base64_is_the_same_numbers(serve: Serve) -> None:
     client = await serve(FakeEngine())
     for path, kind, name in ((PATH, EmbeddingList, "embedding"), (STATES, StateList, "data")):
-        numbers = await post(client, path, kind, {"input": ["ab", "c"]})
-        texts = await post(client, path, kind, {"input": ["ab", "c"], "encoding_format": "base64"})
+        numbers = await post(client, path, kind, {"input": AB_C})
+        texts = await post(client, path, kind, {"input": AB_C, "encoding_format": "base64"})
         for number, text in zip(numbers["data"], texts["data"], strict=True):
             assert f32(number[name]) == decode(text[name]).tolist()
 
@@ -116,7 +118,7 @@ async def test_states_are_whole_and_in_the_order_of_ai00(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
     for path in (STATES, "/api/oai/v1/states"):
-        answer = await post(client, path, StateList, {"input": ["c", "ab"]})
+        answer = await post(client, path, StateList, {"input": [encode("c"), encode("ab")]})
         assert [entry["index"] for entry in answer["data"]] == [0, 1]
         entry = answer["data"][1]
         assert entry["shape"] == [64, 18, 2, 1]
@@ -138,7 +140,7 @@ async def test_state_that_all_start_from(serve: Serve, path: str) -> None:
     plain = await post(client, path, kind, {"input": "ab"})
     [entry] = (await post(client, STATES, StateList, {"input": "x", "encoding_format": "base64"}))["data"]
     inline = {"data": entry["data"], "shape": entry["shape"]}
-    started = await post(client, path, kind, {"input": ["ab", "c"], "state": inline})
+    started = await post(client, path, kind, {"input": AB_C, "state": inline})
     assert started["data"][0] != plain["data"][0]
     starts = [request.initial_state for request in engine.requests[2:]]
     assert len(starts) == 2
@@ -163,11 +165,6 @@ async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({}, "input"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": ""}, "input.0"),
-        ({"input": ["a", ""]}, "input.1"),
         ({"input": [[1], []]}, "input.1"),
         ({"input": ["a", [True]]}, "input"),
         ({"input": [[1, 257]]}, "input.0 token 1"),
@@ -178,6 +175,23 @@ async def test_centre_starts_from_the_same_state(serve: Serve) -> None:
 async def test_bad_input(serve: Serve, path: str, fields: Body, param: str) -> None:
     engine = FakeEngine()
     error = await error_of(await (await serve(engine)).post(path, json=fields), 400)
+    assert error["param"] == param
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ""}, "input.0"),
+        ({"input": ["a", ""]}, "input.1"),
+    ],
+)
+async def test_nothing_to_embed(serve: Serve, fields: Body, param: str) -> None:
+    engine = FakeEngine()
+    error = await error_of(await (await serve(engine)).post(PATH, json=fields), 400)
     assert error["param"] == param
     assert engine.requests == []
 
@@ -221,7 +235,7 @@ async def test_answers_have_a_bound(serve: Serve) -> None:
     )
     await post(client, PATH, EmbeddingList, {"input": ["a"] * 20, "dimensions": 10})
     await post(client, STATES, StateList, {"input": "a"})
-    await error_of(await client.post(STATES, json={"input": ["a", "b"]}), 400)
+    await error_of(await client.post(STATES, json={"input": AB_C}), 400)
 
 
 async def test_long_vectors_are_whole(serve: Serve) -> None:
@@ -236,7 +250,7 @@ async def test_long_vectors_are_whole(serve: Serve) -> None:
 async def test_client_that_leaves_frees_its_slots(serve: Serve, path: str) -> None:
     engine = FakeEngine(hold=0)
     client = await serve(engine)
-    call = asyncio.create_task(client.post(path, json={"input": ["a", "b", "c"]}))
+    call = asyncio.create_task(client.post(path, json={"input": [[1], [2], [3]]}))
     await engine.held.wait()
     call.cancel()
     await asyncio.wait_for(engine.left.wait(), 5)

@@ -80,6 +80,8 @@ def test_neutral_values_change_nothing(kind: type[CompletionRequest] | type[Chat
         ({"type": "Typical", "tau": 0.9, "penalty_decay": 1}, Ai00Typical(0.9, penalty_decay=1.0)),
         ({"type": "Mirostat", "tau": 4, "rate": 0.2}, Ai00Mirostat(4.0, 0.2)),
         ({"type": "Mirostat", "learning_rate": 0.2}, Ai00Mirostat(3.0, 0.2)),
+        ({"type": "Mirostat", "Rate": 0.09, "tau": 0.5}, Ai00Mirostat(0.5, 0.09)),
+        ({"type": "Typical", "tau": 5, "penalty": 400}, Ai00Typical(5)),
     ],
 )
 def test_ai00s_sampler_objects(written: dict[str, object], expected: object) -> None:

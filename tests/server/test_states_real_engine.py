@@ -15,9 +15,9 @@ from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
+from server.schemas.ai00.states import StateList
 from server.schemas.chat_answer import ChatCompletion
 from server.schemas.completions import Completion
-from server.schemas.embeddings import StateList
 from server.schemas.states import AdvancedState, CreatedState, StateEntries
 from server.settings import ServerSettings
 from tests.support.http import Client, engine_in, post

@@ -46,7 +46,7 @@ BAD_COMPLETIONS: list[tuple[Body, str, str]] = [
     ({**TEXT, "sampler": {"type": "Nucleus", "top_k": 0.5}}, "sampler.top_k", "a whole number"),
     ({**TEXT, "sampler": {"type": "Greedy"}}, "sampler.type", "Nucleus, Typical or Mirostat"),
     ({**TEXT, "sampler": {"type": "Mirostat", "top_p": 0.5}}, "sampler.top_p", "one of the fields tau, rate"),
-    ({**TEXT, "sampler": {"type": "Typical", "tau": 2}}, "sampler.tau", "from 0.0 to 1.0"),
+    ({**TEXT, "sampler": {"type": "Typical", "tau": 101}}, "sampler.tau", "from 0.0 to 100.0"),
     ({**TEXT, "sampler": {"type": "Typical"}, "min_p": 0.1}, "sampler", "null beside samplers"),
     ({**TEXT, "bad_words": [""]}, "bad_words", "words that are not empty"),
     ({**TEXT, "logit_bias": {"999": 1}}, "logit_bias token id", "999"),

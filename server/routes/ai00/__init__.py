@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from server.http.routing import Route
-from server.routes.ai00 import admin, files, models
+from server.routes.ai00 import admin, files, generation, models, states
 
-ROUTES: tuple[Route, ...] = (*models.ROUTES, *admin.ROUTES, *files.ROUTES)
+ROUTES: tuple[Route, ...] = (*generation.ROUTES, *states.ROUTES, *models.ROUTES, *admin.ROUTES, *files.ROUTES)
