@@ -100,9 +100,8 @@ def _speed() -> str:
     header = ["version", "weights", *(cell for phase in phases for cell in (f"{phase}, tokens/s", "to f16"))]
     return (
         f"On {_device()}, 2 cores. The formats of a version take turns in one run; medians of the rounds, and of "
-        "their ratios to f16. Beside other work, as in a run with a load of 12 on these cores, single "
-        "steps wait for whole time slices and the ratios tell nothing of the formats: make this part anew on a machine "
-        "at rest.\n\n" + table(header, speed_rows())
+        "their ratios to f16. These models are so small that a step is made of its dispatches rather than of weights "
+        "that are read.\n\n" + table(header, speed_rows())
     )
 
 

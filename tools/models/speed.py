@@ -17,7 +17,7 @@ from tools.models.measure import load_on_device
 
 LENGTH: Final = 64  # tokens of a prompt
 SLOTS: Final = 8
-_ROUNDS: Final = 3
+_ROUNDS: Final = 9
 _REPEATS: Final = 3
 _FORMATS: Final = ("f16", "f32", "int8", "int4")
 
