@@ -25,6 +25,7 @@ from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError
 from rnn_engine.forward import Progress
 from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary
 from rnn_engine.health import Health
+from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
@@ -124,26 +125,27 @@ class Engine:
         loras: Sequence[LoraChoice] = (),
         chat_template: str = "auto",
     ) -> Self:
-        """Open a model file or a Hugging Face folder and put it on a device; the event loop goes on meanwhile.
+        """Open a model and put it on a device; the event loop goes on meanwhile.
 
-        `rnn_engine.hub.locate_model` gives the path of a model that was pulled. `name` is what clients call the model,
-        else the file's name without its ending. `tokenizer` is auto, world, none or a tokenizer.json; `device` is auto,
-        an index, a part of a name, or cpu. `weights` is a choice as `WeightChoice.parse` reads it, or auto for the best
-        format that fits; None keeps the blocks of a quantised file, and is f16 for others. `device_memory` is how many
-        bytes the device has, where that can't be found out. `max_queued` requests may wait for a slot, each for
-        `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take `grammar_seconds` of the
-        processor's time. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step
-        waits for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None
-        keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
-        `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with 64e-5. `loras` are merged into the weights,
-        one after another. `chat_template` is auto, world or the path of a template; see `load_chat_template`.
+        `model_path` is a file, a Hugging Face folder, or the name of a model that was pulled. `name` is what clients
+        call the model, else the file's name without its ending. `tokenizer` is auto, world, none or a tokenizer.json;
+        `device` is auto, an index, a part of a name, or cpu. `weights` is a choice as `WeightChoice.parse` reads it, or
+        auto for the best format that fits; None keeps the blocks of a quantised file, and is f16 for others.
+        `device_memory` is how many bytes the device has, where that can't be found out. `max_queued` requests may wait
+        for a slot, each for `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take
+        `grammar_seconds` of the processor's time. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or
+        adaptive: whether a step waits for more requests. `cache` says how much is kept of prompts and answers for those
+        that begin alike; None keeps nothing. `states` are those that requests may start from by name. `progress` is
+        called on another thread. `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with 64e-5. `loras` are
+        merged into the weights, one after another. `chat_template` is auto, world or the path of a template; see
+        `load_chat_template`.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
         policy = parse_policy(batching)
         parts = await asyncio.to_thread(
             open_parts,
-            Path(model_path),
+            locate_model(model_path),
             name=name,
             tokenizer=tokenizer,
             device=device,

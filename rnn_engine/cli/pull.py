@@ -7,7 +7,8 @@ import sys
 import click
 from huggingface_hub.utils import disable_progress_bars
 
-from rnn_engine.hub import Hub, Wanted
+from rnn_engine.hub import Wanted
+from rnn_engine.hub.download import Hub
 
 
 @click.command()

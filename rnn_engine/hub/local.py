@@ -8,9 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import scan_cache_dir
-from huggingface_hub.errors import CacheNotFound
-
 from rnn_engine.errors import ModelError
 from rnn_engine.hub.wanted import WEIGHTS, Wanted, could_be_wanted
 from rnn_engine.model.known_fingerprints import cache_folder
@@ -100,6 +97,9 @@ def _pulled() -> Iterator[tuple[str, Path, list[str]]]:
 
 def _cached() -> Iterator[tuple[str, Path, list[str]]]:
     """Yield repository, folder and files of each revision in Hugging Face's cache, the newest first."""
+    from huggingface_hub import scan_cache_dir  # the package takes a third of a second to import
+    from huggingface_hub.errors import CacheNotFound
+
     try:
         repositories = scan_cache_dir().repos
     except CacheNotFound:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rnn_engine.hub import Hub
+from rnn_engine.engine import Engine
+from rnn_engine.hub.download import Hub
 from tests.support.cli import Command
 from tests.support.hub import StandInHub, stand_in_hub
 
@@ -50,6 +53,18 @@ def test_a_short_name_is_pulled_and_found(rnn_engine: Command, hub: StandInHub, 
     hub.repositories["BlinkDL/rwkv7-g1"] = {"rwkv7-g1d-0.1b-20260129-ctx8192.pth": model_file.read_bytes()}
     rnn_engine("pull", "rwkv7-0.1b")
     assert json.loads(rnn_engine("inspect", "rwkv7-0.1b", "--json"))["version"] == "v7"
+
+
+async def test_the_engine_loads_a_pulled_model_by_name(rnn_engine: Command, hub: StandInHub) -> None:
+    rnn_engine("pull", REPOSITORY)
+    async with await Engine.load(REPOSITORY, device="cpu") as engine:
+        assert engine.info.shape.version == "v7"
+
+
+def test_the_hubs_package_waits_until_it_is_asked_for() -> None:
+    code = "import rnn_engine.cli.serve, sys; print('huggingface_hub' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_what_hugging_faces_cache_holds_is_found(

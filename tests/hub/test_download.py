@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.hub import Hub, Wanted
+from rnn_engine.hub import Wanted
+from rnn_engine.hub.download import Hub
 from tests.support.hub import StandInHub
 
 WEIGHTS = bytes(range(256)) * 400
