@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
-from typing import Any, Final
-
-from numpy.typing import NDArray
+from typing import Final
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised import Blocks
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, read_blocks
+from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.ggml_file import GgmlFile
 from rnn_engine.tensor_files.gguf_types import ELEMENT_TYPES, ElementType
 from rnn_engine.tensor_files.listing import show
-from rnn_engine.tensor_files.source import TensorInfo
 
 MAGIC: Final = b"fmgg"
 _HEADER: Final = struct.Struct("<4sIIIII")
@@ -48,50 +42,18 @@ _TYPES: Final[Mapping[int, ElementType]] = {
 """The number by which a file calls a type -> the type."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a tensor's bytes are, and how they are stored."""
-
-    type: ElementType
-    start: int
-    num_bytes: int
-
-
-class GgmfFile:
-    """An open file of rwkv.cpp. Closes `file` with itself. Dimensions are in numpy's order, numbers in blocks f32."""
+class GgmfFile(GgmlFile):
+    """An open file of rwkv.cpp."""
 
     def __init__(self, file: BinaryFile) -> None:
         """Raises ModelError where the file is damaged, or of a version that rwkv.cpp does not read either."""
-        self._file = file
+        super().__init__(file)
         self.sizes = self._read_header()
-        self._tensors: dict[str, TensorInfo] = {}
-        self._places: dict[str, _Place] = {}
         position = _HEADER.size
         while position < file.stamp.size:
-            if len(self._places) == _MOST_TENSORS:
+            if len(self._tensors) == _MOST_TENSORS:
                 raise self._damaged(f"it has more than {_MOST_TENSORS} tensors")
             position = self._read_tensor(position)
-
-    @property
-    def stamp(self) -> FileStamp:
-        return self._file.stamp
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
-
-    def read(self, name: str) -> NDArray[Any]:
-        place = self._places[name]
-        return place.type.decode(self._file.read(place.start, place.num_bytes), self._tensors[name].shape)
-
-    def read_blocks(self, name: str) -> Blocks | None:
-        place, info = self._places[name], self._tensors[name]
-        if len(info.shape) != 2 or not keeps_blocks(place.type.name):
-            return None
-        return read_blocks(place.type.name, self._file.read(place.start, place.num_bytes), info.shape)
-
-    def close(self) -> None:
-        self._file.close()
 
     def _read_header(self) -> Mapping[str, int]:
         """Return the sizes that the header says, by their names in a model's shape."""
@@ -116,10 +78,13 @@ class GgmfFile:
             name = rest[4 * num_dimensions :].decode("utf-8")
         except UnicodeDecodeError as error:
             raise self._damaged(f"the name of the tensor at byte {position} is no UTF-8") from error
-        place = self._place(name, dimensions, type_number, position + len(rest))
-        return place.start + place.num_bytes
+        if name in self._tensors or 0 in dimensions:
+            raise self._damaged(
+                f"tensor {show(name)} has the dimensions {list(dimensions)}; expected it once, and each above 0"
+            )
+        return self._add(name, dimensions, self._element(name, type_number), position + len(rest))
 
-    def _place(self, name: str, dimensions: tuple[int, ...], type_number: int, start: int) -> _Place:
+    def _element(self, name: str, type_number: int) -> ElementType:
         element = _TYPES.get(type_number)
         if element is None:
             raise ModelError(
@@ -131,32 +96,11 @@ class GgmfFile:
                 f"{self._file.path}: tensor {show(name)} is in {element.name} of version {self._version}, which "
                 f"rwkv.cpp has changed since; expected version {_BLOCKS_SINCE}: quantise the model again"
             )
-        num_bytes = prod(dimensions) // element.block_size * element.block_bytes
-        if name in self._places or 0 in dimensions or dimensions[0] % element.block_size:
-            raise self._damaged(
-                f"tensor {show(name)} has the dimensions {list(dimensions)} in {element.name}; expected it once, each "
-                f"above 0, and the first a multiple of {element.block_size}"
-            )
-        self._check_end(start, num_bytes, f"tensor {show(name)}")
-        try:
-            self._tensors[name] = TensorInfo(
-                dimensions[::-1], element.dtype, element.name if element.is_block else None
-            )
-        except ValueError as error:
-            raise self._damaged(f"tensor {show(name)}: {error}") from error
-        self._places[name] = _Place(element, start, num_bytes)
-        return self._places[name]
+        return element
 
     def _take(self, start: int, size: int, what: str) -> bytes:
         self._check_end(start, size, what)
         return self._file.read(start, size).tobytes()
-
-    def _check_end(self, start: int, size: int, what: str) -> None:
-        if start + size > self._file.stamp.size:
-            raise self._damaged(
-                f"{what} has {size} bytes from {start} on; expected an end within the {self._file.stamp.size} bytes "
-                "of the file"
-            )
 
     def _damaged(self, what: str) -> ModelError:
         return ModelError(f"{self._file.path}: damaged or truncated file of rwkv.cpp: {what}")

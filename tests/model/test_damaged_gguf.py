@@ -10,6 +10,7 @@ import pytest
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
+from tests.support.damaged_files import refusal
 from tests.support.gguf import save_gguf
 from tests.support.models import random_model, tiny_shape
 
@@ -22,14 +23,6 @@ NAME = b"blk.0.time_mix_key.weight"
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = save_gguf(MODEL, tmp_path_factory.mktemp("gguf") / "model.gguf", tokens=[b"<s>", b"a", b"b", b"c"])
     return path.read_bytes()
-
-
-def refusal(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(ModelError) as caught:
-        open_model(path)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
 
 
 def test_truncated_anywhere(sound: bytes, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType, quants
 
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.model import open_model
+from tests.support.damaged_files import refusal
 from tests.support.ggmf import ggmf_tensors, save_ggmf, write_ggmf
 from tests.support.gguf import encode
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -23,14 +24,6 @@ TOKENS = [1, 17, 3, 95, 40, 2, 2]
 COMPUTED = {"v4": ("time_decay",), "v5.0": ("time_decay", "time_first"), "v5.1": ("time_decay",)}
 COMPUTED["v5.2"] = COMPUTED["v5.1"]
 every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-
-
-def refusal(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(ModelError) as caught:
-        open_model(path)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["FP32", "FP16"])
@@ -96,7 +89,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
         (28, 0, "a name of 0 bytes"),
         (28, 1 << 31, "a name of 2147483648 bytes"),
         (32, 4, "tensor emb.weight has the type number 4; expected one of 0 (F32), 1 (F16), 2 (Q4_0)"),
-        (36, 0, "tensor emb.weight has the dimensions [0, 96] in F32"),
+        (36, 0, "tensor emb.weight has the dimensions [0, 96]; expected it once"),
         (40, 0xFFFFFFFF, "tensor emb.weight has 1099511627520 bytes from 54 on; expected an end within"),
     ],
 )
@@ -109,5 +102,5 @@ def test_a_header_that_makes_no_sense(start: int, value: int, message: str, tmp_
 def test_a_tensor_twice_and_a_name_that_is_no_text(tmp_path: Path) -> None:
     sound = save_ggmf(V7, tmp_path / "model.bin").read_bytes()
     twice = refusal(tmp_path / "model.bin", sound + sound[24:])
-    assert "tensor emb.weight has the dimensions [64, 96] in F32; expected it once" in twice
+    assert "tensor emb.weight has the dimensions [64, 96]; expected it once" in twice
     assert "is no UTF-8" in refusal(tmp_path / "model.bin", sound.replace(b"emb.weight", b"\xffmb.weight"))

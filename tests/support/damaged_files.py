@@ -1,0 +1,19 @@
+"""What is said of a model file that can't be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.errors import ModelError
+from rnn_engine.loading.model import open_model
+
+
+def refusal(path: Path, content: bytes) -> str:
+    """Write a file, and return the error of opening it, which names the file."""
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        open_model(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
