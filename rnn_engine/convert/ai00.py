@@ -55,18 +55,18 @@ def model_info(shape: ModelShape) -> Ai00ModelInfo:
 
 def write_st(file: IO[bytes], source: Source) -> None:
     """Write an `.st` file. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
-    check_ai00_version(source)
-    for spec in source.specs:
-        chosen = source.format_of(spec.name) if is_matrix(spec) else None
-        if chosen is not None and chosen.name != "f16":
-            raise ModelError(f"{spec.name} can't be {chosen.name} in an .st file; expected --weights f16")
+    check_ai00(source, "an .st file")
     write_safetensors(file, list(_entries(source)), {})
 
 
-def check_ai00_version(source: Source) -> None:
-    """Raise ModelError for a version that ai00 does not know."""
+def check_ai00(source: Source, file: str) -> None:
+    """Raise ModelError for a version that ai00 does not know, and for weights other than f16 in a kind of its files."""
     if source.shape.version not in _VERSIONS:
         raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
+    for spec in source.specs:
+        chosen = source.format_of(spec.name) if is_matrix(spec) else None
+        if chosen is not None and chosen.name != "f16":
+            raise ModelError(f"{spec.name} can't be {chosen.name} in {file}; expected --weights f16")
 
 
 def _entries(source: Source) -> Iterator[TensorEntry]:

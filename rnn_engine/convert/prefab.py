@@ -11,8 +11,8 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.ai00 import check_ai00_version, model_info
-from rnn_engine.convert.source import F16, Source, is_matrix
+from rnn_engine.convert.ai00 import check_ai00, model_info
+from rnn_engine.convert.source import F16, Source
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.prefab_file import MATRICES, V6_MIXES
@@ -37,11 +37,8 @@ class _Array:
 
 def write_prefab(file: IO[bytes], source: Source) -> None:
     """Write a prefab. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
-    check_ai00_version(source)
+    check_ai00(source, "a prefab")
     for spec in source.specs:
-        chosen = source.format_of(spec.name) if is_matrix(spec) else None
-        if chosen is not None and chosen.name != "f16":
-            raise ModelError(f"{spec.name} can't be {chosen.name} in a prefab; expected --weights f16")
         if spec.name.endswith(".time_state"):
             raise ModelError(f"a prefab can't hold {spec.name}; expected a model without a tuned state")
     shape = source.shape
