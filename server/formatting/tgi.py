@@ -17,6 +17,8 @@ from server.schemas.tgi import (
     FinishWord,
     PrefillToken,
     TgiAnswer,
+    TgiBestDetails,
+    TgiDetails,
     TgiError,
     TgiEvent,
     TgiRequest,
@@ -72,24 +74,18 @@ class TgiDialect:
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
-        best = self._sequence(outcomes[kept[0]])
-        answer: TgiAnswer = {"generated_text": best["generated_text"]}
+        best = outcomes[kept[0]]
+        answer: TgiAnswer = {"generated_text": self._text(best)}
         if self._body.details or self._body.decoder_input_details:
             rest = sorted(
                 (place for place in range(len(outcomes)) if place != kept[0]),
                 key=lambda place: -outcomes[place].mean_logprob,
             )
-            answer["details"] = {
-                "finish_reason": best["finish_reason"],
-                "generated_tokens": best["generated_tokens"],
-                "seed": best["seed"],
-                "prefill": best["prefill"],
-                "tokens": best["tokens"],
-            }
-            if "top_tokens" in best:
-                answer["details"]["top_tokens"] = best["top_tokens"]
-            if rest:
-                answer["details"]["best_of_sequences"] = [self._sequence(outcomes[place]) for place in rest]
+            others: list[TgiSequence] = [
+                {"generated_text": self._text(outcomes[place]), **self._details(outcomes[place])} for place in rest
+            ]
+            details = self._details(best)
+            answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
         return {**answer, **extra}
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
@@ -141,10 +137,12 @@ class TgiDialect:
             event["top_tokens"] = self._top(info)
         return event
 
-    def _sequence(self, outcome: Outcome) -> TgiSequence:
+    def _text(self, outcome: Outcome) -> str:
+        return self._echo + outcome.text + _stop_text(outcome.end)
+
+    def _details(self, outcome: Outcome) -> TgiDetails:
         finished = outcome.end
-        sequence: TgiSequence = {
-            "generated_text": self._echo + outcome.text + _stop_text(finished),
+        details: TgiDetails = {
             "finish_reason": _finish_word(finished),
             "generated_tokens": finished.completion_tokens,
             "seed": finished.seed,
@@ -152,8 +150,8 @@ class TgiDialect:
             "tokens": [_token(info, special=info is finished.stop_token) for info in outcome.drawn],
         }
         if self._body.logprobs:
-            sequence["top_tokens"] = [self._top(info) for info in outcome.drawn]
-        return sequence
+            details["top_tokens"] = [self._top(info) for info in outcome.drawn]
+        return details
 
     @property
     def _echo(self) -> str:

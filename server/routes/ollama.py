@@ -22,11 +22,11 @@ _VERSION = "0.12.0"
 async def chat(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, OllamaChatRequest)
     engine = engine_of(request, body.cache_salt)
-    if body.chat is None:
+    if body.translated is None:
         return _loaded(OllamaDialect(engine.info, None, "message"), stream=body.stream)
-    calls, form, resolved = await prepare_chat(request, engine, body.chat)
+    calls, form, resolved = await prepare_chat(request, engine, body.translated)
     dialect = OllamaDialect(engine.info, form, "message")
-    return await answer_in(dialect, request, body.chat, calls, resolved, stream_type=LINES)
+    return await answer_in(dialect, request, body.translated, calls, resolved, stream_type=LINES)
 
 
 async def generate(request: web.Request) -> web.StreamResponse:

@@ -84,33 +84,34 @@ class TgiToken(TypedDict):
 FinishWord: TypeAlias = Literal["length", "eos_token", "stop_sequence"]
 
 
-class TgiSequence(TypedDict):
+class TgiDetails(TypedDict):
+    """The tokens of an answer, and how it ended."""
+
+    finish_reason: FinishWord
+    generated_tokens: int
+    seed: int
+    prefill: list[PrefillToken]
+    tokens: list[TgiToken]
+    top_tokens: NotRequired[list[list[TgiToken]]]
+
+
+class TgiSequence(TgiDetails):
     """Another of `best_of` answers."""
 
     generated_text: str
-    finish_reason: FinishWord
-    generated_tokens: int
-    seed: int
-    prefill: list[PrefillToken]
-    tokens: list[TgiToken]
-    top_tokens: NotRequired[list[list[TgiToken]]]
 
 
-class TgiDetails(TypedDict):
-    finish_reason: FinishWord
-    generated_tokens: int
-    seed: int
-    prefill: list[PrefillToken]
-    tokens: list[TgiToken]
-    top_tokens: NotRequired[list[list[TgiToken]]]
-    best_of_sequences: NotRequired[list[TgiSequence]]
+class TgiBestDetails(TgiDetails):
+    """Those of the best of several answers."""
+
+    best_of_sequences: list[TgiSequence]
 
 
 class TgiAnswer(TypedDict):
     """A stop string that ends the text is part of it. `details` is there where it was asked for."""
 
     generated_text: str
-    details: NotRequired[TgiDetails]
+    details: NotRequired[TgiDetails | TgiBestDetails]
 
 
 class TgiStreamDetails(TypedDict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -95,6 +96,14 @@ class OllamaGeneration(RequestBody):
         default=0, description="Only 0."
     )
 
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        _ = self.translated  # checks what contradicts itself
+
+    def check(self, limits: Limits) -> None:
+        if self.translated is not None:
+            self.translated.check(limits)
+
     @property
     def cache_salt(self) -> str | None:
         return None if self.options is None else self.options.cache_salt
@@ -104,6 +113,11 @@ class OllamaGeneration(RequestBody):
         """The fields of every generation, as this server names them."""
         found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
         return found if self.format is None else {**found, "json_schema": self.format}
+
+    @cached_property
+    @abstractmethod
+    def translated(self) -> TranslatedChat | CompletionRequest | None:
+        """The same in OpenAI's words; None where there is nothing to answer."""
 
     def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
         """Return a conversation in OpenAI's words."""
@@ -170,17 +184,8 @@ class OllamaChatRequest(OllamaGeneration):
     )
     tools: Annotated[list[ToolBody], FailFast()] = Field(default=[], description="The tools that the model may call.")
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        _ = self.chat  # checks what contradicts itself
-
-    def check(self, limits: Limits) -> None:
-        if self.chat is not None:
-            self.chat.check(limits)
-
     @cached_property
-    def chat(self) -> TranslatedChat | None:
-        """The same conversation in OpenAI's words; None where it is empty."""
+    def translated(self) -> TranslatedChat | None:
         return self.chat_of([message.message for message in self.messages], self.tools) if self.messages else None
 
 
@@ -201,17 +206,8 @@ class OllamaGenerateRequest(OllamaGeneration):
     )
     images: Images = Field(default=[], description="Only an empty list.")
 
-    def model_post_init(self, context: object) -> None:
-        super().model_post_init(context)
-        _ = self.translated  # checks what contradicts itself
-
-    def check(self, limits: Limits) -> None:
-        if self.translated is not None:
-            self.translated.check(limits)
-
     @cached_property
     def translated(self) -> TranslatedChat | CompletionRequest | None:
-        """The same in OpenAI's words; None where there is no prompt."""
         if not self.prompt:
             return None
         if self.raw:
