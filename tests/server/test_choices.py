@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.requests import GenerateRequest, TokenInfo
-from server.app import make_app
 from server.schemas.choices import Choices, Chooses
 from server.schemas.completions import Completion
-from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, error_of, post
 
@@ -178,13 +172,6 @@ async def test_no_tokens_of_a_text_is_an_error(serve: Serve, monkeypatch: pytest
     error = await error_of(await client.post(PATH, json={"choices": ["\u200b"]}), 400)
     assert error["param"] == "choices.0"
     assert "at least one token" in error["message"]
-
-
-@pytest.fixture
-async def demo() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
-        yield client
 
 
 QUESTION = "User: What is the capital of France?\n\nAssistant:"

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from numpy.typing import NDArray
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.errors import OverloadedError
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
-from server.app import make_app
 from server.limits import Limits
 from server.schemas.ai00.states import StateList
 from server.schemas.embeddings import EmbeddingList
@@ -266,13 +261,6 @@ async def test_failures_have_a_status_of_their_own(serve: Serve, path: str) -> N
     assert (await error_of(await client.post(path, json={"input": "a"}), 500))["code"] == "step_failed"
     engine.refuse = OverloadedError("full", 1.0)
     assert (await error_of(await client.post(path, json={"input": "a"}), 429))["code"] == "overloaded"
-
-
-@pytest.fixture
-async def demo() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
-        yield client
 
 
 async def test_demo_model(demo: Client) -> None:
