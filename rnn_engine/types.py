@@ -121,15 +121,16 @@ class TokenRun:
     The logits of the last `rows` positions are computed: 0 for a prefill chunk that is not the last,
     1 at decode, `len(tokens)` where every position is scored. `targets`, where given, holds one token id
     a row; the read-out then has the logit at that id. `masks`, where given, says which tokens each row's candidates
-    are taken from: the bit `id % 32` of its word `id // 32` is set for a token that is allowed. A row allows at least
-    one token; bits beyond the vocabulary do not count.
+    are taken from, as [rows, ceil(V / 32)], or None for all tokens: the bit `id % 32` of a row's word `id // 32` is set
+    for a token that is allowed. A row allows at least one token; bits beyond the vocabulary do not count. `submit`
+    calls it once, while the device runs the tokens already; it must not raise.
     """
 
     slot: int
     tokens: Sequence[int]
     rows: int = 0
     targets: Sequence[int] | None = None
-    masks: NDArray[np.uint32] | None = field(default=None, compare=False)  # [rows, ceil(V / 32)]
+    masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
 
 
 def mask_words(vocab_size: int) -> int:
@@ -217,8 +218,9 @@ class Runner(Protocol):
         At most two steps are in flight: a third call waits until the device has done the first, whether or not that
         was collected. Steps run in the order of their submission, as do the reads, writes and copies of states
         between them.
-        Raises InvalidRequestError for a batch that breaks the contract, StepError where the device refuses the step;
-        nothing has changed then.
+        Raises InvalidRequestError for a batch that breaks the contract, and nothing has changed then. Raises the same
+        for masks of another shape, and StepError where the device refuses the step; the states of the batch's slots are
+        then undefined.
         """
         ...
 

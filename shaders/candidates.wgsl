@@ -83,7 +83,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
     if thread == 0u { // memory of a workgroup begins with anything
         atomicStore(&num_not_finite, 0u);
-        atomicStore(&num_allowed, select(0u, VOCAB, mask == NO_MASK));
+        atomicStore(&num_allowed, select(0u, VOCAB, !HAS_MASKS || mask == NO_MASK));
     }
     workgroupBarrier();
     var own_greatest = logits[start];

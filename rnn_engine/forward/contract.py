@@ -33,12 +33,29 @@ def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
         raise InvalidRequestError(field, slot, f"a slot from 0 to {num_slots - 1}")
 
 
-def allowed_tokens(batch: Batch, vocab_size: int) -> NDArray[np.bool_]:
-    """Whether the mask of each row allows each token; all are allowed where a row has none. [R, V]"""
+def make_masks(batch: Batch, vocab_size: int) -> list[NDArray[np.uint32] | None]:
+    """Return the masks [rows, ceil(V / 32)] of each run, None where all tokens are allowed; called once a step.
+
+    Raises InvalidRequestError for masks of another shape.
+    """
+    made = [None if run.masks is None else run.masks() for run in batch]
+    for position, (run, masks) in enumerate(zip(batch, made, strict=True)):
+        expected = (run.rows, mask_words(vocab_size))
+        if masks is not None and (masks.dtype != np.uint32 or masks.shape != expected):
+            raise InvalidRequestError(
+                f"run {position}: masks", f"{masks.dtype} {masks.shape}", f"uint32 {expected}, or None"
+            )
+    return made
+
+
+def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], vocab_size: int) -> NDArray[np.bool_]:
+    """Whether the mask of each row allows each token; all are allowed where a row has none. [R, V]
+
+    `masks` are those of the runs of `batch`.
+    """
     allowed = [np.ones((0, vocab_size), np.bool_)]
-    for run in batch:
-        masks = run.masks
-        allowed.append(np.ones((run.rows, vocab_size), np.bool_) if masks is None else unpack_masks(masks, vocab_size))
+    for run, own in zip(batch, masks, strict=True):
+        allowed.append(np.ones((run.rows, vocab_size), np.bool_) if own is None else unpack_masks(own, vocab_size))
     return np.concatenate(allowed)
 
 
@@ -79,19 +96,6 @@ def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> N
         if len(run.targets) != run.rows:
             raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
         check_token_ids(f"{name}: target", run.targets, shape.vocab_size)
-    if run.masks is not None:
-        _check_masks(name, run.masks, run.rows, shape.vocab_size)
-
-
-def _check_masks(name: str, masks: NDArray[np.uint32], num_rows: int, vocab_size: int) -> None:
-    expected = (num_rows, mask_words(vocab_size))
-    if masks.dtype != np.uint32 or masks.shape != expected:
-        raise InvalidRequestError(f"{name}: masks", f"{masks.dtype} {masks.shape}", f"uint32 {expected}")
-    last_word = np.uint32(0xFFFFFFFF >> -vocab_size % 32)  # the bits of tokens that there are
-    allows_some = masks[:, :-1].any(axis=1) | ((masks[:, -1] & last_word) != 0)
-    if not allows_some.all():
-        row = int(np.argmin(allows_some))
-        raise InvalidRequestError(f"{name}: mask {row}", "no token allowed", "at least one token allowed")
 
 
 def _check_slots_differ(batch: Batch) -> None:

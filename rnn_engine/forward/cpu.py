@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.contract import check_batch, check_slot, check_state, take_oldest
+from rnn_engine.forward.contract import check_batch, check_slot, check_state, make_masks, take_oldest
 from rnn_engine.forward.host_readout import read_out
 from rnn_engine.reference.functions import project_to_logits
 from rnn_engine.reference.runs import RunLayers
@@ -85,8 +85,9 @@ class CpuRunner:
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]
+        masks = make_masks(batch, self._shape.vocab_size)
         ticket = Ticket(next(self._numbers))
-        self._in_flight[ticket] = read_out(batch, logits, self._num_candidates, lambda row: logits[row].copy())
+        self._in_flight[ticket] = read_out(batch, masks, logits, self._num_candidates, lambda row: logits[row].copy())
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:

@@ -76,18 +76,24 @@ class ForwardPass:
     @property
     def weight_bytes(self) -> int:
         """Bytes of matrices that a step reads, the head's included."""
-        return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0]))
+        return sum(stage.weight_bytes for stage in (*self._body, *self._heads[0].logits))
+
+    def logits_plan(self, step: StepSize, side: int) -> Plan:
+        """The dispatches of a step up to the logits of its rows, if it has any, in `outputs[side]`."""
+        return Plan(tuple(self._logits_dispatches(step, side)))
+
+    def readout_plan(self, step: StepSize, side: int) -> Plan:
+        """The dispatches that read the logits of a step with rows out; its masks must be there."""
+        return Plan(tuple(self._heads[side].candidates.dispatches(step)))
 
     def plan(self, step: StepSize, side: int) -> Plan:
         """The dispatches of a step; where it has rows, also those that write `outputs[side]`."""
-        return Plan(tuple(self._dispatches(step, side)))
+        logits = self.logits_plan(step, side).dispatches
+        return Plan((*logits, *self.readout_plan(step, side).dispatches) if step.num_rows else logits)
 
-    def _dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:
-        for stage in self._body:
+    def _logits_dispatches(self, step: StepSize, side: int) -> Iterator[Dispatch]:
+        for stage in (*self._body, *(self._heads[side].logits if step.num_rows else ())):
             yield from stage.dispatches(step)
-        if step.num_rows:
-            for stage in self._heads[side]:
-                yield from stage.dispatches(step)
 
 
 def _create_states(layer: int, initial: F32, num_slots: int, memory: Memory) -> Buffer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -93,6 +93,8 @@ class GpuRunner:
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
         self._plan = lru_cache(_PLANS)(self._forward.plan)
+        self._logits_plan = lru_cache(_PLANS)(self._forward.logits_plan)
+        self._readout_plan = lru_cache(_PLANS)(self._forward.readout_plan)
 
     @property
     def shape(self) -> ModelShape:
@@ -162,7 +164,7 @@ class GpuRunner:
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
         all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
-        run_step(self, [TokenRun(0, [0], rows=1, masks=all_allowed)])
+        run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
         progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
@@ -192,24 +194,34 @@ class GpuRunner:
             self._memory.close()
 
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
-        """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way."""
+        """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way.
+
+        Masks are made while the device computes the logits.
+        """
         side = ticket.number % 2
-        buffers = self._forward.buffers
         num_tokens = sum(len(run.tokens) for run in batch)
         num_rows = sum(run.rows for run in batch)
-        self._memory.upload(buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
-        masks = encode_masks(batch)
-        if masks is not None:
-            self._memory.upload(buffers.masks, 0, masks)
-        size = StepSize(num_tokens, len(batch), num_rows, has_masks=masks is not None)
-        plan = self._plan(size, side=side if num_rows else 0)
+        self._memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
+        size = StepSize(num_tokens, len(batch), num_rows)
         if num_rows == 0:
-            return _Step(ticket, batch, self._recorder.submit(plan), None)
+            return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)
+        if any(run.masks is not None for run in batch):
+            self._recorder.submit(self._logits_plan(size, side=side))
+            plan = self._readout_plan(replace(size, has_masks=self._upload_masks(batch)), side=side)
+        else:
+            plan = self._plan(size, side=side)
         answer, num_bytes = self._answers[side], 4 * num_rows * self._limits.readout_words
         submission = self._recorder.submit(
             plan, [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, num_bytes)]
         )
         return _Step(ticket, batch, submission, self._recorder.download(answer, num_bytes, submission))
+
+    def _upload_masks(self, batch: Batch) -> bool:
+        """Make the masks of `batch` and upload them; whether there are any."""
+        masks = encode_masks(batch, self._shape.vocab_size)
+        if masks is not None:
+            self._memory.upload(self._forward.buffers.masks, 0, masks)
+        return masks is not None
 
     def _finish(self, step: _Step) -> None:
         """Wait until the device has done `step`, and keep its answer, or its error, until it is collected."""

@@ -23,7 +23,7 @@ class Head:
         matrix = Matrix(context.weights("head.weight"), 0, shape.width, 0, shape.vocab_size)
         self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
 
-    def bind(self, outputs: HeadOutputs) -> tuple[Stage, ...]:
+    def bind(self, outputs: HeadOutputs) -> HeadStages:
         """The stages that write `outputs`, for steps with at least one row."""
         context = self._context
         shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
@@ -35,7 +35,8 @@ class Head:
             lambda step: (step.num_rows, 1),
         )
         matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
-        return (norm, matmul, Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True)))
+        candidates = Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
+        return HeadStages((norm, matmul), candidates)
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
         context = self._context
@@ -51,6 +52,14 @@ class Head:
             {"logits": outputs.logits, "masks": context.buffers.masks, "readout": outputs.readout},
             lambda step: (step.num_rows, 1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStages:
+    """The stages of the head for one set of outputs."""
+
+    logits: tuple[Stage, ...]  # that write the logits
+    candidates: Stage  # that reduces them
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.forward.contract import allowed_tokens, sound_runs
 from rnn_engine.types import F32, I32, Batch, Readout
 
 
-def read_out(batch: Batch, logits: F32, num_candidates: int, full_row: Callable[[int], F32]) -> Readout:
-    """What a step says of its rows' `logits` [R, V], with K = `num_candidates`."""
-    has_masks = any(run.masks is not None for run in batch)
-    allowed = allowed_tokens(batch, logits.shape[-1])  # [R, V]
+def read_out(
+    batch: Batch,
+    masks: Sequence[NDArray[np.uint32] | None],
+    logits: F32,
+    num_candidates: int,
+    full_row: Callable[[int], F32],
+) -> Readout:
+    """What a step says of its rows' `logits` [R, V], with K = `num_candidates`; `masks` are those of its runs."""
+    has_masks = any(own is not None for own in masks)
+    allowed = allowed_tokens(batch, masks, logits.shape[-1])  # [R, V]
     allowed_logits = np.where(allowed & ~np.isnan(logits), logits, np.float32(-np.inf))
     ids = np.empty((len(logits), num_candidates), np.int32)  # [R, K]
     for row, values in enumerate(allowed_logits):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.contract import sound_runs
+from rnn_engine.forward.contract import make_masks, sound_runs
 from rnn_engine.forward.step import StepLimits
-from rnn_engine.types import F32, I32, Batch, Readout
+from rnn_engine.types import F32, I32, Batch, Readout, mask_words
 
 HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = 0xFFFFFFFF
@@ -35,7 +35,7 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
         rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
         if run.targets is not None:
             rows[row : row + run.rows, 1] = run.targets
-        if run.masks is not None:
+        if run.masks is not None:  # they are made later
             rows[row : row + run.rows, 2] = np.arange(num_masks, num_masks + run.rows)
             num_masks += run.rows
         start += length
@@ -43,10 +43,19 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
     return words
 
 
-def encode_masks(batch: Batch) -> NDArray[np.uint32] | None:
-    """The masks of all rows that have one, in order; None where none has."""
-    masks = [run.masks for run in batch if run.masks is not None and run.rows]
-    return np.concatenate(masks) if masks else None
+def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
+    """Make the masks of all runs that may have some, and return them in order; None where all tokens are allowed."""
+    made = make_masks(batch, vocab_size)
+    if all(own is None for own in made):
+        return None
+    all_allowed = np.uint32(NO_MASK)
+    return np.concatenate(
+        [
+            np.full((run.rows, mask_words(vocab_size)), all_allowed) if own is None else own
+            for run, own in zip(batch, made, strict=True)
+            if run.masks is not None
+        ]
+    )
 
 
 def decode_readout(answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32]) -> Readout:

@@ -2,7 +2,7 @@
 
 from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.logprobs import top_logprobs
-from rnn_engine.sampling.masks import Mask, SequenceMask, TokenMask
+from rnn_engine.sampling.masks import AllowedTokens, Mask, SequenceMask, TokenMask
 from rnn_engine.sampling.mixing import MixKind, mix_logits
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
@@ -11,6 +11,7 @@ from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
 
 __all__ = [
+    "AllowedTokens",
     "Draw",
     "LogitRow",
     "Mask",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -43,27 +44,34 @@ class TokenMask(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class AllowedTokens:
+    """A mask that was checked, and how many tokens it allows."""
+
+    mask: Mask
+    count: int  # at least 1
+
+
 class SequenceMask:
     """What is known of the next token of one sequence.
 
-    `forced` are the tokens that come next, one after another, where these are not drawn. `current` is the mask of one
-    that is drawn, and None where all tokens are allowed.
+    `forced` are the tokens that come next, one after another, where these are not drawn. `current` says what one that
+    is drawn may be, and is None where all tokens are allowed. That is found out when it is first asked for, perhaps by
+    `for_last`, so that a step can run meanwhile.
     """
 
     def __init__(
         self, source: TokenMask, vocab_size: int, ends: Collection[int] = (), *, may_force: bool = True
     ) -> None:
-        """`ends` are tokens that end a text, too, wherever token 0 may. Where not `may_force`, all tokens are drawn.
-
-        Raise StepError, as does `advance`, for a mask that does not fit the vocabulary or allows no token.
-        """
+        """`ends` are tokens that end a text, too, wherever token 0 may. Where not `may_force`, all tokens are drawn."""
         self._source = source
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._added: frozenset[int] = frozenset()  # of them, to the current mask
         self._may_force = may_force
+        self._current: AllowedTokens | Exception | None = None  # the exception is what finding it out has raised
+        self._is_known = False  # whether it was found out
         self.forced: Sequence[int] = ()
-        self.current: Mask | None = None
         self.advance()
 
     @property
@@ -71,26 +79,38 @@ class SequenceMask:
         """Whether no token follows the last one."""
         return self._source.ended
 
+    @property
+    def current(self) -> AllowedTokens | None:
+        """Raises StepError, each time, for a mask that does not fit the vocabulary or allows no token."""
+        if not self._is_known:
+            self._find_out()
+        if isinstance(self._current, Exception):
+            raise self._current
+        return self._current
+
     def accept(self, token: int) -> None:
-        """Take note of the next token; no mask is current then."""
+        """Take note of the next token; `current` is None then, until `advance`."""
         if token not in self._added:
             self._source.accept(token)
-        self.current = None
+        self._current, self._is_known = None, True
 
     def advance(self) -> None:
-        """Find out what may come after the last token."""
+        """Find out what is forced after the last token."""
         self._added = frozenset()
+        self._is_known = False
         self.forced = self._source.forced() if self._may_force else ()
-        if self.forced:
-            return
-        mask = self._source.next()
-        if mask is not None:
-            _check_mask(mask, self._vocab_size)
-        self.current = mask if mask is None else self._with_ends(mask)
+
+    def _find_out(self) -> None:
+        self._is_known = True
+        try:
+            mask = self._source.next()
+            self._current = None if mask is None else _checked(self._with_ends(mask), self._vocab_size)
+        except Exception as error:
+            self._current = error
 
     def _with_ends(self, mask: Mask) -> Mask:
         """Return `mask` with the tokens that end a text, where it allows the end."""
-        ends = self._ends if int(mask[0]) & 1 else ()
+        ends = self._ends if len(mask) == mask_words(self._vocab_size) and int(mask[0]) & 1 else ()
         self._added = frozenset(token for token in ends if not int(mask[token >> 5]) >> (token & 31) & 1)
         if not self._added:
             return mask
@@ -100,11 +120,19 @@ class SequenceMask:
         return extended
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
-        """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens."""
-        if self.current is None:
+        """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens.
+
+        Where there is no current one, all tokens are allowed: None. Does not raise what `current` will.
+        """
+        if not self._is_known:
+            self._find_out()
+        if not isinstance(self._current, AllowedTokens):
             return None
-        masks = np.full((num_rows, len(self.current)), 2**32 - 1, np.uint32)
-        masks[-1] = self.current
+        mask = self._current.mask
+        if num_rows == 1:
+            return mask[np.newaxis]
+        masks = np.full((num_rows, len(mask)), 2**32 - 1, np.uint32)
+        masks[-1] = mask
         return masks
 
 
@@ -115,7 +143,9 @@ def allowed_tokens(mask: Mask, vocab_size: int) -> I32:
 
 def count_allowed(mask: Mask, vocab_size: int) -> int:
     """Return how many tokens `mask` allows."""
-    count = int(np.bitwise_count(mask).sum())
+    whole = len(mask) // 2 * 2
+    count = int(np.add.reduce(np.bitwise_count(mask[:whole].view(np.uint64)), dtype=np.uint32))
+    count += sum(map(int.bit_count, mask[whole:].tolist()))
     stray = int(mask[-1]) >> (vocab_size % 32) if vocab_size % 32 else 0
     return count - stray.bit_count()
 
@@ -126,12 +156,13 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
     return allowed
 
 
-def _check_mask(mask: Mask, vocab_size: int) -> None:
+def _checked(mask: Mask, vocab_size: int) -> AllowedTokens:
     expected = (mask_words(vocab_size),)
     if mask.dtype != np.uint32 or mask.shape != expected:
         raise StepError(
             f"the mask of a token is {mask.dtype} of shape {mask.shape}; expected uint32 of shape {expected}"
         )
-    last = int(mask[-1]) & ((1 << (vocab_size - 1) % 32 + 1) - 1)
-    if last == 0 and mask[:-1].max(initial=0) == 0:
+    count = count_allowed(mask, vocab_size)
+    if count == 0:
         raise StepError("the mask of a token allows no token")
+    return AllowedTokens(mask, count)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.sampling.masks import Mask, allowed_tokens, count_allowed
+from rnn_engine.sampling.masks import AllowedTokens, Mask, allowed_tokens
 from rnn_engine.types import F32, I32, Readout
 
 
@@ -32,13 +32,13 @@ class LogitRow:
     mask: Mask | None = None  # None allows all
 
     @staticmethod
-    def of(readout: Readout, row: int, vocab_size: int, mask: Mask | None = None) -> LogitRow:
-        """Return row number `row` of a step's read-out; `mask` is the one that its run gave for it."""
+    def of(readout: Readout, row: int, vocab_size: int, allowed: AllowedTokens | None = None) -> LogitRow:
+        """Return row number `row` of a step's read-out; `allowed` are the tokens that its run allowed for it."""
         ids, logits = readout.ids[row], readout.logits[row]
         logsumexp = allowed_logsumexp = _checked(readout.logsumexp.item(row))
         num_allowed = vocab_size
-        if mask is not None:
-            num_allowed = count_allowed(mask, vocab_size)
+        if allowed is not None:
+            num_allowed = allowed.count
             ids, logits = ids[:num_allowed], logits[:num_allowed]  # beyond, they stand for no token
             allowed_logsumexp = _checked(readout.allowed_logsumexp.item(row))
         return LogitRow(
@@ -49,7 +49,7 @@ class LogitRow:
             read_full=partial(readout.full_row, row),
             num_allowed=num_allowed,
             allowed_logsumexp=allowed_logsumexp,
-            mask=mask,
+            mask=None if allowed is None else allowed.mask,
         )
 
     @staticmethod

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.sampling import LogitRow
+from rnn_engine.sampling import AllowedTokens, LogitRow
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
@@ -89,6 +89,11 @@ class Member(ABC):
         return [*self.request.prompt, *self._generated][: self.position]
 
     @property
+    def allowed(self) -> AllowedTokens | None:
+        """The tokens that the next one may be; None allows all. Raises what the mask has raised."""
+        return None
+
+    @property
     def num_generated(self) -> int:
         """How many tokens the answer has."""
         return len(self._generated)
@@ -108,17 +113,17 @@ class Member(ABC):
         start = self._submitted
         end = self._submitted = start + count
         if start >= self._prompt_length:
-            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=self._row_masks(1))
+            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=self._make_masks(1))
         self._plan.submit(end)
         tokens = self.request.prompt[start:end]
         if (rows := self._scored_rows(end, start)) > 0:
             # The prompt's last row has no target of its own; its logit at the last token is not used.
             targets = (*self.request.prompt[end - rows + 1 : end + 1], self.request.prompt[-1])
-            masks = self._row_masks(rows) if end == self._prompt_length else None
+            masks = self._make_masks(rows) if end == self._prompt_length else None
             return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows], masks=masks)
         # A state that is to be kept gets a row too, for its logits tell whether it is sound.
         if end == self._prompt_length:
-            return TokenRun(self.slot, tokens, rows=1, masks=self._row_masks(1))
+            return TokenRun(self.slot, tokens, rows=1, masks=self._make_masks(1))
         return TokenRun(self.slot, tokens, rows=int(self._plan.at(end) is not None))
 
     def passed(self) -> None:
@@ -130,8 +135,8 @@ class Member(ABC):
         """Let nobody wait for it any longer: it runs no more, whatever it has reached."""
         self._plan.close()
 
-    def _row_masks(self, num_rows: int) -> NDArray[np.uint32] | None:  # noqa: ARG002
-        """Return the masks of a run whose last row the next token is drawn from."""
+    def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
+        """Return what makes the masks of a run whose last row the next token is drawn from; None: it has none."""
         return None
 
     def _scored_rows(self, end: int, start: int | None = None) -> int:

@@ -379,8 +379,9 @@ class Scheduler:
         """Take a run's read-out in, keep a checkpoint where one is due, and return the events."""
         try:
             vocab_size = self._runner.shape.vocab_size
-            masks = [None] * run.rows if run.masks is None else list(run.masks)
-            logit_rows = [LogitRow.of(readout, row, vocab_size, mask) for row, mask in zip(rows, masks, strict=True)]
+            logit_rows = [LogitRow.of(readout, row, vocab_size) for row in rows]
+            if run.masks is not None:
+                logit_rows[-1] = LogitRow.of(readout, rows[-1], vocab_size, live.allowed)
             num_generated = live.num_generated
             events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
         except Exception as error:

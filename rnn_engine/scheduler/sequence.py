@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,15 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.sampling import LogitRow, SequenceMask, SequenceSampler, mix_logits, random_seed, top_logprobs
+from rnn_engine.sampling import (
+    AllowedTokens,
+    LogitRow,
+    SequenceMask,
+    SequenceSampler,
+    mix_logits,
+    random_seed,
+    top_logprobs,
+)
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
@@ -108,9 +117,9 @@ class LiveSequence(Member):
         if not self._given.is_scored:
             targets = self._generated[start + 1 : end + 1]
             targets.extend(tokens[-1:] if len(targets) < count else ())  # the next token is not known yet
-            return TokenRun(self.slot, tokens, rows=count, targets=targets, masks=self._row_masks(count))
+            return TokenRun(self.slot, tokens, rows=count, targets=targets, masks=self._make_masks(count))
         is_last = self._submitted == self._given.end
-        return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._row_masks(1) if is_last else None)
+        return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._make_masks(1) if is_last else None)
 
     def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
         in_prompt = self.position < self._prompt_length
@@ -152,10 +161,16 @@ class LiveSequence(Member):
             scores.take([LogitRow.of_full(logits, _CANDIDATES)], logits[tokens[0] : tokens[0] + 1])
         return scores
 
-    def _row_masks(self, num_rows: int) -> NDArray[np.uint32] | None:
-        if self._mask is None or self.request.mix is not None:  # the mask is for the mixed row
+    @property
+    def allowed(self) -> AllowedTokens | None:
+        return None if self._mask is None else self._mask.current
+
+    def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:
+        if self._mask is None or self._mask.forced or self._ending is not None:  # no token is drawn from the row
             return None
-        return self._mask.for_last(num_rows)
+        if self.request.mix is not None:  # the mask is for the mixed row
+            return None
+        return partial(self._mask.for_last, num_rows)
 
     def _draw_mixed(self, mix: StateMix) -> list[Event]:
         rows = [member.row for member in self.members if member.row is not None]
@@ -168,7 +183,7 @@ class LiveSequence(Member):
         return events
 
     def _whole_row(self, logits: F32) -> LogitRow:
-        return LogitRow.of_full(logits, _CANDIDATES, None if self._mask is None else self._mask.current)
+        return LogitRow.of_full(logits, _CANDIDATES, None if self.allowed is None else self.allowed.mask)
 
     def _go_on(self, row: LogitRow) -> list[Event]:
         """Return the events that follow from the row after all tokens that there are."""

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.errors import DeviceError, DeviceMemoryError, StepError
+from rnn_engine.gpu import Recorder
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
@@ -66,6 +67,22 @@ def test_a_warm_up_leaves_no_trace() -> None:
     runner = load_runner(random_model(tiny_shape(layers=1), seed=1), num_slots=2, max_tokens=8, warm_up=True)
     for values in (*runner.read_state(0).values(), *runner.read_state(1).values()):
         assert not values.any()
+    runner.close()
+
+
+def test_masks_are_made_when_the_device_has_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = load_runner(random_model(tiny_shape(layers=1), seed=1))
+    submitted: list[int] = []
+    submit = Recorder.submit
+
+    def note(recorder: Recorder, *arguments: Any) -> int:  # noqa: ANN401
+        submitted.append(submit(recorder, *arguments))
+        return submitted[-1]
+
+    monkeypatch.setattr(Recorder, "submit", note)
+    seen: list[int] = []
+    run_step(runner, [TokenRun(0, [1], rows=1, masks=lambda: seen.append(len(submitted)))])
+    assert (seen, len(submitted)) == ([1], 2)
     runner.close()
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.contract import allowed_tokens
+from rnn_engine.forward.contract import allowed_tokens, make_masks
 from rnn_engine.forward.host_readout import read_out
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
 from tests.support.models import tiny_shape
@@ -177,7 +177,9 @@ class FakeRunner:
             return rows[row].copy()
 
         table = np.array(rows, np.float32).reshape(len(rows), self.shape.vocab_size)
-        return read_out(batch, table, min(self.num_candidates, self.shape.vocab_size), full_row)
+        masks = make_masks(batch, self.shape.vocab_size)
+        assert allowed_tokens(batch, masks, self.shape.vocab_size).any(axis=1).all(), "a mask that allows no token"
+        return read_out(batch, masks, table, min(self.num_candidates, self.shape.vocab_size), full_row)
 
     def _check(self, batch: Batch) -> None:
         slots = [run.slot for run in batch]
@@ -191,5 +193,3 @@ class FakeRunner:
             assert 0 <= run.rows <= len(run.tokens) > 0, f"a run without sense: {run}"
             assert all(0 <= token < self.shape.vocab_size for token in run.tokens), f"no such token: {run}"
             assert run.targets is None or len(run.targets) == run.rows, f"not a target a row: {run}"
-            assert run.masks is None or len(run.masks) == run.rows, f"not a mask a row: {run}"
-        assert allowed_tokens(batch, self.shape.vocab_size).any(axis=1).all(), "a mask that allows no token"

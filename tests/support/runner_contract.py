@@ -8,7 +8,7 @@ numpy reference in f64.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from typing import Any, Protocol
@@ -201,8 +201,8 @@ class RunnerContract(ResultsContract):
         allowed = some_allowed(vocab)  # [rows, V]
         batch = [
             TokenRun(0, tokens[:3], rows=2, targets=[1, 2]),
-            TokenRun(1, tokens, rows=len(allowed), masks=pack_masks(allowed)),
-            TokenRun(2, tokens[:1], rows=1, masks=pack_masks(allowed[:1])),
+            TokenRun(1, tokens, rows=len(allowed), masks=lambda: pack_masks(allowed)),
+            TokenRun(2, tokens[:1], rows=1, masks=lambda: pack_masks(allowed[:1])),
         ]
         readout = run_step(runner, batch)
         every = np.ones((2, vocab), np.bool_)
@@ -221,6 +221,31 @@ class RunnerContract(ResultsContract):
         assert alone.logits[0, 0] == alone.full_row(0).max()
         runner.close()
 
+    def test_masks_are_made_once_a_step_and_may_allow_all(self, runner: Runner) -> None:
+        made: list[int] = []
+        write_states(runner)
+        expected = run_step(runner, [TokenRun(0, [1], rows=1), TokenRun(1, [2], rows=1)])
+        few = np.zeros((1, SHAPE.vocab_size), np.bool_)
+        few[0, :3] = True
+
+        def make(slot: int, masks: NDArray[np.uint32] | None) -> Callable[[], NDArray[np.uint32] | None]:
+            def masks_of_slot() -> NDArray[np.uint32] | None:
+                made.append(slot)
+                return masks
+
+            return masks_of_slot
+
+        for second in (None, pack_masks(few)):
+            write_states(runner)
+            ticket = runner.submit(
+                [TokenRun(0, [1], rows=1, masks=make(0, None)), TokenRun(1, [2], rows=1, masks=make(1, second))]
+            )
+            assert made == [0, 1]
+            made.clear()
+            readout = runner.collect(ticket)
+            assert readout.logits[0].tolist() == expected.logits[0].tolist()
+            assert set(readout.ids[1, :3].tolist()) == {0, 1, 2} if second is not None else True
+
     def test_allowed_logits_far_below_the_greatest_keep_their_sum(self, make_runner: MakeRunner) -> None:
         head = 1000 * MODEL.tensor("head.weight")
         runner = make_runner(
@@ -235,7 +260,7 @@ class RunnerContract(ResultsContract):
         mask = np.zeros((1, SHAPE.vocab_size), np.bool_)
         mask[0, least] = True
         runner.write_state(0, None)
-        readout = run_step(runner, [TokenRun(0, [1], rows=1, masks=pack_masks(mask))])
+        readout = run_step(runner, [TokenRun(0, [1], rows=1, masks=lambda: pack_masks(mask))])
         exact = np.logaddexp(*full[least].astype(np.float64))
         assert readout.allowed_logsumexp[0] == pytest.approx(exact, rel=1e-6)
         assert readout.ids[0, :2].tolist() == least[::-1].tolist()
@@ -247,14 +272,11 @@ class RunnerContract(ResultsContract):
             (np.ones((1, 3), np.uint32), "run 1: masks"),
             (np.ones((2, 4), np.uint32), "run 1: masks"),
             (np.ones((2, 3), np.int32), "run 1: masks"),
-            (np.array([[1, 0, 0], [0, 0, 0]], np.uint32), "run 1: mask 1"),
         ],
     )
-    def test_a_mask_that_does_not_fit_or_allows_nothing_is_refused(
-        self, runner: Runner, masks: NDArray[np.uint32], field: str
-    ) -> None:
+    def test_masks_that_do_not_fit_are_refused(self, runner: Runner, masks: NDArray[np.uint32], field: str) -> None:
         with pytest.raises(InvalidRequestError) as caught:
-            runner.submit([TokenRun(0, [1]), TokenRun(1, [1, 2, 3], rows=2, masks=masks)])
+            runner.submit([TokenRun(0, [1]), TokenRun(1, [1, 2, 3], rows=2, masks=lambda: masks)])
         assert caught.value.field == field
 
     # Steps in flight
