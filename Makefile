@@ -7,6 +7,7 @@ MODEL =
 DEVICE =
 SLOTS =
 TOKENIZER =
+API_KEY =
 
 # A Python 3.11 or newer; empty = the first that is found.
 PYTHON =
@@ -24,7 +25,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo 'make serve takes PORT, HOST, MODEL, DEVICE, SLOTS and TOKENIZER: make serve PORT=8000 MODEL=model.safetensors'
+	@echo 'make serve takes PORT, HOST, MODEL, DEVICE, SLOTS, TOKENIZER and API_KEY: make serve PORT=8000 MODEL=model.safetensors'
 
 setup: ## Make .venv ready to serve
 	@$(SETUP)
@@ -35,7 +36,7 @@ setup-dev:
 serve: ## Serve a model over HTTP (the one that comes with the project, unless MODEL is set)
 	@device='$(DEVICE)'; \
 	if [ -n "$$device" ]; then $(SETUP); else device=$$($(SETUP) --device preferred); fi && \
-	exec $(BIN)/rnn-engine serve $(if $(MODEL),'$(MODEL)') --device "$$device" $(SERVE_OPTIONS)
+	exec $(if $(API_KEY),env RNN_ENGINE_API_KEY='$(API_KEY)') $(BIN)/rnn-engine serve $(if $(MODEL),'$(MODEL)') --device "$$device" $(SERVE_OPTIONS)
 
 test: device lint types unit ## Check everything that must hold: lint, types, tests
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -58,7 +59,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise _cannot_listen(place, error) from error
+        advice = "; --port takes another, as does `make serve PORT=8000`" if error.errno == errno.EADDRINUSE else ""
+        raise _cannot_listen(place, error, advice) from error
     return listener
 
 
@@ -107,5 +109,5 @@ else:
             raise FileExistsError(0, "another server uses it")
 
 
-def _cannot_listen(place: str, error: OSError) -> OSError:
-    return OSError(f"can't listen on {place}: {error.strerror}")
+def _cannot_listen(place: str, error: OSError, advice: str = "") -> OSError:
+    return OSError(f"can't listen on {place}: {error.strerror}{advice}")

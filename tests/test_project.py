@@ -82,10 +82,11 @@ def test_make_help_lists_every_target() -> None:
 
 def test_make_serve_passes_on_what_is_set() -> None:
     assert "rnn-engine serve --device \"$device\" --port '65530'" in " ".join(make("-n", "serve").split())
-    options = "PORT=8000 HOST=0.0.0.0 MODEL=a b.st DEVICE=cpu SLOTS=3 TOKENIZER=world"
-    command = make("-n", "serve", *re.split(r" (?=[A-Z]+=)", options))
+    options = "PORT=8000 HOST=0.0.0.0 MODEL=a b.st DEVICE=cpu SLOTS=3 TOKENIZER=world API_KEY=secret"
+    command = make("-n", "serve", *re.split(r" (?=[A-Z_]+=)", options))
     for part in (
         "device='cpu'",
+        "RNN_ENGINE_API_KEY='secret' .venv/bin/rnn-engine",
         "serve 'a b.st'",
         "--port '8000'",
         "--host '0.0.0.0'",

@@ -25,6 +25,11 @@ from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 
+_BLANK_HINT = (
+    "hint: the model wrote nothing but white space. If it was trained to chat, ask it by `rnn-engine chat`, or give "
+    "the prompt as its chats have it, such as 'User: ...', a blank line, and 'Assistant:'."
+)
+
 
 @click.command()
 @model_argument
@@ -88,19 +93,31 @@ def command(
             sampling=sampling.resolved(session.engine.tokenize),
             grammar=grammar,
         )
-        session.generate(request, _print_text if prompt is not None else _print_ids)
+        printer = _TextPrinter()
+        session.generate(request, printer.print if prompt is not None else _print_ids)
         click.echo()
+        if printer.only_blanks and prompt is not None:
+            click.echo(_BLANK_HINT, err=True)
 
 
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         raise click.UsageError("nothing to continue: give --prompt TEXT or --tokens, or pipe a text in")
-    return sys.stdin.read()
+    prompt = sys.stdin.read()
+    if not prompt:
+        raise click.UsageError("nothing to continue: standard input is empty; --prompt '' starts from nothing")
+    return prompt
 
 
-def _print_text(delta: TextDelta) -> None:
-    click.echo(delta.text, nl=False)
-    sys.stdout.flush()
+class _TextPrinter:
+    """Prints text as it comes, and notes whether any of it can be seen."""
+
+    only_blanks = True
+
+    def print(self, delta: TextDelta) -> None:
+        self.only_blanks &= not delta.text.strip()
+        click.echo(delta.text, nl=False)
+        sys.stdout.flush()
 
 
 def _print_ids(delta: TextDelta) -> None:

@@ -221,8 +221,10 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     taken = [each.device_bytes for each in infos if each.device_bytes is not None]
     memory = f", {sum(taken) / 1e6:.1f} MB of its memory" if taken else ""
+    path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
+    if info.tokenizer == "none":
+        path, body = "completions", '{"prompt": [1, 2, 3], "return_token_ids": true}'
     server = f"--unix-socket {url.removeprefix('unix:')} http://localhost" if url.startswith("unix:") else url
-    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
     models = (
         f"{each.model}: {describe_shape(each.shape)}; weights {each.weights}, tokenizer {each.tokenizer}"
         for each in infos
@@ -231,7 +233,7 @@ def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:
         "model": "\n         ".join(models),
         "device": f"{info.device}, {info.num_slots} slots{memory}",
         "address": url,
-        "try": f"curl {server}/v1/chat/completions{key} -d '{body}'",
+        "try": f"curl {server}/v1/{path}{key} -d '{body}'",
     }
     for name, text in lines.items():
         click.echo(f"{name:8} {text}")

@@ -25,7 +25,7 @@ from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry
 from rnn_engine.model import LoraChoice, OpenModel
-from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
@@ -112,6 +112,8 @@ def open_parts(
             folders[use] = folder
         template = load_chat_template(chat_template, path)
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
+        if isinstance(chosen, NoTokenizer) and tokenizer == "auto":
+            _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
         registry = open_registry(model, states)
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
         plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)

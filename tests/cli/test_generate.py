@@ -120,6 +120,17 @@ class TestGenerate:
         rnn_engine("generate", "m", stdin="from a pipe")
         assert list(engine.requests[0].prompt) == encode("from a pipe")
 
+    def test_empty_standard_input_is_refused(self, rnn_engine: Command, install: Install) -> None:
+        assert "standard input is empty" in rnn_engine("generate", "m", stdin="", code=2)
+
+    def test_an_answer_of_blanks_alone_comes_with_a_hint(self, rnn_engine: Command, install: Install) -> None:
+        install(FakeEngine(reply=lambda _: "\n\n"))
+        said = rnn_engine("generate", "m", "-p", "Hello")
+        assert said.startswith("\n\n\nhint: ")
+        assert "`rnn-engine chat`" in said
+        install(FakeEngine(reply=lambda _: "\n\n"))
+        assert rnn_engine("generate", "m", "--tokens", "1") == " ".join(map(str, encode("\n\n"))) + " \n"
+
     def test_empty_prompt_is_the_end_of_text(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine()
         install(engine)

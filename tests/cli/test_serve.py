@@ -45,7 +45,8 @@ def test_says_what_it_serves_and_how_to_ask(server: tuple[str, str]) -> None:
     assert "tiny: RWKV v7, layers 2, width 64, " in said
     assert "cpu" in said
     assert "3 slots" in said
-    assert f"curl {address}/v1/chat/completions -d '" in said
+    body = '{"prompt": [1, 2, 3], "return_token_ids": true}'  # the model has no tokenizer, so no chat would work
+    assert f"curl {address}/v1/completions -d '{body}'" in said
 
 
 async def test_eight_clients_at_once(server: tuple[str, str]) -> None:
@@ -63,6 +64,17 @@ def test_generate_continues_tokens(rnn_engine: Command, model_file: Path) -> Non
     assert first == second
 
 
+def test_a_model_without_a_tokenizer_is_told(
+    rnn_engine: Command, model_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ("generate", model_file, "--tokens", 1, "--max-tokens", 1, "--device", "cpu")
+    rnn_engine(*arguments, "--tokenizer", "none")
+    assert caplog.messages == []
+    rnn_engine(*arguments)
+    [said] = caplog.messages
+    assert said.startswith("tiny.safetensors has no tokenizer, so it takes token ids and no text: its folder has no ")
+
+
 def test_tokenizer_that_is_missing(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("chat", model_file, "--tokenizer", "no.json", "--device", "cpu", code=1)
     assert said.startswith("Error: ")
@@ -72,7 +84,8 @@ def test_tokenizer_that_is_missing(rnn_engine: Command, model_file: Path) -> Non
 def test_port_in_use(rnn_engine: Command, model_file: Path, server: tuple[str, str]) -> None:
     port = server[1].rpartition(":")[2]
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", port, code=1)
-    assert said == f"Error: can't listen on 127.0.0.1 port {port}: Address already in use\n"
+    advice = "--port takes another, as does `make serve PORT=8000`"
+    assert said == f"Error: can't listen on 127.0.0.1 port {port}: Address already in use; {advice}\n"
 
 
 def test_a_cache_folder_that_another_server_uses(
