@@ -18,7 +18,7 @@ from server.formatting.usage import Tally
 from server.http.bodies import long_json_response
 from server.http.context import SETTINGS, engine_of
 from server.http.errors import describe
-from server.http.sse import EVENTS, EventStream
+from server.http.sse import EVENT_STREAM, EventStream
 from server.http.work import work
 from server.schemas.generation import GenerationBody
 from server.state.resolve import ResolvedState
@@ -45,7 +45,7 @@ async def answer_in(
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
     *,
-    stream_type: str = EVENTS,
+    stream_type: str = EVENT_STREAM,
 ) -> web.StreamResponse:
     """Run `calls`, which have been checked and all start at `resolved`, and answer in the words of `dialect`.
 

@@ -20,6 +20,7 @@ from server.connections.counters import ConnectionCounters
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
 from server.http.context import (
+    API_DOCUMENT,
     BUDGET,
     CONNECTIONS,
     HTTP_COUNTERS,
@@ -47,6 +48,7 @@ from server.middleware.origins import header_setter, origins_middleware
 from server.middleware.telemetry import set_telemetry_headers, telemetry_middleware
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import ModelRegistry
+from server.openapi.document import DocumentMaker
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 from server.state.responses import ResponseStore
@@ -89,6 +91,7 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
+    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.doors.keys))
     app[RESPONSES] = ResponseStore(settings.limits)
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()

@@ -202,7 +202,7 @@ def _encode(event: Mapping[str, object]) -> bytes:
     return encode_event(event, str(event["type"]))
 
 
-def anthropic_error(failure: Failure) -> tuple[int, Mapping[str, object]]:
+def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
     """Tell of a failure as Anthropic does."""
     return failure.status, error_body(failure)
 

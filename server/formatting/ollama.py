@@ -15,7 +15,7 @@ from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelt
 from server.formatting.choices import Outcome
 from server.http.bodies import to_json
 from server.http.errors import Failure, describe
-from server.schemas.ollama.answer import OllamaAnsweredCall
+from server.schemas.ollama.answer import OllamaAnsweredCall, OllamaError
 from server.schemas.usage import Usage
 
 LINES = "application/x-ndjson"
@@ -153,6 +153,6 @@ def encode_line(body: Mapping[str, object]) -> bytes:
     return f"{to_json(body)}\n".encode()
 
 
-def ollama_error(failure: Failure) -> tuple[int, Mapping[str, object]]:
+def ollama_error(failure: Failure) -> tuple[int, OllamaError]:
     """Tell of a failure as Ollama does."""
     return failure.status, {"error": failure.message}

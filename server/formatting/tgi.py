@@ -31,7 +31,7 @@ _GENERATION_FAILED = 424
 _UNPROCESSABLE = 422
 
 
-def tgi_error(failure: Failure) -> tuple[int, Mapping[str, object]]:
+def tgi_error(failure: Failure) -> tuple[int, TgiError]:
     """Tell of a failure as text-generation-inference does, with its statuses."""
     match failure.status:
         case 400:

@@ -17,6 +17,7 @@ from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
 from server.models.orders import ModelFolder
 from server.models.registry import ModelRegistry, ModelUse
+from server.openapi.document import DocumentMaker
 from server.settings import ServerSettings
 from server.state.responses import ResponseStore
 from server.telemetry.http_counters import HttpCounters
@@ -81,6 +82,7 @@ METRICS = web.AppKey("metrics", Metrics)
 TRACER = web.AppKey("tracer", RequestTracer)
 """Absent where there are no traces."""
 
+API_DOCUMENT = web.AppKey("api_document", DocumentMaker)
 RESPONSES = web.AppKey("responses", ResponseStore)
 RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)

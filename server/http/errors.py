@@ -53,10 +53,10 @@ class Failure:
 
 
 ErrorForm: TypeAlias = Callable[[Failure], tuple[int, Mapping[str, object]]]
-"""Gives the status and the body that tell of a failure."""
+"""Gives the status and the body that tell of a failure. Its annotation says the body's type."""
 
 
-def openai_error(failure: Failure) -> tuple[int, Mapping[str, object]]:
+def openai_error(failure: Failure) -> tuple[int, ErrorBody]:
     """Tell of a failure as OpenAI does."""
     return failure.status, failure.body
 

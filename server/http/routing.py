@@ -1,9 +1,11 @@
-"""Routes as data, from which both the application and docs/http-api.md are made."""
+"""Routes as data, from which the application, docs/http-api.md and the OpenAPI document are made."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import UnionType
+from typing import TypeAlias
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -11,6 +13,10 @@ from pydantic import BaseModel
 
 from server.doors.scopes import Scope
 from server.http.errors import ErrorForm, openai_error
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HTML = "text/html"
 
 _OPENAI_PREFIX = "/v1/"
 AI00_PREFIX = "/api/oai/"
@@ -20,17 +26,24 @@ MODEL_QUERY = {"model": "The name of a model; the default one where it is absent
 """What may follow the question mark of every path whose handler takes an engine."""
 
 
+Kind: TypeAlias = type[object] | UnionType
+"""The type of an answer: a TypedDict, a list of something, or one of several such."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. The schemas serve the documentation; `response` and `chunk` are TypedDicts."""
+    """One method on one path. The schemas serve the documentation."""
 
     method: str
     path: str
     handler: Handler
     summary: str
-    response: type[object] | None  # None = a file
+    response: Kind | None  # None = what is no JSON
     request: type[BaseModel] | None = None
-    chunk: type[object] | None = None  # what one event of a stream holds
+    chunk: Kind | None = None  # what one event of a stream holds, where the request asks for one
+    content_type: str = JSON  # of the answer; that of a stream, where the route answers with nothing else
+    stream_type: str = EVENTS  # of the stream that a request asks for
+    also_answers: Mapping[int, Kind] = field(default_factory=dict)  # by status: what is no error, and has another body
     query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
     scope: Scope = Scope.USE  # what an API key has to have
     routine: bool = False  # asked for again and again by those who watch the server

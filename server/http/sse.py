@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from server.http.bodies import to_json
+from server.http.routing import EVENTS
 
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream, by which clients know that nothing is missing."""
@@ -18,8 +19,8 @@ def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
     return f"{head}data: {to_json(body)}\n\n".encode()
 
 
-EVENTS = "text/event-stream; charset=utf-8"
-"""The type of a stream of server-sent events."""
+EVENT_STREAM = f"{EVENTS}; charset=utf-8"
+"""The Content-Type of a stream of server-sent events."""
 
 
 class EventStream:
@@ -28,7 +29,7 @@ class EventStream:
     Nothing is sent before `open`.
     """
 
-    def __init__(self, request: web.Request, content_type: str = EVENTS) -> None:
+    def __init__(self, request: web.Request, content_type: str = EVENT_STREAM) -> None:
         self._request = request
         self._response = web.StreamResponse(
             headers={

@@ -6,6 +6,7 @@ from server.http.routing import Route
 from server.routes import (
     ai00,
     anthropic,
+    api_document,
     cache,
     chat,
     choices,
@@ -46,5 +47,6 @@ ALL_ROUTES: tuple[Route, ...] = (
     *cache.ROUTES,
     *props.ROUTES,
     *health.ROUTES,
+    *api_document.ROUTES,
     *metrics.ROUTES,
 )

@@ -95,9 +95,9 @@ ROUTES = (
         "GET",
         "/v1/cache",
         get_cache,
-        f"What is kept of prompts and answers: counts, tiers, and the positions that were hit most, at most `?limit=` "
-        f"of them ({DEFAULT_NODES}; up to {MOST_NODES}).",
+        "What is kept of prompts and answers: counts, tiers, and the positions that were hit most.",
         Cache,
+        query={"limit": f"The most positions: {DEFAULT_NODES} where it is absent, at most {MOST_NODES}."},
     ),
     Route(
         "DELETE",

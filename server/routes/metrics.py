@@ -23,6 +23,7 @@ ROUTES = (
         metrics,
         "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
         None,
+        content_type="text/plain",
         routine=True,
         uses_model=False,
     ),

@@ -82,6 +82,7 @@ ROUTES = (
         OllamaChat,
         request=OllamaChatRequest,
         chunk=OllamaChat,
+        stream_type=LINES,
         error_form=ollama_error,
     ),
     Route(
@@ -92,6 +93,7 @@ ROUTES = (
         OllamaText,
         request=OllamaGenerateRequest,
         chunk=OllamaText,
+        stream_type=LINES,
         error_form=ollama_error,
     ),
     Route(

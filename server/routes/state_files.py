@@ -115,6 +115,7 @@ ROUTES = (
         export,
         "A state as a file.",
         None,
+        content_type="application/octet-stream",
         query=_FORM_QUERY,
         scope=Scope.MANAGE,
         ai00_paths=False,

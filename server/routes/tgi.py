@@ -12,7 +12,7 @@ from server.answer import answer_in
 from server.formatting.tgi import TgiDialect, tgi_error
 from server.http.bodies import json_response, read_body
 from server.http.context import SETTINGS, engine_of
-from server.http.routing import Route
+from server.http.routing import EVENTS, Route
 from server.routes.completions import prepare_completions
 from server.schemas.tgi import TgiAnswer, TgiEvent, TgiInfo, TgiRequest
 
@@ -87,6 +87,7 @@ ROUTES = (
         "The same as a stream.",
         TgiEvent,
         request=TgiRequest,
+        content_type=EVENTS,
         error_form=tgi_error,
     ),
     Route("GET", "/info", info, "What text-generation-inference tells of a model.", TgiInfo, error_form=tgi_error),

@@ -16,6 +16,7 @@ from server.limits import Limits
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
+NO_UNFOLDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 _DEFAULT_LIMITS = Limits()
 _MOST_NAMES = 30  # of fields that an error lists
 
@@ -39,6 +40,7 @@ class RequestBody(BaseModel):
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
     aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
+    unfolded: ClassVar[Mapping[str, Mapping[str, Any]]] = NO_UNFOLDED  # what `_unfold` takes away -> its JSON schema
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
 
     @classmethod

@@ -27,6 +27,11 @@ class TgiRequest(CompletionRequest):
         "top_n_tokens": "logprobs",
     }
 
+    unfolded: ClassVar = {
+        "parameters": {"type": ["object", "null"], "description": "All other fields, but `stream`, may stand here."},
+        "do_sample": {"type": ["boolean", "null"], "description": "Draw, instead of taking the likeliest tokens."},
+    }
+
     max_tokens: int = Field(default=100, ge=1, description="The most tokens to generate.")
     details: bool = Field(default=False, description="Tell the tokens, their log-probabilities and how it ended.")
     decoder_input_details: bool = Field(

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import re
 
+from jsonschema import Draft202012Validator
+
+from server.openapi.document import make_document
+from server.openapi.examples import EXAMPLES
 from server.routes import ALL_ROUTES
+from server.schemas.base import RequestBody
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 from tools.http_api.document import BEGIN, DOCUMENT, renew
@@ -23,6 +28,18 @@ def test_every_route_and_field_is_in_the_reference() -> None:
         assert f"| {route.method} | `{route.path.replace(':.+}', '}')}`" in reference
         for field in route.request.model_fields if route.request is not None else ():
             assert f"| `{field}` |" in reference
+
+
+def test_every_body_has_an_example_that_fits() -> None:
+    document = make_document(ALL_ROUTES, asks_for_key=False)
+    kinds = {route.request for route in ALL_ROUTES if route.request is not None}
+    assert sorted(EXAMPLES) == sorted(kind.__name__ for kind in kinds), "see server/openapi/examples.py"
+    for kind in kinds:
+        example = EXAMPLES[kind.__name__]
+        schema = document["components"]["schemas"][kind.__name__]
+        Draft202012Validator({**schema, "components": document["components"]}).validate(example)
+        assert issubclass(kind, RequestBody)
+        kind.parse(json.dumps(example).encode())
 
 
 async def test_example_of_an_error_is_a_real_one(serve: Serve) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
 from server.doors.scopes import Scope
-from server.http.routing import Route
+from server.http.routing import JSON, Kind, Route
+from server.openapi.document import plain_path
 from server.routes import ALL_ROUTES
 from server.schemas.base import RequestBody
 
@@ -36,12 +38,16 @@ def reference(routes: Iterable[Route]) -> str:
 
 
 def _route_table(routes: Iterable[Route]) -> str:
-    rows = [(route.method, ", ".join(f"`{_plain(path)}`" for path in route.paths), route.summary) for route in routes]
+    rows = [(route.method, _paths(route), route.summary) for route in routes]
     return _table(("method", "paths", ""), rows)
 
 
+def _paths(route: Route) -> str:
+    return ", ".join(f"`{plain_path(path)}`" for path in route.paths)
+
+
 def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
-    yield f"### {route.method} {_plain(route.path)}"
+    yield f"### {route.method} {plain_path(route.path)}"
     lines = [route.summary]
     if route.always:
         lines.append("Needs no API key.")
@@ -49,16 +55,20 @@ def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
         lines.append(f"An API key needs the scope `{route.scope.value}`.")
     if route.request is not None:
         lines.append(f"Body: {bodies.link(route.request)}.")
-    lines.append("Answer: a file." if route.response is None else f"Answer: {bodies.link(route.response)}.")
+    lines.append(_answer(route, bodies))
     if route.chunk is not None:
-        lines.append(f"With `stream`, each event: {bodies.link(route.chunk)}.")
+        lines.append(f"With `stream` (`{route.stream_type}`), each event: {bodies.link(route.chunk)}.")
     yield " ".join(lines)
     if route.query:
         yield _table(("query", ""), [(f"`{name}`", meaning) for name, meaning in route.query.items()])
 
 
-def _plain(path: str) -> str:
-    return path.replace(":.+}", "}")
+def _answer(route: Route, bodies: _Bodies) -> str:
+    if route.response is None:
+        return f"Answer: `{route.content_type}`."
+    if route.content_type != JSON:
+        return f"Answer: a stream (`{route.content_type}`), each event {bodies.link(route.response)}."
+    return f"Answer: {bodies.link(route.response)}."
 
 
 class _Bodies:
@@ -67,7 +77,9 @@ class _Bodies:
     def __init__(self) -> None:
         self._schemas: dict[str, Schema] = {}
 
-    def link(self, kind: type[object]) -> str:
+    def link(self, kind: Kind) -> str:
+        if isinstance(kind, UnionType):
+            return " or ".join(map(self.link, get_args(kind)))
         if get_origin(kind) is list:
             [item] = get_args(kind)
             return "list of strings" if item is str else f"list of {self.link(item)}"

@@ -17,7 +17,7 @@ from rnn_engine.loading.model import open_model
 from server.doors.scopes import Scope
 from server.http.bodies import json_response
 from server.http.context import LIFECYCLE, MODELS, engine_of, folder_of
-from server.http.routing import Route
+from server.http.routing import EVENTS, Route
 from server.http.sse import EventStream, encode_event
 from server.models.orders import LoadOrder, ModelFolder
 from server.schemas.ai00.models import Adapters, Ai00Reload, ModelFileEntry, ModelFiles, ModelsInfo
@@ -105,6 +105,7 @@ ROUTES = (
         state,
         f"{_INFO}: as events, two a second.",
         ModelsInfo,
+        content_type=EVENTS,
         also=("/api/oai/models/state",),
     ),
     Route(

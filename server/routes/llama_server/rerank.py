@@ -15,7 +15,7 @@ from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import work
 from server.limits import Limits
-from server.schemas.llama_server.rerank import RankedDocument, Reranked, RerankRequest
+from server.schemas.llama_server.rerank import RankedDocument, Reranked, RerankRequest, TeiRank
 from server.state.resolve import resolve_initial_state
 
 _GAP = "\n\n"  # between a text and the query
@@ -56,9 +56,11 @@ def _entry(body: RerankRequest, index: int, score: float) -> RankedDocument:
     return entry
 
 
-def _tei_entry(result: RankedDocument) -> dict[str, object]:
-    text = {"text": result["document"]["text"]} if "document" in result else {}
-    return {"index": result["index"], "score": result["relevance_score"], **text}
+def _tei_entry(result: RankedDocument) -> TeiRank:
+    entry: TeiRank = {"index": result["index"], "score": result["relevance_score"]}
+    if "document" in result:
+        entry["text"] = result["document"]["text"]
+    return entry
 
 
 ROUTES = (
@@ -67,7 +69,7 @@ ROUTES = (
         "/v1/rerank",
         rerank,
         "Put texts in order by how likely they make a query.",
-        Reranked,
+        Reranked | list[TeiRank],
         request=RerankRequest,
         also=("/rerank", "/reranking", "/v1/reranking"),
     ),

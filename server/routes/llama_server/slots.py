@@ -49,10 +49,10 @@ ROUTES = (
         "/slots",
         slots,
         "A list with the slots of the device, as llama-server has it. Any sequence may take any slot.",
-        SlotEntry,
+        list[SlotEntry],
         query=_NO_SLOT_QUERY,
         routine=True,
     ),
-    Route("GET", "/lora-adapters", lora_adapters, "A list with the LoRAs that are merged.", LoraAdapter),
+    Route("GET", "/lora-adapters", lora_adapters, "A list with the LoRAs that are merged.", list[LoraAdapter]),
     Route("POST", "/lora-adapters", scale_adapters, "Refused with 501 and the reason.", ErrorBody),
 )

@@ -77,8 +77,16 @@ class RankedDocument(TypedDict):
     document: NotRequired[RankedText]
 
 
+class TeiRank(TypedDict):
+    """One of a list that answers `texts`, the best first."""
+
+    index: int
+    score: float
+    text: NotRequired[str]
+
+
 class Reranked(TypedDict):
-    """The best first. With `texts`, the answer is a list of objects with `index`, `score` and perhaps `text`."""
+    """The best first."""
 
     object: Literal["list"]
     model: str

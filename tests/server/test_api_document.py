@@ -1,0 +1,148 @@
+"""The OpenAPI document and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, ClassVar
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+from pydantic import Field
+
+from rnn_engine.errors import InvalidRequestError
+from server.doors.keys import ApiKey
+from server.doors.scopes import Scope
+from server.doors.settings import DoorSettings
+from server.openapi.bodies import describe_bodies
+from server.openapi.document import make_document, plain_path
+from server.routes import ALL_ROUTES
+from server.schemas.base import RequestBody
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Serve
+
+DOCUMENT = make_document(ALL_ROUTES, asks_for_key=False)
+
+
+def operation(method: str, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = DOCUMENT["paths"][path][method]
+    return found
+
+
+def test_it_is_openapi() -> None:
+    validate(DOCUMENT)
+
+
+def test_it_has_every_route_under_every_path() -> None:
+    expected = {(plain_path(path), route.method.lower()) for route in ALL_ROUTES for path in route.paths}
+    assert {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods} == expected
+    assert operation("post", "/chat/completions")["x-alias-of"] == "/v1/chat/completions"
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [one["operationId"] for methods in DOCUMENT["paths"].values() for one in methods.values()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("asks_for_key", [False, True])
+async def test_it_is_served_to_anybody(serve: Serve, asks_for_key: bool) -> None:
+    keys = (ApiKey.of("key", "ann", Scope.USE),) if asks_for_key else ()
+    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings(keys)))
+    for path in ("/openapi.json", "/api-docs/openapi.json"):
+        response = await client.get(path)
+        assert response.content_type == "application/json"
+        assert await response.json() == json.loads(json.dumps(make_document(ALL_ROUTES, asks_for_key=asks_for_key)))
+
+
+class TestAnswers:
+    def test_a_stream_is_told_beside_the_whole_answer(self) -> None:
+        content = operation("post", "/v1/chat/completions")["responses"]["200"]["content"]
+        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+        event = content["text/event-stream"]["x-event-schema"]
+        assert event == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+    @pytest.mark.parametrize(
+        ("method", "path", "types"),
+        [
+            ("post", "/api/chat", ["application/json", "application/x-ndjson"]),
+            ("post", "/generate_stream", ["text/event-stream"]),
+            ("get", "/v1/states/{name}/export", ["application/octet-stream"]),
+            ("get", "/metrics", ["text/plain"]),
+        ],
+    )
+    def test_content_types(self, method: str, path: str, types: list[str]) -> None:
+        assert list(operation(method, path)["responses"]["200"]["content"]) == types
+
+    def test_errors_come_in_the_words_of_each_api(self) -> None:
+        told = {
+            path: DOCUMENT["components"]["responses"][name]["content"]["application/json"]["schema"]["$ref"]
+            for path, status in [("/v1/messages", 400), ("/api/chat", 400), ("/generate", 422), ("/completion", 400)]
+            for name in [operation("post", path)["responses"][str(status)]["$ref"].rpartition("/")[2]]
+        }
+        assert told == {
+            "/v1/messages": "#/components/schemas/AnthropicError",
+            "/api/chat": "#/components/schemas/OllamaError",
+            "/generate": "#/components/schemas/TgiError",
+            "/completion": "#/components/schemas/ErrorBody",
+        }
+
+    def test_what_is_always_refused_has_no_other_answer(self) -> None:
+        assert "200" not in operation("post", "/infill")["responses"]
+
+    def test_a_health_that_is_bad_is_no_error(self) -> None:
+        content = operation("get", "/health")["responses"]["503"]["content"]
+        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/Health"}
+
+
+class Body(RequestBody):
+    """A body with all that bodies may have."""
+
+    ignored: ClassVar = frozenset({"user"})
+    neutral: ClassVar = {"seed_mode": ("none", 0)}
+    aliases: ClassVar = {"inputs": "prompt", "limit": "most"}
+
+    prompt: str = Field(description="The text.")
+    most: int = Field(default=5, ge=0, description="The most.")
+
+
+@pytest.mark.parametrize(
+    ("body", "fits"),
+    [
+        ({"prompt": "a"}, True),
+        ({"inputs": "a"}, True),
+        ({}, False),
+        ({"prompt": 1}, False),
+        ({"prompt": "a", "most": None}, True),
+        ({"prompt": "a", "limit": 3}, True),
+        ({"prompt": "a", "limit": -1}, False),
+        ({"prompt": "a", "user": {"any": "thing"}}, True),
+        ({"prompt": "a", "seed_mode": 0}, True),
+        ({"prompt": "a", "seed_mode": "other"}, False),
+        ({"prompt": "a", "unknown": None}, True),
+        ({"prompt": "a", "unknown": 1}, False),
+    ],
+)
+def test_a_schema_says_what_a_body_accepts(body: dict[str, Any], fits: bool) -> None:
+    schemas, shared = describe_bodies([Body])
+    validator = Draft202012Validator({**schemas[Body], "components": {"schemas": shared}})
+    assert validator.is_valid(body) == fits
+    if fits:
+        Body.parse(json.dumps(body).encode())
+    else:
+        with pytest.raises(InvalidRequestError):
+            Body.parse(json.dumps(body).encode())
+
+
+class TestPage:
+    @pytest.mark.parametrize("path", ["/docs", "/", "/api-docs"])
+    async def test_it_is_served(self, serve: Serve, path: str) -> None:
+        response = await (await serve(FakeEngine())).get(path)
+        assert (response.status, response.content_type) == (200, "text/html")
+        assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+
+    async def test_it_has_nothing_from_elsewhere(self, serve: Serve) -> None:
+        text = await (await (await serve(FakeEngine())).get("/docs")).text()
+        assert re.findall(r"""(?:https?:|["'(])//\w""", text) == []
+        assert 'fetch("openapi.json")' in text
