@@ -11,6 +11,9 @@ _ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "AdvanceStateRequest": {"input": "My name is Ben.", "top_k": 3},
+        "Ai00ChatRequest": {"messages": [{"role": "User", "content": "Hello"}], "max_tokens": 64},
+        "Ai00CompletionRequest": {"prompt": ["The sky is"], "max_tokens": 16},
+        "Ai00EmbeddingsRequest": {"input": "The sky is blue.", "layer": 0},
         "BatchCompletionRequest": {"prompts": ["The sky is", "The sea is"], "max_tokens": 16},
         "BatchTokenizeRequest": {"texts": ["The sky", "The sea"]},
         "ChatRequest": {"messages": _ASKED, "max_tokens": 64},
