@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,7 +37,7 @@ class ServerProcess:
             begin = output.tell()
             self._process = subprocess.Popen(command, cwd=root, stdout=output, stderr=output)
         try:
-            self.url = self._wait_for_address(begin)
+            self.url = wait_for_address(log, begin, lambda: self.running)
         except BaseException:
             self.kill()
             raise
@@ -68,18 +68,22 @@ class ServerProcess:
     ) -> None:
         self.kill()
 
-    def _wait_for_address(self, begin: int) -> str:
-        """Return the URL that the server prints when it takes requests, after the first `begin` bytes of the log."""
-        deadline = time.monotonic() + SECONDS_TO_START
-        printed = b""
-        while time.monotonic() < deadline:
-            running = self.running
-            printed = self.log.read_bytes()[begin:]
-            for line in printed.splitlines(keepends=True):
-                if line.startswith(b"address ") and line.endswith(b"\n"):
-                    return line.split()[1].decode()
-            if not running:
-                break
-            time.sleep(0.02)
-        ending = f"is silent for {SECONDS_TO_START} s" if self.running else f"ended with {self._process.poll()}"
-        raise RuntimeError(f"the server {ending}; it printed:\n{printed.decode(errors='replace')}")
+
+def wait_for_address(log: Path, begin: int, is_running: Callable[[], bool]) -> str:
+    """Return the URL that a server prints into its log, after the first `begin` bytes, when it takes requests.
+
+    Raises RuntimeError if it ends or takes too long.
+    """
+    deadline = time.monotonic() + SECONDS_TO_START
+    printed = b""
+    while time.monotonic() < deadline:
+        running = is_running()
+        printed = log.read_bytes()[begin:]
+        for line in printed.splitlines(keepends=True):
+            if line.startswith(b"address ") and line.endswith(b"\n"):
+                return line.split()[1].decode()
+        if not running:
+            break
+        time.sleep(0.02)
+    ending = f"is silent for {SECONDS_TO_START} s" if is_running() else "has ended"
+    raise RuntimeError(f"the server {ending}; it printed:\n{printed.decode(errors='replace')}")

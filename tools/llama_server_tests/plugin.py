@@ -17,7 +17,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from tools.live_server.process import ServerProcess
+from tools.llama_server_tests.forked import ForkedServer
 from tools.llama_server_tests.options import DoesNotApplyError, body_of, options_of
 from tools.llama_server_tests.reasons import DOES_NOT_APPLY, LARGE_MODEL
 
@@ -38,14 +38,14 @@ class Plugin:
         sys.path.insert(0, str(self.tests))
         utils: Any = importlib.import_module("utils")
         process, preset = utils.ServerProcess, utils.ServerPreset
-        running: dict[int, ServerProcess] = {}
+        running: dict[int, ForkedServer] = {}
 
         def start(server: Any, timeout_seconds: int = 0) -> None:  # noqa: ANN401, ARG001
             try:
                 options = options_of(server, self.models, self.tests)
             except DoesNotApplyError as error:
                 pytest.skip(str(error))
-            running[id(server)] = started = ServerProcess(self.models / "server.log", options)
+            running[id(server)] = started = ForkedServer(self.models / "server.log", options)
             server.server_port = int(started.url.rpartition(":")[2])
             utils.server_instances.add(server)
 
