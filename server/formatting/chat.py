@@ -45,7 +45,7 @@ class ChatFormatter:
         self._wants_tokens = body.logprobs or body.return_token_ids
 
     def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
-        choice = _chunk(index, {"role": "assistant", "content": "", "refusal": None})
+        choice = _chunk(index, {"role": "assistant", "content": None, "refusal": None})
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(self._calls[index].prompt)
         return choice
@@ -103,7 +103,7 @@ class ChatFormatter:
         for piece in pieces:
             match piece.part:
                 case Part.CONTENT:
-                    delta["content"] = delta.get("content", "") + piece.text
+                    delta["content"] = (delta.get("content") or "") + piece.text
                 case Part.REASONING:
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + piece.text
                 case Part.CALL:

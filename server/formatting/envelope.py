@@ -42,7 +42,7 @@ class ResponseEnvelope:
 def _fingerprint(info: EngineInfo) -> str:
     """Return a text that is the same as long as equal requests with equal seeds give equal answers."""
     parts = (info.model, info.shape, info.weights, info.device, info.loras)
-    return f"fp_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
+    return f"b{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 class ChunkEncoder:

@@ -95,8 +95,10 @@ class CallDelta(TypedDict):
 
 
 class ChatDelta(TypedDict):
+    """More of the message. The first one has its role, and null as `content`."""
+
     role: NotRequired[Literal["assistant"]]
-    content: NotRequired[str]
+    content: NotRequired[str | None]
     refusal: NotRequired[None]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[CallDelta]]

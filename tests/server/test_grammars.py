@@ -108,7 +108,7 @@ async def test_answers_follow_the_schema_whole_and_streamed(client: Client) -> N
     texts = [answer["choices"][0]["message"]["content"] for answer in whole]
     for seed in range(6):
         chunks = await post_stream(client, CHAT, ChatCompletionChunk, {**body, "seed": seed})
-        assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == texts[seed]
+        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == texts[seed]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     for text in texts:
         Draft202012Validator(SCHEMA).validate(json.loads(text))
