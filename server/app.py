@@ -23,6 +23,7 @@ from server.http.context import (
     API_DOCUMENT,
     BUDGET,
     CONNECTIONS,
+    CONVERSATIONS,
     HTTP_COUNTERS,
     LIFECYCLE,
     METRICS,
@@ -51,6 +52,7 @@ from server.models.registry import ModelRegistry
 from server.openapi.document import DocumentMaker
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
+from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
 from server.stopping import end_process, stop_signals
 from server.systemd import notify
@@ -93,6 +95,7 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app[LIFECYCLE] = Lifecycle()
     app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.doors.keys))
     app[RESPONSES] = ResponseStore(settings.limits)
+    app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[CONNECTIONS] = ConnectionCounters()

@@ -72,6 +72,12 @@ class Limits:
     max_response_bytes: Annotated[
         int, Bound("bytes", "Of the texts of all kept responses, each with its whole conversation.")
     ] = 256 * 2**20
+    max_conversations: Annotated[
+        int, Bound("conversations", "That are kept for an API key; the one that was unused for longest gives way.")
+    ] = 1024
+    max_conversation_bytes: Annotated[
+        int, Bound("bytes", "Of the texts of all conversations that are kept for an API key.")
+    ] = 64 * 2**20
     max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
 
     def check(self, limit: str, field: str, value: float) -> None:

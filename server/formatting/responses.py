@@ -33,7 +33,7 @@ class ResponsesDialect:
     """
 
     def __init__(
-        self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams, keep: Keep | None
+        self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams, keep: Keep
     ) -> None:
         self._engine = engine
         self._body = body
@@ -109,8 +109,7 @@ class ResponsesDialect:
             "usage": self._usage(finished),
             **extra,
         }
-        if self._keep is not None:
-            self._keep(response)
+        self._keep(response)
         return response
 
     def _response(self, status: str) -> Mapping[str, Any]:
@@ -123,6 +122,7 @@ class ResponsesDialect:
             "completed_at": None,
             "status": status,
             "background": False,
+            "conversation": None if body.conversation is None else {"id": body.conversation},
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

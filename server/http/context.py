@@ -19,6 +19,7 @@ from server.models.orders import ModelFolder
 from server.models.registry import ModelRegistry, ModelUse
 from server.openapi.document import DocumentMaker
 from server.settings import ServerSettings
+from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
@@ -84,6 +85,7 @@ TRACER = web.AppKey("tracer", RequestTracer)
 
 API_DOCUMENT = web.AppKey("api_document", DocumentMaker)
 RESPONSES = web.AppKey("responses", ResponseStore)
+CONVERSATIONS = web.AppKey("conversations", ConversationStore)
 RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from aiohttp import web
 
 from rnn_engine.errors import InvalidRequestError
+from server.schemas.responses.answer import ResponseItem, ResponseItemList
+from server.schemas.responses.items import Item
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
@@ -15,3 +20,36 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
         raise InvalidRequestError(name, text, f"a whole number from 0 to {most}")
     return int(text)
+
+
+_MOST_ITEMS = 100  # of a page
+
+PAGE_QUERY = {
+    "limit": f"How many items, 20 unless told, at most {_MOST_ITEMS}.",
+    "order": "`desc`, which is the default, tells the last item first; `asc` the first.",
+    "after": "The id of an item: those after it.",
+}
+"""What `item_page` reads."""
+
+
+def item_page(request: web.Request, items: Sequence[Item]) -> ResponseItemList:
+    """Return the part of `items` that the query asks for. Raises InvalidRequestError."""
+    ordered = items if request.query.get("order", "desc") == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    after = request.query.get("after")
+    if after is not None and after not in ids:
+        raise InvalidRequestError("after", after, "the id of an item that is there")
+    start = 0 if after is None else ids.index(after) + 1
+    limit = query_count(request, "limit", 20, _MOST_ITEMS)
+    return item_list(ordered[start : start + limit], has_more=start + limit < len(ordered))
+
+
+def item_list(items: Sequence[Item], *, has_more: bool = False) -> ResponseItemList:
+    """Return items as a list of OpenAI's."""
+    return {
+        "object": "list",
+        "data": cast(list[ResponseItem], list(items)),
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }

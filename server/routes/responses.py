@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
@@ -10,31 +12,55 @@ from rnn_engine.errors import InvalidRequestError
 from server.answer import answer_in
 from server.formatting.responses import ResponsesDialect
 from server.http.bodies import json_response, read_body
-from server.http.context import PRINCIPAL, RESPONSES, SETTINGS, engine_of
-from server.http.query import query_count
+from server.http.context import CONVERSATIONS, PRINCIPAL, RESPONSES, SETTINGS, engine_of
+from server.http.query import PAGE_QUERY, item_page
 from server.http.routing import Route
 from server.routes.chat import prepare_chat
 from server.schemas.error import ErrorBody
 from server.schemas.responses.answer import DeletedResponse, Response, ResponseEvent, ResponseItemList
+from server.schemas.responses.items import Item
 from server.schemas.responses.request import ResponsesRequest
-
-_MOST_ITEMS = 100  # of a page
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ResponsesRequest)
     engine = engine_of(request, body.cache_salt)
-    store, owner = request.app[RESPONSES], request[PRINCIPAL].name
-    previous = body.previous_response_id
-    before = () if previous is None else store.get(owner, previous).conversation
-    given = store.resolve(owner, body.input)
+    before = _conversation_before(request, body)
+    given = request.app[RESPONSES].resolve(request[PRINCIPAL].name, body.input)
+    if not (before or given):
+        raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
     chat = body.chat((*before, *given))
     chat.check(request.app[SETTINGS].limits)
     calls, form, resolved = await prepare_chat(request, engine, chat)
-    keep = partial(store.put, owner, given=given, before=before) if body.store else None
+    keep = partial(_keep, request, body, before, given)
     return await answer_in(
         ResponsesDialect(engine, body, form, calls[0].sampling, keep), request, chat, calls, resolved
     )
+
+
+def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[Item]:
+    """Return the items of what the request goes on with. Raises NotFoundError."""
+    owner = request[PRINCIPAL].name
+    if body.conversation is not None:
+        return request.app[CONVERSATIONS].get(owner, body.conversation).items
+    if body.previous_response_id is not None:
+        return request.app[RESPONSES].get(owner, body.previous_response_id).conversation
+    return ()
+
+
+def _keep(
+    request: web.Request,
+    body: ResponsesRequest,
+    before: Sequence[Item],
+    given: Sequence[Item],
+    response: Mapping[str, Any],
+) -> None:
+    """Keep a response, and add it to its conversation, as far as the request wants it."""
+    owner = request[PRINCIPAL].name
+    if body.conversation is not None:
+        request.app[CONVERSATIONS].add_answer(owner, body.conversation, (*given, *response["output"]))
+    if body.store:
+        request.app[RESPONSES].put(owner, response, given, before)
 
 
 async def get_response(request: web.Request) -> web.Response:
@@ -56,25 +82,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 async def input_items(request: web.Request) -> web.Response:
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    items = list(kept.input)
-    if request.query.get("order", "desc") != "asc":
-        items.reverse()
-    ids = [item["id"] for item in items]
-    after = request.query.get("after")
-    if after is not None and after not in ids:
-        raise InvalidRequestError("after", after, "the id of an item of this response")
-    start = 0 if after is None else ids.index(after) + 1
-    limit = query_count(request, "limit", 20, _MOST_ITEMS)
-    page = items[start : start + limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": start + limit < len(items),
-        }
-    )
+    return json_response(item_page(request, kept.input))
 
 
 _ID = "/v1/responses/{id}"
@@ -116,11 +124,7 @@ ROUTES = (
         input_items,
         "The items that were new in the request of a response.",
         ResponseItemList,
-        query={
-            "limit": f"How many items, 20 unless told, at most {_MOST_ITEMS}.",
-            "order": "`desc`, which is the default, tells the last item first; `asc` the first.",
-            "after": "The id of an item: those after it.",
-        },
+        query=PAGE_QUERY,
         ai00_paths=False,
         uses_model=False,
     ),

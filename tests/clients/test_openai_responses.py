@@ -78,6 +78,24 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
 
 
+def test_a_kept_conversation_goes_on_from_its_state(client: openai.OpenAI) -> None:
+    kept = client.conversations.create(metadata={"a": "b"}, items=[{"role": "system", "content": "Be short."}])
+    first = client.responses.create(input=FRANCE, conversation=kept.id, **GREEDY)
+    second = client.responses.create(input="And of Italy?", conversation=kept.id, **GREEDY)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+    items = list(client.conversations.items.list(kept.id, order="asc"))
+    assert [item.to_dict()["role"] for item in items] == ["system", "user", "assistant", "user", "assistant"]
+    added = client.conversations.items.create(kept.id, items=[{"role": "user", "content": "Thanks."}])
+    client.conversations.items.delete(added.data[0].id or "", conversation_id=kept.id)
+    assert client.conversations.update(kept.id, metadata={}).metadata == {}
+    assert client.conversations.retrieve(kept.id).id == kept.id
+    assert client.conversations.delete(kept.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.list(kept.id)
+
+
 def test_a_tool_and_its_result(client: openai.OpenAI) -> None:
     asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
     first = client.responses.create(input=asked, tools=[TOOL], **GREEDY)

@@ -15,7 +15,7 @@ from server.doors.keys import ApiKey, KeyRing, read_keys
 from server.doors.scopes import Principal, Scope
 from server.doors.settings import DoorSettings
 from server.http.routing import Route
-from server.routes import ALL_ROUTES, ollama_library
+from server.routes import ALL_ROUTES, conversations, ollama_library
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of
@@ -128,6 +128,7 @@ class TestRoutes:
             *(route.path for route in ollama_library.ROUTES),  # all refused
             "/v1/responses",
             "/v1/responses/{id}",  # those of the key itself
+            *(route.path for route in conversations.ROUTES),
             "/v1/responses/{id}/cancel",
         )
         for route in ALL_ROUTES:

@@ -271,6 +271,8 @@ async def test_items_may_be_referred_to(client: openai.AsyncOpenAI, engine: Fake
     assert prompt_of(engine) == "User: Hi\n\nAssistant: Hi 20\n\nUser: Bye\n\nAssistant:"
     with pytest.raises(openai.NotFoundError):
         await client.responses.create(input=[{"type": "item_reference", "id": "msg_none"}], **MODEL)
+    with pytest.raises(openai.NotFoundError, match="has an item"):  # a response is no item
+        await client.responses.create(input=[{"type": "item_reference", "id": first.id}], **MODEL)
 
 
 async def test_a_response_belongs_to_its_key(client: openai.AsyncOpenAI) -> None:
@@ -294,7 +296,7 @@ async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> No
 
 def test_the_store_is_bounded_by_count_bytes_and_time() -> None:
     now = 0.0
-    store = ResponseStore(Limits(max_responses=2, max_response_bytes=3000, max_response_seconds=10), lambda: now)
+    store = ResponseStore(Limits(max_responses=2, max_response_bytes=3100, max_response_seconds=10), lambda: now)
 
     def keep(name: str, text: str = "") -> None:
         item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": text}]}

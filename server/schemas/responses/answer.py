@@ -66,6 +66,12 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
+class ConversationId(TypedDict):
+    """The conversation to which the items of a response are added."""
+
+    id: str
+
+
 class Response(TypedDict):
     """The answer. `incomplete` is one that was cut; the fields of the request are told as they were understood."""
 
@@ -75,6 +81,7 @@ class Response(TypedDict):
     completed_at: int | None
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: Literal[False]
+    conversation: ConversationId | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -120,7 +127,7 @@ class ResponseEvent(TypedDict):
 
 
 class ResponseItemList(TypedDict):
-    """Items of the input of a response."""
+    """Items of a conversation, or of the input of a response."""
 
     object: Literal["list"]
     data: list[ResponseItem]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -15,6 +15,7 @@ from server.schemas.messages import CalledFunction, Message, ToolCallBody, parse
 
 Item: TypeAlias = dict[str, Any]
 
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 _KINDS = "message, function_call, function_call_output, reasoning or item_reference"
 
 
@@ -25,11 +26,11 @@ def _parse_item(value: object) -> Item:
     match value:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
             item: Item = {"call_id": call_id, "name": name, "arguments": arguments}
-            return _finish_item(value, "function_call", "fc", item)
+            return _finish_item(value, "function_call", item)
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
-            return _finish_item(value, "function_call_output", "fco", {"call_id": call_id, "output": _text(output)})
+            return _finish_item(value, "function_call_output", {"call_id": call_id, "output": _text(output)})
         case {"type": "reasoning"}:
-            return _finish_item(value, "reasoning", "rs", {"summary": [], "content": _parse_thoughts(value)})
+            return _finish_item(value, "reasoning", {"summary": [], "content": _parse_thoughts(value)})
         case {"type": "item_reference", "id": str(item_id)}:
             return {"type": "item_reference", "id": item_id}
         case {"role": role, "content": content} if value.get("type", "message") == "message":
@@ -45,7 +46,7 @@ def _parse_message(value: Mapping[str, Any], role: object, content: object) -> I
     part: Item = {"type": "output_text" if is_answer else "input_text", "text": _text(content)}
     if is_answer:
         part |= {"annotations": [], "logprobs": []}
-    return _finish_item(value, "message", "msg", {"role": word, "content": [part]})
+    return _finish_item(value, "message", {"role": word, "content": [part]})
 
 
 def _text(content: object) -> str:
@@ -62,10 +63,25 @@ def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
     return [{"type": "reasoning_text", "text": text} for text in texts]
 
 
-def _finish_item(value: Mapping[str, Any], kind: str, prefix: str, fields: Item) -> Item:
+def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:
     given = value.get("id")
-    item_id = given if isinstance(given, str) and given else f"{prefix}_{uuid.uuid4().hex[:28]}"
+    item_id = given if isinstance(given, str) and given else new_item_id(kind)
     return {"id": item_id, "type": kind, "status": "completed", **fields}
+
+
+def new_item_id(kind: str) -> str:
+    """Return an id for an item of a type."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
+
+
+def items_bytes(items: Iterable[Item]) -> int:
+    """Return about how much memory items take."""
+    return sum(_size(item) for item in items)
+
+
+def _size(item: Item) -> int:
+    texts = [part["text"] for part in item.get("content", ())]
+    return 500 + sum(len(text) for text in (*texts, *item.values()) if isinstance(text, str))
 
 
 def _one_text(value: object) -> object:

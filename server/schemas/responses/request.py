@@ -14,6 +14,7 @@ from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.generation import GenerationBody
 from server.schemas.messages import Message
+from server.schemas.responses.conversations import ConversationRef
 from server.schemas.responses.items import Item, Items, messages_of
 from server.schemas.tools import Choice, FunctionBody, Parameters, ToolBody, ToolName
 from server.schemas.translated import TranslatedChat
@@ -96,9 +97,10 @@ class ResponsesRequest(GenerationBody):
     aliases: ClassVar = {**GenerationBody.aliases, "max_output_tokens": "max_tokens"}
 
     input: Items = Field(
-        min_length=1,
+        default=[],
         description="What is new in the conversation: a text of the user, or a list of items: messages, "
-        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response.",
+        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. "
+        "It may be absent where there is a conversation already.",
     )
     instructions: str | None = Field(
         default=None,
@@ -107,6 +109,10 @@ class ResponsesRequest(GenerationBody):
     )
     previous_response_id: str | None = Field(
         default=None, description="The id of a kept response, whose conversation goes on."
+    )
+    conversation: ConversationRef | None = Field(
+        default=None,
+        description="The id of a kept conversation, which goes on: `input` and the answer are added to it.",
     )
     store: bool = Field(
         default=True,
@@ -143,6 +149,8 @@ class ResponsesRequest(GenerationBody):
         if self.text.grammar is not None and self.answer_grammar is not None:
             allowed = "text where another field says what the answer is, too"
             raise InvalidRequestError("text.format", self.text.format["type"], allowed)
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequestError("conversation", self.conversation, "null where there is a previous_response_id")
         if self.top_logprobs and not self.wants_logprobs:
             raise InvalidRequestError("top_logprobs", self.top_logprobs, f"null or 0 unless include has {_LOGPROBS}")
 

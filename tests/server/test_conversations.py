@@ -1,0 +1,213 @@
+"""OpenAI's conversations, with the official client: what is kept, whose it is, and how responses go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from aiohttp.test_utils import TestServer
+from openai.types.responses import ResponseInputItemParam
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError
+from server.app import make_app
+from server.doors.keys import ApiKey
+from server.doors.settings import DoorSettings
+from server.limits import Limits
+from server.schemas.responses.answer import ResponseItemList
+from server.schemas.responses.conversations import KeptConversation
+from server.schemas.responses.items import Item
+from server.settings import ServerSettings
+from server.state.conversations import ConversationStore
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, Serve, check_shape, error_of, post
+
+PATH = "/v1/conversations"
+KEYS = (ApiKey.of("ann's key", "ann"), ApiKey.of("bob's key", "bob"))
+MODEL: Any = {"model": "fake"}
+HI: ResponseInputItemParam = {"role": "user", "content": "Hi"}
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(reply=lambda request: f" Hi {len(request.prompt)}")
+
+
+@pytest.fixture
+async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    app = make_app(engine, ServerSettings(doors=DoorSettings(KEYS)))
+    async with (
+        TestServer(app) as server,
+        openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,
+    ):
+        yield client
+
+
+def prompt_of(engine: FakeEngine) -> str:
+    return engine.detokenize(engine.requests[-1].prompt).decode()
+
+
+async def texts_of(client: openai.AsyncOpenAI, conversation_id: str) -> list[str]:
+    items = client.conversations.items.list(conversation_id, order="asc", limit=2)  # the client goes through the pages
+    return [item.to_dict()["content"][0]["text"] async for item in items]  # type: ignore[index]
+
+
+async def test_a_conversation_is_kept_changed_and_deleted(client: openai.AsyncOpenAI) -> None:
+    made = await client.conversations.create(items=[HI], metadata={"a": "b"})
+    assert (made.object, made.metadata) == ("conversation", {"a": "b"})
+    await client.conversations.update(made.id, metadata={"c": "d"})
+    found = await client.conversations.retrieve(made.id)
+    assert (found.created_at, found.metadata) == (made.created_at, {"c": "d"})
+    assert (await client.conversations.delete(made.id)).deleted
+    with pytest.raises(openai.NotFoundError, match="is not kept"):
+        await client.conversations.retrieve(made.id)
+
+
+async def test_items_are_added_read_and_removed(client: openai.AsyncOpenAI) -> None:
+    made = await client.conversations.create()
+    added = await client.conversations.items.create(
+        made.id,
+        items=[
+            HI,
+            {"type": "message", "role": "assistant", "content": "Hello"},
+            {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "dry"},
+        ],
+    )
+    assert [item.type for item in added.data] == ["message", "message", "function_call", "function_call_output"]
+    listed = [item.id async for item in client.conversations.items.list(made.id)]
+    assert listed == [item.id for item in reversed(added.data)]
+    one = await client.conversations.items.retrieve(str(added.first_id), conversation_id=made.id)
+    assert one.type == "message"
+    left = await client.conversations.items.delete(str(added.first_id), conversation_id=made.id)
+    assert left.id == made.id
+    with pytest.raises(openai.NotFoundError, match="has no item"):
+        await client.conversations.items.retrieve(str(added.first_id), conversation_id=made.id)
+
+
+async def test_responses_go_on_with_a_conversation_and_add_to_it(
+    client: openai.AsyncOpenAI, engine: FakeEngine
+) -> None:
+    made = await client.conversations.create(items=[{"role": "developer", "content": "Be brief."}])
+    first = await client.responses.create(input="Hi", conversation=made.id, **MODEL)
+    assert first.conversation is not None
+    assert first.conversation.id == made.id
+    async with client.responses.stream(input="Bye", conversation={"id": made.id}, store=False, **MODEL) as stream:
+        assert (await stream.get_final_response()).output_text == "Hi 68"
+    assert prompt_of(engine) == "System: Be brief.\n\nUser: Hi\n\nAssistant: Hi 39\n\nUser: Bye\n\nAssistant:"
+    assert await texts_of(client, made.id) == ["Be brief.", "Hi", "Hi 39", "Bye", "Hi 68"]
+
+
+async def test_a_question_that_is_in_the_conversation_already_needs_no_input(
+    client: openai.AsyncOpenAI, engine: FakeEngine
+) -> None:
+    made = await client.conversations.create(items=[HI])
+    await client.responses.create(conversation=made.id, **MODEL)
+    assert prompt_of(engine) == "User: Hi\n\nAssistant:"
+    assert await texts_of(client, made.id) == ["Hi", "Hi 20"]
+    empty = await client.conversations.create()
+    with pytest.raises(openai.BadRequestError, match="no conversation yet"):
+        await client.responses.create(conversation=empty.id, **MODEL)
+
+
+async def test_what_fails_adds_nothing(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
+    made = await client.conversations.create(items=[HI])
+    engine.fail_at = 3
+    with pytest.raises(openai.APIError):
+        await client.responses.create(input="Bye", conversation=made.id, **MODEL)
+    assert await texts_of(client, made.id) == ["Hi"]
+
+
+async def test_a_conversation_that_is_deleted_while_it_is_answered(
+    client: openai.AsyncOpenAI, engine: FakeEngine
+) -> None:
+    made = await client.conversations.create(items=[HI])
+    engine.hold = 2
+    stream = await client.responses.create(input="Bye", conversation=made.id, stream=True, **MODEL)
+    await engine.held.wait()
+    await client.conversations.delete(made.id)
+    engine.release.set()
+    assert [event.type async for event in stream][-1] == "response.completed"
+    with pytest.raises(openai.NotFoundError):
+        await client.conversations.retrieve(made.id)
+
+
+async def test_a_conversation_belongs_to_its_key(client: openai.AsyncOpenAI) -> None:
+    made = await client.conversations.create(items=[HI])
+    other = client.with_options(api_key="bob's key")
+    with pytest.raises(openai.NotFoundError):
+        await other.conversations.retrieve(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await other.conversations.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await other.conversations.items.create(made.id, items=[HI])
+    with pytest.raises(openai.NotFoundError):
+        await other.responses.create(input="Hi", conversation=made.id, **MODEL)
+
+
+async def test_the_shapes_of_the_answers(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    made = await post(client, PATH, KeptConversation, {"items": "Hi"})
+    page = await (await client.get(f"{PATH}/{made['id']}/items")).json()
+    check_shape(ResponseItemList, page)
+    assert page["data"][0]["content"] == [{"type": "input_text", "text": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"items": [{"type": "computer_call"}]}, "items.0.type"),
+        (PATH, {"metadata": {"a": 1}}, "metadata.a"),
+        (PATH, {"itmes": []}, "itmes"),
+        ("/v1/responses", {"input": "Hi", "conversation": 7}, "conversation"),
+        ("/v1/responses", {"input": "Hi", "conversation": "a", "previous_response_id": "b"}, "conversation"),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_name(serve: Serve, path: str, body: Body, param: str) -> None:
+    assert (await error_of(await (await serve(FakeEngine())).post(path, json=body), 400))["param"] == param
+
+
+def said(text: str, item_id: str = "msg_1") -> Item:
+    return {"id": item_id, "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+def test_every_item_has_an_id_of_its_own() -> None:
+    store = ConversationStore(Limits())
+    made = store.create("", [said("a"), said("b")], {})
+    [added] = store.add("", made.id, [said("c")])
+    first, second, third = store.get("", made.id).items
+    assert (first["id"], third) == ("msg_1", added)
+    assert len({first["id"], second["id"], third["id"]}) == 3
+
+
+def test_the_store_is_bounded_for_each_key() -> None:
+    store = ConversationStore(Limits(max_conversations=2, max_conversation_bytes=3300, max_messages=3))
+
+    def kept(*ids: str) -> list[bool]:
+        found = []
+        for conversation_id in ids:
+            try:
+                store.get("ann", conversation_id)
+            except NotFoundError:
+                found.append(False)
+            else:
+                found.append(True)
+        return found
+
+    other = store.create("bob", [said("x" * 2000)], {})
+    first, second = (store.create("ann", [said("a")], {}).id for _ in range(2))
+    store.get("ann", first)
+    third = store.create("ann", [], {}).id
+    assert kept(second, first, third) == [False, True, True]
+    store.add("ann", third, [said("x" * 2000)])
+    assert kept(first, third) == [True, True]
+    store.add_answer("ann", third, [said("x" * 50)])
+    assert kept(first, third) == [False, True]
+    with pytest.raises(InvalidRequestError, match="max_conversation_bytes"):
+        store.add("ann", third, [said("x" * 3000)])
+    with pytest.raises(InvalidRequestError, match="max_messages"):
+        store.create("ann", [said("a")] * 4, {})
+    store.add_answer("ann", third, [said("x" * 3000)])
+    assert kept(third) == [False]
+    assert store.get("bob", other.id) == other
