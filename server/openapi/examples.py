@@ -10,6 +10,7 @@ _ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        "AddItemsRequest": {"items": _ASKED},
         "AdvanceStateRequest": {"input": "My name is Ben.", "top_k": 3},
         "Ai00ChatRequest": {"messages": [{"role": "User", "content": "Hello"}], "max_tokens": 64},
         "Ai00CompletionRequest": {"prompt": ["The sky is"], "max_tokens": 16},
@@ -21,6 +22,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ChoosesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
         "CompletionRequest": {"prompt": "The sky is", "max_tokens": 16},
         "CountTokensRequest": {"model": "rwkv", "messages": _ASKED},
+        "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},
         "CreateStateRequest": {"name": "guide", "prompt": "User: You are a guide.\n\nAssistant: Welcome."},
         "DetokenizeRequest": {"tokens": [72, 105]},
         "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
@@ -43,5 +45,6 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "TgiRequest": {"inputs": "The sky is", "parameters": {"max_new_tokens": 16}},
         "TokenizeRequest": {"content": "The sky"},
         "UnloadRequest": {"model": "rwkv"},
+        "UpdateConversationRequest": {"metadata": {"topic": "capitals"}},
     }
 )
