@@ -15,8 +15,10 @@ from tools.bench.turns import Figures, compared
 @click.option("--slots", default="8,128", show_default=True)
 @click.option("--tokens", default=128, show_default=True, help="Of each request.")
 @click.option("--seconds", default=3.0, show_default=True, help="How long each figure is measured.")
+@click.option("--answers", default="words", show_default=True, help="words, json, schema or object; see modes.py.")
+@click.option("--step", default=0.0, show_default=True, help="Milliseconds that the runner takes for a step.")
 @compared("tools.bench.host")
-def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float) -> Figures:
+def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, answers: str, step: float) -> Figures:
     """Measure scheduler, engine and HTTP streaming with a runner that answers at once.
 
     It has a vocabulary of 65,536 tokens and gives 128 candidates a row.
@@ -25,7 +27,7 @@ def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float) -> 
 
     figures = {}
     for mode, sampler, count in product(modes.split(","), samplers.split(","), slots.split(",")):
-        rate = MODES[mode](Load(int(count), sampler, tokens, seconds))
+        rate = MODES[mode](Load(int(count), sampler, tokens, seconds, answers, step / 1e3))
         figures[f"{mode}, {sampler}, {count} slots, tok/s"] = rate.per_second
         figures[f"{mode}, {sampler}, {count} slots, tok/CPU s"] = rate.per_cpu_second
     return figures

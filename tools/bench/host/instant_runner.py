@@ -7,6 +7,7 @@ the earlier one, in which a step blocked.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -31,39 +32,44 @@ _NOISE = 0.5
 class InstantRunner:
     """Answers with the prepared rows in turn. Token 0 never is a candidate. Its states hold nothing."""
 
-    def __init__(self, shape: ModelShape, num_slots: int) -> None:
+    def __init__(self, shape: ModelShape, num_slots: int, step_seconds: float = 0.0) -> None:
+        """`step_seconds` is how long a step takes from its submission on."""
         self.shape = shape
         self.num_slots = num_slots
         self.max_tokens = self.max_rows = max(256, num_slots)
-        self._rows = _prepare(shape.vocab_size, self.max_rows)
         self._targets = np.full(self.max_rows, np.nan, np.float32)
         self._sound = np.ones(num_slots, np.bool_)
         self._fields = {field.name for field in fields(Readout)}
         self._state = shape.initial_state()
         self._first = 0
         self._tickets: Iterator[Any] | None = None
-        self._in_flight: dict[Any, Readout] = {}
+        self._in_flight: dict[Any, tuple[Readout, float]] = {}  # with when it is done
+        self._step_seconds = step_seconds
 
     def submit(self, batch: Batch) -> Any:  # noqa: ANN401
         """Return a ticket of this commit's type."""
         if self._tickets is None:
             self._tickets = map(find("Ticket", "rnn_engine.types"), count())
         ticket = next(self._tickets)
-        self._in_flight[ticket] = self.step(batch)
+        self._in_flight[ticket] = self.step(batch), time.perf_counter() + self._step_seconds
         return ticket
 
     def collect(self, ticket: Any) -> Readout:  # noqa: ANN401
-        return self._in_flight.pop(ticket)
+        readout, done = self._in_flight.pop(ticket)
+        if self._step_seconds and (left := done - time.perf_counter()) > 0:
+            time.sleep(left)
+        return readout
 
     def step(self, batch: Batch) -> Readout:
         """The earlier protocol."""
         num_rows = sum(run.rows for run in batch)
         first = self._first = (self._first + _STRIDE) % _NUM_ROWS
-        logsumexp = self._rows.logsumexp[first : first + num_rows]
+        rows = _prepare(self.shape.vocab_size, self.max_rows)
+        logsumexp = rows.logsumexp[first : first + num_rows]
         newer: dict[str, Any] = {"sound": self._sound[: len(batch)], "allowed_logsumexp": logsumexp}
         return Readout(  # type: ignore[arg-type, call-arg, unused-ignore]
-            ids=self._rows.ids[first : first + num_rows],
-            logits=self._rows.logits[first : first + num_rows],
+            ids=rows.ids[first : first + num_rows],
+            logits=rows.logits[first : first + num_rows],
             logsumexp=logsumexp,
             target_logits=self._targets[:num_rows],
             full_row=partial(self._full_row, first),
@@ -87,7 +93,7 @@ class InstantRunner:
         pass
 
     def _full_row(self, first: int, row: int) -> F32:
-        full: F32 = self._rows.full[(first + row) % _NUM_ROWS]
+        full: F32 = _prepare(self.shape.vocab_size, self.max_rows).full[(first + row) % _NUM_ROWS]
         return full
 
 

@@ -12,17 +12,23 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Protocol
 
 from aiohttp import web
 
 from rnn_engine.engine import Engine
+from rnn_engine.grammar import Grammar, Vocabulary, json_grammar
+from rnn_engine.grammar.compiled import compile_grammar
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
+from rnn_engine.tokenizer.world import WorldTokenizer
 from server.app import ServerSettings, make_app
 from tools.bench.commits import find, random_model
 from tools.bench.host import clients
 from tools.bench.host.instant_runner import InstantRunner
+from tools.bench.host.reciting_runner import SCHEMA, RecitingRunner
 
 WARM_UP = 0.5  # seconds
 
@@ -39,14 +45,20 @@ SAMPLERS: Mapping[str, Mapping[str, float]] = {
 """The fields of `SamplingParams` and of a request's body."""
 
 
+ANSWERS = ("words", "json", "schema", "object")
+"""Words, or a JSON document: without a grammar, by its schema, and as any JSON object."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many requests of so many tokens at any time, for so long."""
+    """So many requests of so many tokens at any time, for so long; what the answers are, and how long a step takes."""
 
     slots: int
     sampler: str
     tokens: int
     seconds: float
+    answers: str = "words"
+    step_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,17 @@ class Rate:
 
     per_second: float
     per_cpu_second: float
+
+
+class Tokenizer(Protocol):
+    """What the modes need of a tokenizer."""
+
+    @property
+    def name(self) -> str: ...
+
+    def encode(self, text: str, /) -> list[int]: ...
+
+    def decode_bytes(self, token: int, /) -> bytes: ...
 
 
 class WordTokenizer:
@@ -75,9 +98,11 @@ class WordTokenizer:
 
 def run_scheduler(load: Load) -> Rate:
     """Steps in a loop on this thread; every free slot is filled before the next step."""
-    runner, tokenizer = _make_runner(load), WordTokenizer(65536)
+    runner, tokenizer = _make_runner(load), _make_tokenizer(load)
     scheduler = Scheduler(runner, tokenizer.decode_bytes)
     request = _make_request(load)
+    if request.grammar is not None:
+        request = replace(request, grammar=None, token_mask=compile_grammar(request.grammar, _vocabulary()).start)
     submitted, tokens, timer = 0, 0, _Timer()
     warm_up = True
     while warm_up or timer.seconds < load.seconds:
@@ -118,27 +143,31 @@ class _Timer:
 
 
 async def _run_engine(load: Load) -> Rate:
-    counted = 0
-    request = _make_request(load)
+    async with _make_engine(load) as engine:
+        return await consume(engine, _make_request(load), load)
 
-    async def consume(engine: Engine) -> None:
+
+async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
+    """Ask for `request` again and again, as many times at once as `load` has slots; return how fast tokens come."""
+    counted = 0
+
+    async def ask() -> None:
         nonlocal counted
         while True:
             async for event in engine.generate(request):
                 if isinstance(event, TextDelta):
                     counted += len(event.tokens)
 
-    async with _make_engine(load) as engine:
-        tasks = [asyncio.create_task(consume(engine)) for _ in range(load.slots)]
-        await asyncio.sleep(WARM_UP)
-        before, timer = counted, _Timer()
-        await asyncio.sleep(load.seconds)
-        rate = timer.rate(counted - before)
-        for task in tasks:
-            task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if not isinstance(ended, asyncio.CancelledError):
-                raise RuntimeError(f"a client ended early: {ended!r}")
+    tasks = [asyncio.create_task(ask()) for _ in range(load.slots)]
+    await asyncio.sleep(WARM_UP)
+    before, timer = counted, _Timer()
+    await asyncio.sleep(load.seconds)
+    rate = timer.rate(counted - before)
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if not isinstance(ended, asyncio.CancelledError):
+            raise RuntimeError(f"a client ended early: {ended!r}")
     return rate
 
 
@@ -174,17 +203,32 @@ async def _run_clients(arguments: Sequence[str], seconds: float, body: Mapping[s
     return Rate(counted.per_second, timer.rate(counted.tokens).per_cpu_second)
 
 
+def _make_tokenizer(load: Load) -> Tokenizer:
+    return WordTokenizer(65536) if load.answers == "words" else WorldTokenizer()
+
+
 def _make_runner(load: Load) -> InstantRunner:
-    return InstantRunner(random_model("0.1B", 1).shape, load.slots)
+    shape = random_model("0.1B", 1).shape
+    if load.answers == "words":
+        return InstantRunner(shape, load.slots, load.step_seconds)
+    return RecitingRunner(shape, load.slots, _make_tokenizer(load), load.step_seconds)
 
 
 def _make_engine(load: Load) -> Engine:
     assemble = find("assemble", "rnn_engine.loading.parts", "rnn_engine.loading")
     runner = _make_runner(load)
-    parts = assemble(runner, WordTokenizer(runner.shape.vocab_size), model="instant", device="none", weights="f16")
+    parts = assemble(runner, _make_tokenizer(load), model="instant", device="none", weights="f16")
     return Engine(parts, max_queued=load.slots)
+
+
+@cache
+def _vocabulary() -> Vocabulary:
+    return Vocabulary.of(WorldTokenizer(), 65536)
 
 
 def _make_request(load: Load) -> GenerateRequest:
     sampling = SamplingParams(**SAMPLERS[load.sampler])  # type: ignore[arg-type]
-    return GenerateRequest([1], max_tokens=load.tokens, stop_tokens=(), sampling=sampling)
+    if load.answers == "words":
+        return GenerateRequest([1], max_tokens=load.tokens, stop_tokens=(), sampling=sampling)
+    grammars = {"json": None, "schema": json_grammar(SCHEMA), "object": Grammar("json_object")}
+    return GenerateRequest([0], max_tokens=load.tokens, sampling=sampling, grammar=grammars[load.answers])
