@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import tomllib
+import uuid
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
+
+from rnn_engine.gpu import economical_device
+from rnn_engine.loading.states import StateFile
 
 Settings: TypeAlias = Mapping[str, object]
 """By the name of a parameter of the command, as click's default_map has them."""
@@ -19,10 +23,20 @@ MODELS = "models"  # the parameter of the command's arguments
 _WEIGHTS = {"none": "f16", "int8": "int8", "nf4": "nf4", "sf4": "sf4"}
 _UNUSED = frozenset({"bnf", "embed", "web"})
 _UNUSED_OF_MODEL = frozenset(
-    {"embed_device", "head_chunk_size", "max_runtime_batch", "precision", "state_chunk_size", "token_chunk_size"}
+    {
+        "embed_device",
+        "head_chunk_size",
+        "max_runtime_batch",
+        "precision",
+        "state_chunk_size",
+        "stop",
+        "token_chunk_size",
+    }
 )
 _OF_MODEL = frozenset({"path", "name", "model_path", "model_name", "quant", "quant_type", "max_batch"})
 _UNUSED_OF_LISTEN = frozenset({"domain", "expire_sec", "force_pass", "slot"})
+_CERTIFICATE, _CERTIFICATE_KEY = "assets/certs/cert.pem", "assets/certs/key.pem"  # where ai00 has them
+_NO_ID = uuid.UUID(int=0)
 _OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
 _TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen"})
 _log = logging.getLogger(__name__)
@@ -87,14 +101,14 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
     folder, name = Path(_of(model, "path", "model_path", "assets/models")), _of(model, "name", "model_name", "")
     if not name:
         raise ValueError("[model] name is missing; expected the file of a model")
-    if listen.get("tls") or listen.get("acme"):
-        raise ValueError("[listen] tls is not allowed as true; expected false and --tls-cert, a certificate's file")
-    states = list(content.get("state", []))
+    if listen.get("acme"):
+        raise ValueError("[listen] acme is not allowed as true; expected false and tls, with a certificate's file")
+    states = [_state(folder, each) for each in content.get("state", [])]
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
         "model_folder": str(folder),
-        "loras": [_lora(each) for each in content.get("lora", [])],
-        "files": [f"{_state_name(each)}={each['path']}" for each in states],
+        "loras": [_lora(folder, each) for each in content.get("lora", [])],
+        "files": states,
         "app_keys": [f"{each['app_id']}={each['secret_key']}" for each in listen.get("app_keys", [])],
         **_weights(model),
         **_renamed(model, {"max_batch": "slots"}),
@@ -102,7 +116,9 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         **_device(content.get("adapter", {})),
     }
     settings |= _renamed({"tokenizer": content.get("tokenizer", {}).get("path")}, {"tokenizer": "tokenizer"})
-    defaults = [_state_name(each) for each in states if each.get("default")]
+    if listen.get("tls"):
+        settings |= {"tls_cert": _CERTIFICATE, "tls_key": _CERTIFICATE_KEY}
+    defaults = [state.name for state, each in zip(states, content.get("state", []), strict=True) if each.get("default")]
     return settings | ({"default_state": defaults[-1]} if defaults else {})
 
 
@@ -132,16 +148,30 @@ def _weights(model: Mapping[str, Any]) -> Settings:
 
 
 def _device(adapter: Mapping[str, Any]) -> Settings:
+    if "Economical" in adapter:
+        return {"device": economical_device()}
     index = adapter.get("Manual")
     return {} if index is None else {"device": str(index)}
 
 
-def _lora(lora: Mapping[str, Any]) -> str:
-    return f"{lora['path']}:{lora['alpha']}" if "alpha" in lora else str(lora["path"])
+def _lora(folder: Path, lora: Mapping[str, Any]) -> str:
+    path = _place(folder, lora["path"])
+    return f"{path}:{lora['alpha']}" if "alpha" in lora else str(path)
 
 
-def _state_name(state: Mapping[str, Any]) -> str:
-    return str(state.get("name") or Path(str(state["path"])).stem)
+def _state(folder: Path, state: Mapping[str, Any]) -> StateFile:
+    path = _place(folder, state["path"])
+    try:
+        key = uuid.UUID(str(state.get("id", _NO_ID)))
+    except ValueError:
+        raise ValueError(f"[[state]] id {state['id']!r} is not allowed; expected a UUID") from None
+    return StateFile(path, str(state.get("name") or path.stem), None if key == _NO_ID else key)
+
+
+def _place(folder: Path, file: object) -> Path:
+    """Return where a file is that ai00 looks for in its folder of models."""
+    path = Path(str(file))
+    return path if path.is_relative_to(folder) else folder / path  # an absolute one stays as it is
 
 
 def configured_models(context: click.Context) -> Sequence[str]:

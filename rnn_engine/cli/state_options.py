@@ -21,20 +21,27 @@ _QUOTA = Quota()
 _ONLY = "state"  # what a command calls the one state that it was given
 
 
-def _parse_named(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> list[StateFile]:
-    """Parse NAME=FILE, given several times. A click callback."""
-    return [_named_file(text) for text in texts]
+class _NamedFile(click.ParamType[StateFile]):
+    """NAME=FILE; what a file of settings says may be a `StateFile` already."""
 
+    name = "NAME=FILE"
 
-def _named_file(text: str) -> StateFile:
-    name, equals, path = text.partition("=")
-    if not equals or not path:
-        raise click.BadParameter(f"{text!r} is not allowed; expected NAME=FILE")
-    try:
-        check_new_name(name, "NAME")
-    except InvalidRequestError as error:
-        raise click.BadParameter(str(error)) from error
-    return StateFile(Path(path), name)
+    def convert(
+        self,
+        value: str | StateFile,
+        param: click.Parameter | None,  # noqa: ARG002
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> StateFile:
+        if isinstance(value, StateFile):
+            return value
+        name, equals, path = value.partition("=")
+        if not equals or not path:
+            raise click.BadParameter(f"{value!r} is not allowed; expected NAME=FILE")
+        try:
+            check_new_name(name, "NAME")
+        except InvalidRequestError as error:
+            raise click.BadParameter(str(error)) from error
+        return StateFile(Path(path), name)
 
 
 _SERVE_OPTIONS = (
@@ -42,7 +49,7 @@ _SERVE_OPTIONS = (
         "--state",
         "files",
         multiple=True,
-        callback=_parse_named,
+        type=_NamedFile(),
         metavar="NAME=FILE",
         help="Let requests start from the state in this file by its name. May be given several times.",
     ),
@@ -94,7 +101,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_states(
         *,
-        files: list[StateFile],
+        files: tuple[StateFile, ...],
         default_state: str | None,
         state_folder: Path | None,
         state_bytes: int,

@@ -36,6 +36,11 @@ def list_devices() -> list[DeviceInfo]:
     return [info for info, _ in _list_adapters()]
 
 
+def economical_device() -> str:
+    """Return the choice of a device that takes little power: the first that is part of the processor, else "auto"."""
+    return next((str(info.index) for info in list_devices() if info.kind == "integrated"), "auto")
+
+
 def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
     """Find a device by `choice`: "auto" (the fastest kind), an index, or a part of a name.
 

@@ -4,6 +4,7 @@ the persistent states of earlier runs.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ class StateFile:
 
     path: Path
     name: str | None = None  # None = the one that the file gives itself, else the file's name without its ending
+    id: uuid.UUID | None = None  # None = the one that the file gives itself, else one that follows from its values
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
         registry.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
         registry.set_default(OWN_STATE)
     for file in settings.files:
-        registry.add_file(file.path, file.name)
+        registry.add_file(file.path, file.name, file.id)
     registry.load_saved()
     if settings.default is not None:
         registry.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)

@@ -12,6 +12,7 @@ from server.http.routing import route_of
 from server.settings import ServerSettings
 
 _API_KEY = "X-Api-Key"
+_ADMIN_TOKEN, _ADMIN_PATHS = "admin_token", ("/admin/", "/api/admin/")
 
 
 def admission_middleware(settings: ServerSettings) -> Middleware:
@@ -50,6 +51,10 @@ def _principal(request: web.Request, ring: KeyRing) -> Principal:
 
 
 def _sent_key(request: web.Request) -> str | None:
-    """Return the key in the headers of a request, as OpenAI's clients send it or as Anthropic's do."""
+    """Return the key in the headers of a request, as OpenAI's clients send it or as Anthropic's do; or ai00's admins'
+    in the query."""
     scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else request.headers.get(_API_KEY)
+    if scheme.lower() == "bearer":
+        return key.strip()
+    in_query = request.query.get(_ADMIN_TOKEN) if request.path.startswith(_ADMIN_PATHS) else None
+    return request.headers.get(_API_KEY, in_query)

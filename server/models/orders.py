@@ -15,7 +15,7 @@ from rnn_engine.model import LoraChoice
 
 LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
 
-_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".prefab"})
+MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".prefab"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class ModelFolder:
 
     def models(self) -> Iterator[Path]:
         """Yield the files of models, by their endings."""
-        yield from sorted(path for path in self.path.iterdir() if path.suffix in _ENDINGS and path.is_file())
+        yield from sorted(path for path in self.path.iterdir() if path.suffix in MODEL_ENDINGS and path.is_file())

@@ -79,14 +79,18 @@ class StateRegistry:
         """
         self._listeners.append(forget)
 
-    def add_file(self, path: Path, name: str | None = None) -> NamedState:
-        """Read a file that the operator brings. `name` defaults to the file's own, then to the path's stem.
+    def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
+        """Read a file that the operator brings. `name` defaults to the file's own, then to the path's stem, and `key`,
+        the state's id, to the file's own.
 
         One that calls itself the default becomes it.
         """
         if name is not None:
             check_new_name(name, "state name")
+        if key is not None and self.find(str(key)) is not None:
+            raise InvalidRequestError("state id", str(key), "an id that no other state has")
         loaded = self.files.read(path)
+        loaded = replace(loaded, id=key or loaded.id)
         entry = self.add(loaded, name or loaded.name or path.stem, path.name)
         if loaded.default:
             self.set_default(entry.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,9 @@ import pytest
 
 from rnn_engine.cli.served_models import NamedModel
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.gpu import DeviceInfo
+from rnn_engine.loading.states import StateFile
+from server.doors.tls import TlsFiles
 from server.settings import ServerSettings
 from tests.support.cli import Command
 
@@ -24,6 +28,7 @@ path = "{folder}"
 precision = "Fp16"
 quant = 1
 quant_type = "Int8"
+stop = ["\\n\\n"]
 token_chunk_size = 128
 
 [[lora]]
@@ -31,7 +36,7 @@ alpha = 192
 path = "{folder}/a.lora"
 
 [[state]]
-path = "{folder}/poet.st"
+path = "poet.st"
 
 [[state]]
 default = true
@@ -112,13 +117,31 @@ def test_ai00s_file_is_read_as_it_is(start: Start, tmp_path: Path, model_file: P
     assert (choice.slots, choice.weights, choice.device) == (5, "int8,layers=1", "3")
     assert choice.tokenizer == str(tmp_path / "tokenizer.json")
     assert [(lora.path, lora.alpha) for lora in choice.loras] == [(tmp_path / "a.lora", 192)]
-    assert [(state.name, state.path.name) for state in choice.states.files] == [
-        ("poet", "poet.st"),
-        ("chess", "chess.state"),
-    ]
+    assert choice.states.files == (
+        StateFile(tmp_path / "poet.st", "poet"),
+        StateFile(tmp_path / "chess.state", "chess", uuid.UUID("fd7a60ed-7807-449f-8256-bccae3246222")),
+    )
     assert choice.states.default == "chess"
     assert (settings.host, settings.port, settings.model_folder) == ("127.0.0.2", 65431, tmp_path)
     assert [key.principal.name for key in settings.doors.keys] == ["admin"]
+
+
+def test_ai00s_certificate_is_where_ai00_has_it(start: Start, tmp_path: Path, model_file: Path) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    text = AI00.format(folder=tmp_path).replace("tls = false", "tls = true")
+    tls = start("-c", write(tmp_path, text)).settings.doors.tls
+    assert tls == TlsFiles(Path("assets/certs/cert.pem"), Path("assets/certs/key.pem"))
+
+
+def test_an_economical_device_is_part_of_the_processor(
+    start: Start, tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    text = AI00.format(folder=tmp_path).replace("Manual = 3", "Economical = {}")
+    for kinds, expected in ((["discrete", "integrated"], "1"), (["discrete"], "auto")):
+        found = [DeviceInfo(index, "GPU", kind, "Vulkan", "") for index, kind in enumerate(kinds)]
+        monkeypatch.setattr("rnn_engine.gpu.adapters.list_devices", lambda found=found: found)
+        assert start("-c", write(tmp_path, text)).choice.device == expected
 
 
 def test_the_command_line_comes_before_the_file(start: Start, tmp_path: Path, model_file: Path) -> None:
@@ -162,7 +185,8 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
         ("[model]\npath = 'x'", "[model] name is missing"),
         ("[model]\nname = 'x'\nquant = 1\nquant_type = 'Int3'", "quant_type 'Int3' is not allowed"),
         ("[model]\nname = 'x'\nnmae = 'x'", "[model] nmae is not allowed"),
-        ("[model]\nname = 'x'\n[listen]\ntls = true", "expected false and --tls-cert"),
+        ("[model]\nname = 'x'\n[listen]\nacme = true", "expected false and tls"),
+        ("[model]\nname = 'x'\n[[state]]\npath = 'a'\nid = 'b'", "id 'b' is not allowed; expected a UUID"),
         ("[model]\nname = 'x'\n[[lora]]\nalpha = 1", "path is missing"),
     ],
 )

@@ -46,12 +46,12 @@ def state_file(tiny_model: TensorModel, tmp_path: Path) -> Path:
 
 
 def test_a_server_begins_with_what_it_is_given(settings: Settings) -> None:
-    assert settings("m.st") == StateSettings([])
+    assert settings("m.st") == StateSettings(())
     given = settings(
         "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--default-state", "a", "--state-folder", "folder",
         "--state-bytes", "2M",
     )  # fmt: skip
-    files = [StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c")]
+    files = (StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c"))
     assert given == StateSettings(files, "a", Path("folder"), 2 << 20)
 
 
@@ -60,7 +60,7 @@ def test_the_demo_model_comes_with_a_state_to_try(settings: Settings) -> None:
     assert settings() == settings(model_path()) == StateSettings([pirate])
     mine = StateFile(Path("x.st"), "mine")
     assert settings("--state", "mine=x.st").files == [mine, pirate]
-    assert settings("--state", "pirate=x.st").files == [StateFile(Path("x.st"), "pirate")]
+    assert settings("--state", "pirate=x.st").files == (StateFile(Path("x.st"), "pirate"),)
 
 
 @pytest.mark.parametrize("text", ["a", "=x.st", "a=", "none=x.st", "a/b=x.st"])

@@ -29,6 +29,7 @@ from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
 from tests.support.older_models import tiny_v6
 
+ID = "6a9c60a4-0f4c-40b1-a31f-987f73e20315"
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
 
@@ -128,7 +129,9 @@ async def test_a_model_that_does_not_load_leaves_the_one_of_its_name(client: Cli
 async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     info = await (await client.get("/api/models/info")).json()
     check_shape(ModelsInfo, info)
-    assert info["reload"]["model_path"].endswith("one.st")
+    reload = info["reload"]
+    assert reload["model_path"].endswith("one.st")
+    assert (reload["quant"], reload["quant_type"], reload["adapter"], reload["device"]) == (0, "None", "Auto", "cpu")
     assert info["model"]["version"] == "V7"
     assert set(info["model"]["custom"]["V7"]) == {"w", "a", "v", "g"}
     monkeypatch.setattr("server.routes.ai00.models._STATE_SECONDS", 0)
@@ -137,6 +140,39 @@ async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pyte
             assert response.content_type == "text/event-stream"
             events = [parse_event((await response.content.readuntil(b"\n\n")).decode()[:-2]) for _ in range(2)]
         assert events == [info, info]
+
+
+async def test_what_is_loaded_can_be_loaded_so_again(client: Client, folder: Path) -> None:
+    shape = tiny_shape(vocab=96)
+    save_tuned_state(folder / "poet.st", some_state(1, shape), shape)
+    key = "fd7a60ed-7807-449f-8256-bccae3246222"
+    order = {
+        "model_path": "one.st",
+        "lora": [],
+        "state": [{"path": "poet.st", "id": key, "default": True}, {"path": "poet.st", "name": "bard"}],
+        "quant": 1,
+        "quant_type": "Int8",
+        "precision": "Fp16",
+        "token_chunk_size": 128,
+        "max_batch": 3,
+        "bnf": {"enable_bytes_cache": True, "start_nonterminal": "start"},
+        "adapter": {"Auto": {}},
+    }
+    await post(client, LOAD, ModelEntry, order)
+    info = await (await client.get("/api/models/info")).json()
+    check_shape(ModelsInfo, info)
+    reload = info["reload"]
+    assert reload["state"] == [
+        {"path": str(folder / "poet.st"), "name": "poet", "id": key, "default": True},
+        {"path": str(folder / "poet.st"), "name": "bard", "id": None, "default": False},
+    ]
+    assert (reload["quant"], reload["quant_type"], reload["max_batch"]) == (1, "Int8", 3)
+    assert [(state["name"], state["default"]) for state in info["states"]] == [("poet", True), ("bard", False)]
+    assert (await client.post("/v1/completions", json={**CALL, "state": key})).status == 200
+    await post(client, LOAD, ModelEntry, reload)
+    again = await (await client.get("/api/models/info")).json()
+    assert again == info
+    (folder / "poet.st").unlink()
 
 
 async def test_the_folder_of_models(client: Client, folder: Path) -> None:
@@ -192,13 +228,19 @@ async def test_a_model_is_saved_as_a_prefab_and_loaded_from_it(client: Client, f
 async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Path) -> None:
     shape = tiny_shape(vocab=96)
     save_tuned_state(folder / "poet.st", some_state(1, shape), shape)
-    named = await post(client, "/admin/models/state/load", StateEntry, {"path": "poet.st", "name": "bard"})
-    assert (named["name"], named["form"]) == ("bard", "tuned")
-    assert (await client.post("/v1/completions", json={**CALL, "state": "bard"})).status == 200
-    listed = await (await client.post("/admin/files/ls", json={})).json()
-    for entry in listed:
-        check_shape(FileEntry, entry)
-    assert "poet.st" in [entry["name"] for entry in listed]
+    named = await post(client, "/admin/models/state/load", StateEntry, {"path": "poet.st", "name": "bard", "id": ID})
+    assert (named["name"], named["form"], named["id"]) == ("bard", "tuned", ID)
+    for name in ("bard", ID):
+        assert (await client.post("/v1/completions", json={**CALL, "state": name})).status == 200
+    assert (await client.post("/admin/models/state/load", json={"path": "poet.st", "id": "x"})).status == 400
+    for path, with_sha in (("/admin/files/ls", False), ("/admin/files/dir", True)):
+        listed = await (await client.post(path, json={"is_sha": with_sha})).json()
+        for entry in listed:
+            check_shape(FileEntry, entry)
+        found = {entry["name"]: entry for entry in listed}
+        assert found["poet.st"]["info"] is found["notes.txt"]["info"] is None
+        assert found["one.st"]["info"]["num_vocab"] == 96
+        assert found["notes.txt"]["sha"] == (hashlib.sha256(b"no model").hexdigest() if with_sha else "")
     (folder / "poet.st").unlink()
     for path, status in (("/", 403), ("none", 404), ("one.st", 400)):
         assert (await client.post("/admin/files/ls", json={"path": path})).status == status, path
@@ -207,13 +249,20 @@ async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Pa
 async def test_a_key_is_exchanged_for_a_token() -> None:
     settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
     async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
-        for body, status in (
-            ({"app_id": "app", "app_secret": "secret"}, 200),
-            ({"app_id": "other", "app_secret": "secret"}, 401),
-            ({"app_id": "app", "app_secret": "wrong"}, 401),
-        ):
+        for body in ({"app_id": "other", "app_secret": "secret"}, {"app_id": "app", "app_secret": "wrong"}):
             response = await client.post("/api/auth/exchange", json=body)
-            assert response.status == status
+            refused = await response.json()
+            check_shape(Token, refused)
+            assert (response.status, refused["code"], refused["token"]) == (403, 403, None)
         found = await post(client, "/api/auth/exchange", Token, {"app_id": "app", "app_secret": "secret"})
+        assert (found["code"], found["message"]) == (200, "SUCCESS")
         headers = {"Authorization": f"Bearer {found['token']}"}
         assert (await client.get("/v1/models", headers=headers)).status == 200
+
+
+async def test_an_admins_token_may_stand_in_the_query_of_admin_routes_alone() -> None:
+    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
+    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
+        assert (await client.get("/admin/models/unload?admin_token=wrong")).status == 401
+        assert (await client.get("/v1/models?admin_token=secret")).status == 401
+        assert (await client.get("/admin/models/unload?admin_token=secret")).status == 200

@@ -56,6 +56,15 @@ def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -
     assert np.array_equal(copied.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
 
 
+def test_a_file_has_the_id_that_the_operator_gives_it(tmp_path: Path) -> None:
+    save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
+    states, key = make_registry(), uuid.UUID(int=7)
+    assert states.add_file(tmp_path / "poet.st", "a", key) is states.get(str(key))
+    with pytest.raises(InvalidRequestError, match=r"state id: .* expected an id that no other state has"):
+        states.add_file(tmp_path / "poet.st", "b", key)
+    assert names(states) == ["a"]
+
+
 def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
     states = make_registry()
     with pytest.raises(NotFoundError, match="'poet' does not exist; there are: none"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 
 from aiohttp import web
 
-from rnn_engine.gpu import list_devices
+from rnn_engine.gpu import economical_device
 from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.states import StateFile
 from rnn_engine.model import LoraChoice
@@ -17,10 +18,8 @@ from server.http.bodies import json_response, read_body
 from server.http.context import MODELS, folder_of
 from server.http.routing import Route
 from server.models.orders import LoadOrder, ModelFolder
-from server.schemas.ai00.models import ReloadRequest, UnloadRequest
+from server.schemas.ai00.models import ReloadRequest, StateFileRef, UnloadRequest
 from server.schemas.models import ModelEntry
-
-_INTEGRATED = "integrated"
 
 
 async def load(request: web.Request) -> web.Response:
@@ -54,14 +53,14 @@ async def _unload(request: web.Request, name: str | None) -> web.Response:
 def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
     """Return what is to be loaded. Raises ForbiddenError or NotFoundError for a file that may not be, or is not."""
     path = folder.find(body.model_path)
-    states = tuple(StateFile(folder.find(state.path), state.name) for state in body.state)
-    default = next((number for number, state in enumerate(body.state) if state.default), None)
+    states = tuple(_state_file(state, folder.find(state.path)) for state in body.state)
+    default = next((file.name for file, state in zip(states, body.state, strict=True) if state.default), None)
     return LoadOrder(
         name=body.name or model_name(path),
         path=path,
         loras=tuple(LoraChoice(folder.find(lora.path), lora.alpha) for lora in body.lora),
         states=states,
-        default_state=None if default is None else states[default].name or states[default].path.stem,
+        default_state=default,
         weights=body.chosen_weights,
         slots=body.max_batch,
         device=_device(body.adapter),
@@ -69,12 +68,17 @@ def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
     )
 
 
+def _state_file(state: StateFileRef, path: Path) -> StateFile:
+    """Return the file of a state, whose name has to be known where it is the default."""
+    return StateFile(path, state.name or (path.stem if state.default else None), state.key)
+
+
 def _device(adapter: object) -> str | None:
     match adapter:
         case int():
             return str(adapter)
         case "Economical":
-            return next((str(device.index) for device in list_devices() if device.kind == _INTEGRATED), "auto")
+            return economical_device()
         case "Auto":
             return "auto"
     return None

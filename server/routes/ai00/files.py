@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import InvalidRequestError
@@ -16,6 +16,7 @@ from server.doors.scopes import Scope
 from server.http.bodies import json_response, read_body
 from server.http.context import MODELS, SETTINGS, engine_of, folder_of
 from server.http.routing import MODEL_QUERY, Route
+from server.models.listing import describe_file
 from server.models.orders import LoadOrder
 from server.schemas.ai00.admin import ExchangeRequest, FileEntry, ListRequest, SavedModel, SaveRequest, Token
 from server.schemas.ai00.models import StateFileRef
@@ -29,12 +30,14 @@ async def exchange(request: web.Request) -> web.Response:
     body = await read_body(request, ExchangeRequest)
     keys = request.app[SETTINGS].doors.keys
     principal = KeyRing(keys).find(body.app_secret)
-    if keys and (principal is None or principal.name != body.app_id):
-        raise web.HTTPUnauthorized(
-            text="there is no API key of this name, or it is another one", headers={hdrs.WWW_AUTHENTICATE: "Bearer"}
-        )
-    answer: Token = {"token": body.app_secret}
-    return json_response(answer)
+    is_known = not keys or (principal is not None and principal.name == body.app_id)
+    status = 200 if is_known else 403
+    answer: Token = {
+        "token": body.app_secret if is_known else None,
+        "code": status,
+        "message": "SUCCESS" if is_known else "there is no API key of this name, or it is another one",
+    }
+    return json_response(answer, status)
 
 
 async def save(request: web.Request) -> web.Response:
@@ -63,7 +66,7 @@ async def load_state(request: web.Request) -> web.Response:
         Retention(shared=True),
         source=path.name,
         form=loaded.form,
-        key=loaded.id,
+        key=body.key or loaded.id,
     )
     return json_response(state_entry(named))
 
@@ -73,12 +76,12 @@ async def list_folder(request: web.Request) -> web.Response:
     folder = folder_of(request).find(body.path)
     if not folder.is_dir():
         raise InvalidRequestError("path", body.path, "a folder")
-    return web.json_response(await asyncio.to_thread(_list, folder))
+    return web.json_response(await asyncio.to_thread(_list, folder, body.is_sha))
 
 
-def _list(folder: Path) -> list[FileEntry]:
+def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
     return [
-        {"name": path.name, "path": str(path), "size": path.stat().st_size, "is_folder": path.is_dir()}
+        {**describe_file(path, with_sha=with_sha), "is_folder": path.is_dir()}
         for path in sorted(folder.iterdir())
         if path.exists()
     ]
@@ -131,6 +134,6 @@ ROUTES = (
         request=ListRequest,
         scope=Scope.ADMIN,
         uses_model=False,
-        also=("/api/admin/files/ls",),
+        also=("/api/admin/files/ls", "/admin/files/dir", "/api/admin/files/dir"),
     ),
 )

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from functools import lru_cache
-from pathlib import Path
 
 from aiohttp import web
 
-from rnn_engine.convert.ai00 import Ai00ModelInfo, model_info
-from rnn_engine.errors import ModelError
+from rnn_engine.convert.ai00 import model_info
 from rnn_engine.gpu import list_devices
-from rnn_engine.interface import EngineInfo
-from rnn_engine.loading.model import open_model
 from server.doors.scopes import Scope
+from server.formatting.ai00_models import describe_load
 from server.http.bodies import json_response
 from server.http.context import LIFECYCLE, MODELS, engine_of, folder_of
 from server.http.routing import EVENTS, Route
 from server.http.sse import EventStream, encode_event
-from server.models.orders import LoadOrder, ModelFolder
-from server.schemas.ai00.models import Adapters, Ai00Reload, ModelFileEntry, ModelFiles, ModelsInfo
+from server.models.listing import describe_file
+from server.models.orders import ModelFolder
+from server.schemas.ai00.models import Adapters, ModelFileEntry, ModelFiles, ModelsInfo
 
 _STATE_SECONDS = 0.5  # between two events of models/state
-_KNOWN_FILES = 1024
 
 
 async def info(request: web.Request) -> web.Response:
@@ -54,7 +49,7 @@ async def _info(request: web.Request) -> ModelsInfo:
     engine = engine_of(request)
     listing = await engine.states.list()
     return {
-        "reload": _reload(request.app[MODELS].find(engine.info.model).order, engine.info),
+        "reload": describe_load(request.app[MODELS].find(engine.info.model).order, engine.info),
         "model": model_info(engine.info.shape),
         "states": [
             {"id": str(each.id), "name": each.name, "default": each.name == listing.default} for each in listing.entries
@@ -62,37 +57,8 @@ async def _info(request: web.Request) -> ModelsInfo:
     }
 
 
-def _reload(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
-    return {
-        "model_path": str(order.path),
-        "name": info.model,
-        "lora": [{"path": str(lora.path), "alpha": lora.alpha} for lora in info.loras],
-        "weights": info.weights,
-        "max_batch": info.num_slots,
-        "adapter": info.device,
-    }
-
-
 def _list(folder: ModelFolder) -> ModelFiles:
-    return [_entry(path) for path in folder.models()]
-
-
-def _entry(path: Path) -> ModelFileEntry:
-    facts = path.stat()
-    sha, found = _read(path, facts.st_mtime_ns, facts.st_size)
-    return {"path": str(path), "name": path.name, "size": facts.st_size, "sha": sha, "info": found}
-
-
-@lru_cache(maxsize=_KNOWN_FILES)
-def _read(path: Path, _changed: int, _size: int) -> tuple[str, Ai00ModelInfo | None]:
-    """Return the digest of a file, and the sizes of the model in it; kept until the file changes."""
-    with path.open("rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    try:
-        with open_model(path) as model:
-            return sha, model_info(model.shape)
-    except ModelError:
-        return sha, None
+    return [describe_file(path, with_sha=True) for path in folder.models()]
 
 
 _INFO = "The model that is loaded, how, and its states, as ai00 has it"

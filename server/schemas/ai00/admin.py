@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from server.schemas.ai00.models import ModelFileEntry
 from server.schemas.base import RequestBody
 
 
@@ -18,9 +19,12 @@ class ExchangeRequest(RequestBody):
 
 
 class Token(TypedDict):
-    """`token` is what to send as `Authorization: Bearer TOKEN`: the key itself."""
+    """`token` is what to send as `Authorization: Bearer TOKEN`: the key itself, null where there is no such key. `code`
+    is the status."""
 
-    token: str
+    token: str | None
+    code: int
+    message: str
 
 
 class SaveRequest(RequestBody):
@@ -44,10 +48,10 @@ class ListRequest(RequestBody):
     """A folder to list."""
 
     path: str = Field(default=".", min_length=1, description="The folder of models, or one in it.")
+    is_sha: bool = Field(default=False, description="Tell the SHA-256 of each file, which are read whole for it.")
 
 
-class FileEntry(TypedDict):
-    name: str
-    path: str
-    size: int
+class FileEntry(ModelFileEntry):
+    """The same for any file or folder; `sha` is empty unless it was asked for."""
+
     is_folder: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -11,7 +12,9 @@ from rnn_engine.convert.ai00 import Ai00ModelInfo
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import WeightChoice
 from server.schemas.base import RefusedError, RequestBody
+from states.named.entry import parse_id
 
+Ai00Quant: TypeAlias = Literal["None", "Int8", "NF4", "SF4"]
 Adapter: TypeAlias = Literal["Auto", "Economical"] | int
 
 _FORMATS = {"None": "f16", "Int8": "int8", "NF4": "nf4", "SF4": "sf4"}
@@ -21,6 +24,10 @@ def _parse_adapter(value: object) -> object:
     match value:
         case "Auto" | "Economical":
             return value
+        case {"Auto": None | {}}:
+            return "Auto"
+        case {"Economical": None | {}}:
+            return "Economical"
         case {"Manual": int(index)} if type(index) is int and index >= 0:
             return index
     raise RefusedError(value, 'Auto, Economical or {"Manual": index}')
@@ -36,19 +43,31 @@ class LoraRef(RequestBody):
 class StateFileRef(RequestBody):
     """A file with a state."""
 
-    ignored: ClassVar = frozenset({"id"})  # a file that has one says it itself
-
     path: str = Field(min_length=1, description="A file in the folder of models.")
     name: str | None = Field(
         default=None, min_length=1, description="What requests call the state; null: what its file does."
     )
     default: bool = Field(default=False, description="Whether requests start from it that name none.")
+    id: str | None = Field(
+        default=None, description="A UUID by which requests may name it, too; null or zeros: that of its file, or any."
+    )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.id is not None and parse_id(self.id) is None:
+            raise InvalidRequestError("id", self.id, "a UUID")
+
+    @property
+    def key(self) -> uuid.UUID | None:
+        """The id, where there is one."""
+        key = None if self.id is None else parse_id(self.id)
+        return None if key == uuid.UUID(int=0) else key
 
 
 class ReloadRequest(RequestBody):
     """A model to load, as ai00 has it; `name`, `add` and `weights` are ours."""
 
-    ignored: ClassVar = frozenset({"bnf", "precision", "token_chunk_size"})  # found by the engine itself
+    ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
 
     model_path: str = Field(min_length=1, description="A file in the folder of models.")
     name: str | None = Field(
@@ -69,7 +88,7 @@ class ReloadRequest(RequestBody):
     lora: list[LoraRef] = Field(default=[], description="LoRAs to merge, in this order.")
     state: list[StateFileRef] = Field(default=[], description="States that requests may start from.")
     quant: int = Field(default=0, ge=0, description="How many layers, from the first on, `quant_type` is for.")
-    quant_type: Literal["None", "Int8", "NF4", "SF4"] = Field(default="None", description="The weights of `quant`.")
+    quant_type: Ai00Quant = Field(default="None", description="The weights of `quant`.")
     max_batch: int | None = Field(default=None, ge=1, description="How many requests run at a time; null: --slots.")
     tokenizer_path: str | None = Field(
         default=None, description="A tokenizer in the folder of models; null: as the options say."
@@ -109,15 +128,43 @@ class Ai00Lora(TypedDict):
     alpha: float | None
 
 
+class Ai00Bnf(TypedDict):
+    enable_bytes_cache: Literal[True]
+    start_nonterminal: Literal["start"]
+
+
+class Ai00StateFile(TypedDict):
+    """`id` is null where the state's is not that of an order."""
+
+    path: str
+    name: str | None
+    id: str | None
+    default: bool
+
+
+class ManualAdapter(TypedDict):
+    Manual: int
+
+
 class Ai00Reload(TypedDict):
-    """How a model was loaded. `weights` is our name of what is quantised."""
+    """How a model was loaded, as `POST /admin/models/load` takes it. `name`, `weights`, which says more than `quant`,
+    and `device`, the name of `adapter`, are ours. `tokenizer_path` is null where the options say it or the engine has
+    found it."""
 
     model_path: str
     name: str
     lora: list[Ai00Lora]
+    state: list[Ai00StateFile]
     weights: str
+    quant: int
+    quant_type: Ai00Quant
+    precision: Literal["Fp32"]
+    token_chunk_size: int
     max_batch: int
-    adapter: str
+    tokenizer_path: str | None
+    bnf: Ai00Bnf
+    adapter: Literal["Auto"] | ManualAdapter
+    device: str
 
 
 class Ai00State(TypedDict):
