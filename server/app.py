@@ -19,6 +19,7 @@ from server.connections.acceptor import Acceptor
 from server.connections.counters import ConnectionCounters
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
+from server.http.bodies import tell_left_out
 from server.http.context import (
     API_DOCUMENT,
     BUDGET,
@@ -100,7 +101,7 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app[HTTP_COUNTERS] = HttpCounters()
     app[CONNECTIONS] = ConnectionCounters()
     app[METRICS] = Metrics(partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
-    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers))
+    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.extend((_close_models, _run_workers))
     if settings.idle_unload_seconds is not None:

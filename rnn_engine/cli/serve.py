@@ -79,6 +79,17 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     batching_option,
 )
 @cloup.option_group(
+    "Requests",
+    click.option(
+        "--strict/--no-strict",
+        default=_DEFAULT.strict,
+        show_default=True,
+        help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
+        "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would change "
+        "the answer and is not there is refused in any case.",
+    ),
+)
+@cloup.option_group(
     "Address and process",
     config_option,
     click.option(
@@ -136,6 +147,7 @@ def command(
     models: tuple[NamedModel, ...],
     default_model: str | None,
     model_folder: Path | None,
+    strict: bool,
     any_model: bool,
     idle_unload: float | None,
     tokenizer: str,
@@ -196,6 +208,7 @@ def command(
         exit_on_failure=exit_on_failure,
         reasoning_format=reasoning_format,
         model_folder=model_folder,
+        strict=strict,
         any_model=any_model,
         idle_unload_seconds=idle_unload,
         doors=doors,

@@ -14,16 +14,18 @@ from functools import partial
 from json import dumps
 from pathlib import Path
 from typing import BinaryIO, TypeVar
+from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
 from rnn_engine.errors import StorageError
-from server.http.context import LEASE, MODEL_USE, SETTINGS
+from server.http.context import LEASE, LEFT_OUT, MODEL_USE, SETTINGS
 from server.http.work import SHORT_WORK, work
-from server.schemas.base import RequestBody
+from server.schemas.base import RequestBody, UnknownFields
 
 Body = TypeVar("Body", bound=RequestBody)
 
+_LEFT_OUT_HEADER, _MOST_NAMES, _MOST_NAME = "X-Left-Out", 20, 80
 _PIECE_ITEMS = 1024  # of a list that are encoded at a time
 _WRITE_BYTES = 1 << 20  # that are written to a file at a time
 _VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
@@ -44,11 +46,20 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     if parsed_bytes > lease.budget.most_each:
         raise _too_large(f"the body would take about {parsed_bytes} bytes of memory", lease.budget.most_each)
     lease.hold(len(data) + parsed_bytes)
-    body = await work(request, len(data), partial(kind.parse, data, limits))
+    unknown = UnknownFields(refuse=request.app[SETTINGS].strict)
+    body = await work(request, len(data), partial(kind.parse, data, limits, unknown))
+    request[LEFT_OUT] = unknown.left_out
     lease.hold(parsed_bytes)
     if (use := request.get(MODEL_USE)) is not None:
         await use.choose(getattr(body, "model", None) or request.query.get("model"))
     return body
+
+
+async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the fields of the body that nothing knows in a header of the answer. A signal handler of aiohttp's."""
+    names = sorted(request.get(LEFT_OUT, ()))
+    if names:
+        response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
 
 
 @asynccontextmanager

@@ -77,6 +77,9 @@ LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 BUDGET = web.AppKey("budget", MemoryBudget)
 WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
 LEASE = web.RequestKey("lease", MemoryLease)
+LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
+"""The names of the fields of a body that nothing knows; absent before the body was read."""
+
 CONNECTIONS = web.AppKey("connections", ConnectionCounters)
 HTTP_COUNTERS = web.AppKey("http_counters", HttpCounters)
 METRICS = web.AppKey("metrics", Metrics)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails, from_json
 from typing_extensions import TypeIs
 
@@ -31,9 +32,18 @@ class RefusedError(ValueError):
         super().__init__(allowed)
 
 
+@dataclass(slots=True)
+class UnknownFields:
+    """What becomes of fields that a body does not have: refused, or left out and noted."""
+
+    refuse: bool = True
+    left_out: set[str] = field(default_factory=set)
+
+
 class RequestBody(BaseModel):
-    """A JSON object from a client: no silent conversions, no unknown fields but null ones, and null where a field has a
-    default means that default (official clients send it so)."""
+    """A JSON object from a client: no silent conversions, and null where a field has a default means that default
+    (official clients send it so). A field that is unknown is refused unless it is null or the server is told to leave
+    such fields out; one that is known from other systems and would change the answer is refused in any case."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -44,14 +54,19 @@ class RequestBody(BaseModel):
     keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
 
     @classmethod
-    def parse(cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS) -> Self:
-        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`."""
+    def parse(
+        cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS, unknown: UnknownFields | None = None
+    ) -> Self:
+        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`.
+
+        `unknown` says what becomes of unknown fields, which are refused without it, and takes their names.
+        """
         try:
             data = from_json(body, allow_inf_nan=False)
         except ValueError as error:
             raise InvalidRequestError("body", body[:100].decode(errors="replace"), f"JSON ({error})") from None
         try:
-            parsed = cls.model_validate(data)
+            parsed = cls.model_validate(data, context=unknown)
         except ValidationError as error:
             raise _translate(error.errors(include_url=False)[0]) from None
         parsed.check(limits)
@@ -62,7 +77,7 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _admit(cls, data: object) -> dict[str, object]:
+    def _admit(cls, data: object, info: ValidationInfo[UnknownFields | None]) -> dict[str, object]:
         if not isinstance(data, dict):
             raise RefusedError(data, "a JSON object")
         data = cls._unfold(data)
@@ -72,8 +87,10 @@ class RequestBody(BaseModel):
             if name in cls.neutral:
                 cls._check_neutral(name, value)
             elif name not in known:
-                raise RefusedError(value, _names_allowed(name, known), below=name[:80])
-        without_effect = cls.ignored | cls.neutral.keys()
+                if info.context is None or info.context.refuse:
+                    raise RefusedError(value, _names_allowed(name, known), below=name[:80])
+                info.context.left_out.add(name)
+        without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
         fields = {name: value for name, value in data.items() if name not in without_effect}
         return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
 

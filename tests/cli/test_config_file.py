@@ -158,6 +158,7 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
     slots = 3
     idle_unload = 12.5
     any-model = true
+    strict = false
     max-body-bytes = "2M"
     cache-host-bytes = 1000000
     state-folder = "{tmp_path}/states"
@@ -167,6 +168,9 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
     assert [model.name for model in started.models] == ["one", "two"]
     assert (started.default, started.choice.slots) == ("two", 3)
     settings = started.settings
+    assert not settings.strict
+    assert start(model_file).settings.strict
+    assert not start(model_file, "--no-strict").settings.strict
     assert (settings.any_model, settings.idle_unload_seconds, settings.limits.max_body_bytes) == (True, 12.5, 2 * 2**20)
     assert started.choice.cache is not None
     assert started.choice.cache.host_capacity == 1_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
 
@@ -232,3 +233,47 @@ async def test_a_name_that_is_taken_is_told_as_save_as(serve: Serve) -> None:
     error = await error_of(await client.post("/v1/chat/completions", json=body), 400)
     assert error["param"] == "save_as"
     assert "a name that is free" in error["message"]
+
+
+UNKNOWN: list[tuple[str, Body]] = [
+    ("/v1/completions", TEXT),
+    ("/v1/chat/completions", HI),
+    ("/v1/embeddings", {"input": "a"}),
+    ("/v1/states", {"name": "a", "prompt": "b"}),
+    ("/v1/messages", {**HI, "max_tokens": 3}),
+    ("/api/oai/completions", TEXT),
+    ("/generate", {"inputs": "a", "parameters": {"pony": 3}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), UNKNOWN)
+async def test_unknown_fields_are_left_out_and_named_where_the_operator_says_so(
+    serve: Serve, path: str, body: Body
+) -> None:
+    client = await serve(FakeEngine(), ServerSettings(strict=False))
+    response = await client.post(path, json={**body, "zebra": 5, "käse\r\nX-A: b": [1], "lion": None})
+    assert response.status == 200, await response.text()
+    names = ["k%C3%A4se%0D%0AX-A%3A%20b", *(["pony"] if path == "/generate" else []), "zebra"]
+    assert response.headers["X-Left-Out"] == ", ".join(names)
+    assert "X-A" not in response.headers
+
+
+async def test_unknown_fields_of_parts_are_left_out_too(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(strict=False))
+    message = {"role": "user", "content": "Hi", "mood": "good"}
+    response = await client.post("/v1/chat/completions", json={"messages": [message], "stream": True})
+    assert (response.status, response.headers["X-Left-Out"]) == (200, "mood")
+
+
+async def test_what_would_change_the_answer_is_refused_all_the_same(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(strict=False))
+    for fields in ({"top_a": 0.5}, {"n": 0}, {"suffix": "end"}, {"guidance_scale": 2}):
+        error = await error_of(await client.post("/v1/completions", json={**TEXT, **fields}), 400)
+        assert error["param"] in fields
+
+
+async def test_nothing_is_said_where_nothing_was_left_out(serve: Serve) -> None:
+    for settings in (ServerSettings(), ServerSettings(strict=False)):
+        client = await serve(FakeEngine(), settings)
+        response = await client.post("/v1/completions", json={**TEXT, "user": "ann", "lion": None})
+        assert "X-Left-Out" not in response.headers
