@@ -2,6 +2,7 @@
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
+    │   └── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
     ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
     ├── NotFoundError          a named thing does not exist                           (HTTP 404)
     │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
@@ -37,6 +38,15 @@ class InvalidRequestError(RnnEngineError):
         self.value = value
         self.allowed = allowed
         super().__init__(f"{field}: {_shorten(value)} is not allowed; expected {allowed}")
+
+
+class PromptTooLongError(InvalidRequestError):
+    """A request's prompts have more tokens than are allowed."""
+
+    def __init__(self, field: str, num_tokens: int, most: int, allowed: str) -> None:
+        self.num_tokens = num_tokens
+        self.most = most
+        super().__init__(field, num_tokens, allowed)
 
 
 class ForbiddenError(RnnEngineError):

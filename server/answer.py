@@ -31,10 +31,14 @@ async def answer(
     formatter: ChoiceFormatter,
     calls: Sequence[GenerateRequest],
     resolved: ResolvedState,
+    extra: Mapping[str, object] | None = None,
 ) -> web.StreamResponse:
-    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`."""
+    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`.
+
+    `extra` has further fields of an answer that is not streamed.
+    """
     info = engine_of(request, body.cache_salt).info
-    dialect = OpenAIDialect(info, formatter, calls, include_usage=body.include_usage)
+    dialect = OpenAIDialect(info, formatter, calls, include_usage=body.include_usage, extra=extra or {})
     return await answer_in(dialect, request, body, calls, resolved)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Annotated, get_args, get_type_hints
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, PromptTooLongError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,10 @@ class Limits:
         """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
         most: int = getattr(self, limit)
         if value > most:
-            raise InvalidRequestError(field, value, f"at most {most} {BOUNDS[limit].unit} ({limit})")
+            allowed = f"at most {most} {BOUNDS[limit].unit} ({limit})"
+            if limit == "max_prompt_tokens":
+                raise PromptTooLongError(field, int(value), most, allowed)
+            raise InvalidRequestError(field, value, allowed)
 
 
 def _list_bounds() -> Mapping[str, Bound]:

@@ -24,6 +24,7 @@ Words: TypeAlias = Sequence[str | Sequence[int]]
 Texts: TypeAlias = Sequence[str]
 
 MAX_SEED = 2**64 - 1
+_MOST_BIAS = 1000.0
 
 Seed: TypeAlias = int | None
 """None is a random one, which is told in `Finished.seed`."""
@@ -71,7 +72,8 @@ class SamplingParams:
         PENALTY_DECAY
     )
     logit_bias: Annotated[
-        TokenBias, Allowed(-1000.0, 1000.0, "Token id or text -> a number that is added to its logit, or false: never.")
+        TokenBias,
+        Allowed(-_MOST_BIAS, _MOST_BIAS, "Token id or text -> a number that is added to its logit, or false: never."),
     ] = field(default_factory=dict)
     seed: Annotated[
         Seed, Allowed(0, MAX_SEED, "The same seed and prompt give the same text. Random where none is given.")
@@ -159,8 +161,11 @@ class SamplingParams:
             return self
         bias: dict[int | str, float] = {}
         for key, value in self.logit_bias.items():
+            if value != -math.inf:
+                check_range("logit_bias value", value, -_MOST_BIAS, _MOST_BIAS)
             for token in tokenize(key) if isinstance(key, str) else (key,):
                 bias[token] = bias.get(token, 0.0) + value
+        bias = {token: _bounded_bias(value) for token, value in bias.items()}  # texts may share tokens
         words = [tokens for word in self.bad_words for tokens in _word_tokens(word, tokenize)]
         return replace(self, logit_bias=bias, bad_words=words)
 
@@ -171,6 +176,10 @@ class SamplingParams:
     def make_adjustments(self, context: SequenceContext) -> Adjustments:
         """Return what is added to the logits before that sampler sees them."""
         return make.make_adjustments(self, context)
+
+
+def _bounded_bias(value: float) -> float:
+    return value if value == -math.inf else min(max(value, -_MOST_BIAS), _MOST_BIAS)
 
 
 def _word_tokens(word: str | Sequence[int], tokenize: Callable[[str], Sequence[int]]) -> list[Sequence[int]]:

@@ -16,13 +16,20 @@ from rnn_engine.errors import InvalidRequestError
 ANY = "*"
 """The origin that stands for all; for servers with API keys, which pages have to know."""
 
+LOCAL = "localhost"
+"""The origin that stands for all of this machine: any port of its names."""
+
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
 
 def check_origin(origin: str) -> str:
     """Return an origin as browsers write it. Raises InvalidRequestError for what is none."""
     parts = urlsplit(origin)
     written = origin.lower().removesuffix("/")
-    if origin not in (ANY, "null") and (not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"):
-        raise InvalidRequestError("cors origin", origin, "an origin as https://chat.example:8080, null or *")
+    if origin not in (ANY, LOCAL, "null") and (
+        not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"
+    ):
+        raise InvalidRequestError("cors origin", origin, "an origin as https://chat.example:8080, localhost, null or *")
     return written
 
 
@@ -35,7 +42,10 @@ class Origins:
 
     def lists(self, origin: str | None) -> bool:
         """Whether pages of this origin may call although they are not the server's own."""
-        return origin is not None and (ANY in self._allowed or origin.lower() in self._allowed)
+        if origin is None:
+            return False
+        named = ANY in self._allowed or origin.lower() in self._allowed
+        return named or (LOCAL in self._allowed and _is_local(origin))
 
     def admits(self, method: str, headers: Mapping[str, str]) -> bool:
         """Whether a request comes from a page that may call, or from no page at all."""
@@ -56,6 +66,15 @@ class Origins:
 
 
 _EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, Retry-After-Ms, X-Request-Id"}
+
+
+def _is_local(origin: str) -> bool:
+    """Whether an origin is that of a page that a server of this machine sends."""
+    try:
+        parts = urlsplit(origin)
+        return parts.scheme in ("http", "https") and parts.hostname in _LOCAL_HOSTS
+    except ValueError:
+        return False
 
 
 def _is_own(origin: str, host: str) -> bool:

@@ -78,9 +78,9 @@ class ChunkEncoder:
             return b""
         return encode_event(self._envelope.chunk([choice], {**self._extra, **saved}))
 
-    def encode_usage(self, usage: Usage) -> bytes:
+    def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
         """Return the event that tells the usage, which has no choices."""
-        return encode_event(self._envelope.chunk([], {"usage": usage}))
+        return encode_event(self._envelope.chunk([], {"usage": usage, **extra}))
 
     def _encode_text(self, index: int, text: str) -> bytes:
         around = self._around_text.get(index)

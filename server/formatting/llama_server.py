@@ -24,6 +24,8 @@ from server.schemas.llama_server.completion import (
 from server.schemas.prompt import text_of
 from server.schemas.usage import Usage
 
+_END_OF_TEXT = 0
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -142,11 +144,15 @@ class LlamaDialect:
         values = {
             parameter.name: getattr(body, parameter.name) for parameter in PARAMETERS if parameter.name != "sampler"
         }
+        biases = {_END_OF_TEXT: -math.inf} if body.ignore_eos else {}
         values["logit_bias"] = [
-            [token, False if bias == -math.inf else bias] for token, bias in values["logit_bias"].items()
+            {"token": token, "bias": None if bias == -math.inf else bias}
+            for token, bias in {**biases, **values["logit_bias"]}.items()
         ]
         return {
             **values,
+            "adaptive_target": -1.0,  # off, as all that this server accepts
+            "adaptive_decay": 0.9,
             "n_predict": body.max_tokens,
             "max_tokens": body.max_tokens,
             "n_probs": body.logprobs or 0,
@@ -156,9 +162,9 @@ class LlamaDialect:
         }
 
     def _chosen(self, answer: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the fields of an answer that the client wants, those inside of others by their last name."""
+        """Return the fields of an answer that the client wants, under the names by which it wants them."""
         wanted = self._body.response_fields
-        if wanted is None:
+        if not wanted:
             return answer
         found: dict[str, object] = {}
         for path in wanted:
@@ -166,7 +172,7 @@ class LlamaDialect:
             for name in path.split("/"):
                 value = value.get(name) if isinstance(value, Mapping) else None
             if value is not None:
-                found[path.rpartition("/")[2]] = value
+                found[path] = value
         return found
 
     def _drawn(self, info: TokenInfo) -> DrawnProbability:

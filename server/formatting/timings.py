@@ -15,6 +15,7 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
         return None
     prompt_tokens, predicted_tokens = started.prompt_tokens - started.cached_tokens, finished.completion_tokens
     prompt_seconds = timing.first_token - timing.started
+    predicted_steps = max(predicted_tokens - 1, 0)  # the first token came with the prompt
     predicted_seconds = max((time.monotonic() if ended is None else ended) - timing.first_token, 0.0)
     return {
         "cache_n": started.cached_tokens,
@@ -24,8 +25,8 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
         "prompt_per_second": _ratio(prompt_tokens, prompt_seconds),
         "predicted_n": predicted_tokens,
         "predicted_ms": predicted_seconds * 1000,
-        "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_tokens),
-        "predicted_per_second": _ratio(predicted_tokens, predicted_seconds),
+        "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_steps),
+        "predicted_per_second": _ratio(predicted_steps, predicted_seconds),
     }
 
 

@@ -20,6 +20,7 @@ from rnn_engine.errors import (
     ModelNotFoundError,
     NotFoundError,
     OverloadedError,
+    PromptTooLongError,
     StateError,
     StepError,
     StorageError,
@@ -27,7 +28,7 @@ from rnn_engine.errors import (
     TokenizerError,
     UnavailableError,
 )
-from server.schemas.error import ErrorBody
+from server.schemas.error import ErrorBody, ErrorDetail
 
 _log = logging.getLogger(__name__)
 
@@ -42,10 +43,14 @@ class Failure:
     code: str | None = None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    too_long: PromptTooLongError | None = None
 
     @property
     def body(self) -> ErrorBody:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        error: ErrorDetail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        if self.too_long is not None:
+            error |= {"n_prompt_tokens": self.too_long.num_tokens, "n_ctx": self.too_long.most}
+        return {"error": error}
 
     def response(self, form: ErrorForm) -> web.Response:
         status, body = form(self)
@@ -64,6 +69,9 @@ def openai_error(failure: Failure) -> tuple[int, ErrorBody]:
 def describe(error: Exception) -> Failure:
     """Return the failure that stands for `error`. One that was not foreseen is logged, and its details are left out."""
     match error:
+        case PromptTooLongError():
+            kind, code = "exceed_context_size_error", "context_length_exceeded"
+            return Failure(400, str(error), kind, code, error.field, too_long=error)
         case InvalidRequestError():
             return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
         case DeviceMemoryError():

@@ -49,7 +49,7 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
             )
         if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
             wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
-            return web.Response(status=204, headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
+            return web.Response(headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
         return await handler(request)
 
     return admit

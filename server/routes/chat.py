@@ -20,14 +20,15 @@ from rnn_engine.requests import GenerateRequest, empty_prompt
 from rnn_engine.sampling.thinking import Thinking
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
-from server.http.bodies import long_json_response, read_body
+from server.http.bodies import json_response, long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
 from server.schemas.chat import ChatRequest
-from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk, InputTokens
 from server.schemas.llama_server.slots import AppliedTemplate
+from server.schemas.prompt import text_of
 from server.settings import ServerSettings
 from server.state.mixing import mix_calls
 from server.state.resolve import ResolvedState, Start, resolve_starts
@@ -43,7 +44,8 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     """Go on with the conversation of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
-    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved)
+    extra = {"__verbose": {"prompt": text_of(engine, tuple(calls[0].prompt))}} if body.verbose else {}
+    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
 
 
 async def prepare_chat(
@@ -59,6 +61,12 @@ async def prepare_chat(
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
     return calls, form, starts[0].resolved
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, ChatRequest)
+    [call, *_], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 
 
 async def apply_template(request: web.Request) -> web.Response:
@@ -183,6 +191,15 @@ ROUTES = (
         chunk=ChatCompletionChunk,
         also=("/chat/completions",),
         ai00_paths=False,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        count_input_tokens,
+        "The number of tokens that the model would read for a chat, without running it.",
+        InputTokens,
+        request=ChatRequest,
+        also=("/chat/completions/input_tokens",),
     ),
     Route(
         "POST",

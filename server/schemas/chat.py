@@ -123,6 +123,9 @@ class ChatRequest(GenerationBody, ToolFields):
         default=None, ge=0, description="Add this many of the likeliest tokens, too. Only with `logprobs`."
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    verbose: bool = Field(
+        default=False, description="Add `__verbose` to an answer that is not streamed: `prompt` is what the model read."
+    )
     modalities: Annotated[list[Any] | None, only(None, ["text"], because=_TEXT_ONLY)] = Field(
         default=None, description="Only text."
     )

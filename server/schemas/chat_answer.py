@@ -65,7 +65,16 @@ class ChatChoice(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(TypedDict):
+class Verbose(TypedDict):
+    """What `verbose` asks for: the text that the model read."""
+
+    prompt: str
+
+
+_VerboseField = TypedDict("_VerboseField", {"__verbose": NotRequired[Verbose]})  # no name for a class's body
+
+
+class ChatCompletion(_VerboseField):
     """The answer."""
 
     id: str
@@ -78,6 +87,13 @@ class ChatCompletion(TypedDict):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
+
+
+class InputTokens(TypedDict):
+    """How many tokens the prompt of a conversation has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class FunctionDelta(TypedDict):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict
 
 
 class ErrorDetail(TypedDict):
+    """Where prompts are too long, `n_prompt_tokens` says how many tokens they have and `n_ctx` how many are allowed."""
+
     message: str
     type: str
     param: str | None
     code: str | None
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
 
 
 class ErrorBody(TypedDict):

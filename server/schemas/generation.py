@@ -48,6 +48,8 @@ class GenerationBody(GrammarBody):
         {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
     )
 
+    aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens"}
+
     max_tokens: int = Field(
         default=256,
         description="The most tokens to generate. 0 runs the prompt alone, -1 generates as many as the limits allow.",

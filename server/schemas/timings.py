@@ -6,7 +6,8 @@ from typing_extensions import TypedDict
 
 
 class Timings(TypedDict):
-    """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer."""
+    """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer. Its
+    milliseconds count from its first token, which comes with the prompt, and the rates are those of the others."""
 
     cache_n: int
     prompt_n: int

@@ -6,7 +6,7 @@ import pytest
 
 from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.requests import GenerateRequest
-from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
+from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk, InputTokens
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, error_of, post, post_stream
@@ -332,3 +332,17 @@ async def test_a_budget_and_a_grammar_heed_the_thoughts(serve: Serve, fields: Bo
     if with_thoughts.thinking is not None:
         assert with_thoughts.thinking.budget == budget
         assert with_thoughts.thinking.end == b"</think>"
+
+
+async def test_input_tokens_are_counted_without_running_the_model(serve: Serve) -> None:
+    engine = FakeEngine()
+    answer = await post(await serve(engine), "/v1/chat/completions/input_tokens", InputTokens, HI)
+    assert answer["input_tokens"] == len(encode("User: Hi\n\nAssistant:"))
+    assert not engine.requests
+
+
+async def test_verbose_tells_what_the_model_read(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    answer = await post(client, PATH, ChatCompletion, {**HI, "verbose": True})
+    assert answer["__verbose"] == {"prompt": "User: Hi\n\nAssistant:"}
+    assert "__verbose" not in await post(client, PATH, ChatCompletion, HI)

@@ -166,6 +166,25 @@ class TestPages:
         assert (await ask(await serve(engine, LISTED), headers)).status == status
         assert len(engine.requests) == (status == 200)
 
+    @pytest.mark.parametrize(
+        ("origin", "admitted"),
+        [
+            ("http://localhost", True),
+            ("https://LOCALHOST:8080", True),
+            ("http://127.0.0.1:3000", True),
+            ("http://[::1]:3000", True),
+            ("http://notlocalhost", False),
+            ("http://localhost.evil.example", False),
+            ("file://localhost", False),
+            ("http://[::1", False),
+            ("null", False),
+        ],
+    )
+    def test_localhost_stands_for_the_pages_of_this_machine(self, origin: str, admitted: bool) -> None:
+        origins = Origins(["localhost"])
+        assert origins.admits("POST", {"Origin": origin, "Host": "engine.lan"}) is admitted
+        assert origins.headers(origin).get("Access-Control-Allow-Origin") == (origin if admitted else None)
+
     async def test_what_may_be_read(self, serve: Serve) -> None:
         client = await serve(FakeEngine(), LISTED)
         image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
@@ -198,7 +217,7 @@ class TestPages:
         client = await serve(FakeEngine(), LISTED)
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-api-key"}
         response = await client.options(path, headers={**asked, "Origin": PAGE})
-        assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (204, PAGE)
+        assert (response.status, response.headers["Access-Control-Allow-Origin"]) == (200, PAGE)
         assert response.headers["Access-Control-Allow-Headers"] == "authorization,x-api-key"
         assert response.headers["Access-Control-Allow-Credentials"] == "true"
         assert response.headers["Vary"] == "Origin"

@@ -98,12 +98,18 @@ async def test_probabilities(serve: Serve) -> None:
 async def test_only_some_fields(serve: Serve) -> None:
     body = {"prompt": "a", "seed": 3, "response_fields": ["content", "generation_settings/seed", "no such field"]}
     response = await (await serve(FakeEngine(reply=lambda _: "Hi"))).post(PATH, json=body)
-    assert await response.json() == {"content": "Hi", "seed": 3}
+    assert await response.json() == {"content": "Hi", "generation_settings/seed": 3}
 
 
 async def test_biases_that_forbid_can_be_told(serve: Serve) -> None:
     answer = await complete(serve, FakeEngine(), prompt="a", logit_bias=[[5, False], [6, 1.5]])
-    assert answer["generation_settings"]["logit_bias"] == [[5, False], [6, 1.5]]
+    assert answer["generation_settings"]["logit_bias"] == [{"token": 5, "bias": None}, {"token": 6, "bias": 1.5}]
+
+
+@pytest.mark.parametrize(("ignore", "told"), [(True, [{"token": 0, "bias": None}]), (False, [])])
+async def test_an_end_that_is_ignored_is_told_as_a_bias(serve: Serve, ignore: bool, told: list[Body]) -> None:
+    answer = await complete(serve, FakeEngine(), prompt="a", ignore_eos=ignore)
+    assert answer["generation_settings"]["logit_bias"] == told
 
 
 @pytest.mark.parametrize(

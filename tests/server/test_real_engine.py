@@ -154,4 +154,5 @@ async def test_times_of_an_answer_are_told_whole_and_streamed(client: Client, pa
     frames = [frame for frame in (await response.text()).split("\n\n") if '"timings"' in frame]
     for timings in (whole["timings"], json.loads(frames[-1].removeprefix("data: "))["timings"]):
         assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (3, 0, 4)
+        assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 3)
         assert min(timings["prompt_ms"], timings["predicted_ms"], timings["predicted_per_second"]) > 0
