@@ -75,8 +75,8 @@ _OPTIONS = (
         multiple=True,
         callback=_parse_origins,
         metavar="ORIGIN",
-        help="Let web pages of this origin call the server, as https://chat.example, or of this machine, as localhost, or "
-        "with an API key of any, as *. May be given several times.",
+        help="Let web pages of this origin call the server, as https://chat.example, or of this machine, as "
+        "localhost, or with an API key of any, as *. May be given several times.",
     ),
     click.option(
         "--tls-cert",

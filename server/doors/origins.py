@@ -9,7 +9,7 @@ looked at: `curl -d` claims that its JSON is a form, and is no web page.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from rnn_engine.errors import InvalidRequestError
 
@@ -70,17 +70,23 @@ _EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, 
 
 def _is_local(origin: str) -> bool:
     """Whether an origin is that of a page that a server of this machine sends."""
-    try:
-        parts = urlsplit(origin)
-        return parts.scheme in ("http", "https") and parts.hostname in _LOCAL_HOSTS
-    except ValueError:
-        return False
+    parts = _page(origin)
+    return parts is not None and parts.hostname in _LOCAL_HOSTS
 
 
 def _is_own(origin: str, host: str) -> bool:
     """Whether an origin is that of a page of this server. The scheme may be that of a proxy before it."""
-    parts = urlsplit(origin)
-    return parts.scheme in ("http", "https") and host != "" and parts.netloc.lower() == host.lower()
+    parts = _page(origin)
+    return parts is not None and host != "" and parts.netloc.lower() == host.lower()
+
+
+def _page(origin: str) -> SplitResult | None:
+    """Return the parts of the origin of a web page; None for another one, and for what is none."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return None
+    return parts if parts.scheme in ("http", "https") else None
 
 
 def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:

@@ -98,7 +98,9 @@ def test_http_and_commands_have_every_field_with_its_default_and_help(parameter:
 
 
 def test_biases_of_texts_that_share_a_token_stay_within_the_range() -> None:
-    params = SamplingParams(logit_bias={"aa": -600.0, "b": -600.0, 5: 1.0}).resolved(lambda text: [7] * len(text))
+    shared: dict[int | str, float] = {"aa": -600.0, "b": -600.0, 5: 1.0}
+    params = SamplingParams(logit_bias=shared).resolved(lambda text: [7] * len(text))
     assert params.logit_bias == {7: -1000.0, 5: 1.0}
+    great: dict[int | str, float] = {"a": -2000.0}
     with pytest.raises(InvalidRequestError, match="logit_bias value"):
-        SamplingParams(logit_bias={"a": -2000.0}).resolved(lambda text: [7])
+        SamplingParams(logit_bias=great).resolved(lambda text: [7])

@@ -114,6 +114,7 @@ class TestRoutes:
             "/api/oai/states",
             "tokenize",
             "apply-template",
+            "/input_tokens",
             "/completion",
             "rerank",
             "/infill",

@@ -96,7 +96,7 @@ async def test_what_is_beyond_a_limit_is_refused_by_name(
 
 async def test_a_prompt_that_is_too_long_is_told_as_openai_and_llama_server_do(serve: Serve) -> None:
     client = await serve(FakeEngine(), ServerSettings(limits=SMALL))
-    error = await error_of(await client.post(COMPLETIONS, json={"prompt": [1] * 121}), 400)
+    error = await error_of(await client.post(COMPLETIONS, json={**BRIEF, "prompt": [1] * 121}), 400)
     assert (error["code"], error["type"]) == ("context_length_exceeded", "exceed_context_size_error")
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (121, 120)
 

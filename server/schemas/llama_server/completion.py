@@ -40,7 +40,8 @@ class LlamaCompletionRequest(CompletionRequest):
     return_tokens: bool = Field(default=False, description="Tell the ids of the tokens; a stream always does.")
     response_fields: list[str] | None = Field(
         default=None,
-        description="Only these fields of the answer; `generation_settings/seed` is a field inside of another, and told under that name. Null or empty: all.",
+        description="Only these fields of the answer; `generation_settings/seed` is a field of another, and told "
+        "under that name. Null or empty: all.",
     )
     min_keep: Annotated[int, only(0, because="no sampler keeps tokens against its own rule")] = Field(
         default=0, description="Only 0."
