@@ -13,6 +13,12 @@ from rnn_engine.grammar.kbnf_library import kbnf
 
 END: Final = 0  # the token that ends a text
 
+WORD_SLICES: Final = ("[a-z]{1,10}", "[a-zA-Z]{1,10}", "[a-zA-Z0-9 ]{1,10}")
+"""Sets of tokens that llguidance takes all together where a grammar allows them all, beside those for JSON's strings.
+
+Without them, repetitions that are counted, such as `[a-z]{1,200}`, take several times as long, as every token is tried.
+"""
+
 
 class _Tokenizer(Protocol):
     def encode(self, text: str, /) -> list[int]: ...
@@ -49,7 +55,8 @@ class Vocabulary:
     @cached_property
     def for_guidance(self) -> LLTokenizer:
         """The vocabulary for llguidance. Making it takes some tenths of a second."""
-        return LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(self)))
+        slices = [*WORD_SLICES, *LLTokenizer.general_slices()]
+        return LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(self)), slices=slices)
 
     @cached_property
     def for_kbnf(self) -> kbnf.Vocabulary:

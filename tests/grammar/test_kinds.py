@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 
 import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, Tag, Vocabulary, choice_grammar, json_grammar, tagged_text
 from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.sampling.masks import allowed_tokens
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
 from tests.support.grammars import byte_vocabulary, random_text, takes
 
@@ -94,3 +97,24 @@ def test_tags_begin_with_their_trigger() -> None:
     for tags, trigger in (([], "<call>"), ([ADD], ""), ([ADD], "<tool>")):
         with pytest.raises(ValueError, match="tags that begin with the trigger"):
             tagged_text(tags, trigger)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "beginning"),
+    [
+        ("[a-z]{5,20}", "[a-z]{1,20}"),
+        ("[A-Za-z]{2,12}", "[A-Za-z]{1,12}"),
+        ("[A-Za-z0-9 ,.]{10,40}", "[A-Za-z0-9 ,.]{1,40}"),
+        ("([a-z]{1,4} ){2,6}", "([a-z]{1,4} ){0,5}[a-z]{1,4} ?"),
+    ],
+)
+def test_counted_repetitions_allow_all_tokens_that_lead_on(pattern: str, beginning: str) -> None:
+    world = Vocabulary.of(WorldTokenizer(), WORLD_PADDED_SIZE)
+    mask, chance, text = compile_grammar(Grammar("regex", pattern), world).start(), random.Random(1), b""
+    while not mask.ended and len(text) < 16:
+        found = set(allowed_tokens(mask.next(), world.size).tolist()) - {0}
+        leads_on = re.compile(beginning.encode()).fullmatch
+        assert found == {token for token, piece in enumerate(world.pieces) if piece and leads_on(text + piece)}
+        token = chance.choice(sorted(found))
+        mask.accept(token)
+        text += world.pieces[token]
