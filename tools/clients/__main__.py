@@ -1,7 +1,12 @@
-"""Runs client packages against a server: structured output and tools, each as its own documentation shows it.
+"""Runs client packages against a server, each as its own documentation shows it.
 
-    uv venv clients && uv pip install --python clients/bin/python -r tools/clients/requirements.txt
+    uv venv clients && uv pip install --python clients/bin/python -r tools/clients/requirements-1.txt
+    (cd tools/clients/ai_sdk && npm ci --ignore-scripts); npm install --ignore-scripts --global promptfoo
     rnn-engine serve & clients/bin/python -m tools.clients --url http://127.0.0.1:65530
+
+Tried are the packages that are named, or else all that are installed. Their requirements contradict each other, so
+there are three files of them, for an environment each. `ai` is the AI SDK of Vercel, on node,
+as is promptfoo.
 
 The questions are such that the demo model can answer them. What decides is that the package accepts the answer: that it
 parses into the model asked for, that the tool is called and its result sent back. Exits with 1 where one failed.
@@ -11,41 +16,70 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 
-from tools.clients import instructor_checks, langchain_checks, openai_checks, pydantic_ai_checks
-from tools.clients.questions import Check, Checks
+from tools.clients import ai_sdk_checks, promptfoo_checks
+from tools.clients.questions import Check, Checks, Row
 
-CHECKS: Mapping[str, Checks] = {
-    "openai": openai_checks.CHECKS,
-    "instructor": instructor_checks.CHECKS,
-    "langchain-openai": langchain_checks.CHECKS,
-    "pydantic-ai-slim": pydantic_ai_checks.CHECKS,
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "openai": ("openai", "openai_checks"),
+    "instructor": ("instructor", "instructor_checks"),
+    "langchain-openai": ("langchain_openai", "langchain_checks"),
+    "pydantic-ai-slim": ("pydantic_ai", "pydantic_ai_checks"),
+    "litellm": ("litellm", "litellm_checks"),
+    "llm": ("llm", "llm_checks"),
+    "llama-index-llms-openai-like": ("llama_index", "llama_index_checks"),
+    "openai-agents": ("agents", "openai_agents_checks"),
+    "dspy": ("dspy", "dspy_checks"),
+    "smolagents": ("smolagents", "smolagents_checks"),
+    "guidance": ("guidance", "guidance_checks"),
+    "lm-eval": ("lm_eval", "lm_eval_checks"),
 }
+"""Distribution -> what Python imports, and the module with its checks."""
+
+ON_NODE = {"ai": ai_sdk_checks, "promptfoo": promptfoo_checks}
+"""Package -> the module that runs its checks."""
+
+ALL = [*PACKAGES, *ON_NODE]
 _SHOWN = 110  # characters of an outcome
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
-    url = f"{parser.parse_args().url.rstrip('/')}/v1"
+    parser.add_argument("packages", nargs="*", choices=ALL, help="what to try; all unless told")
+    arguments = parser.parse_args()
+    url = f"{arguments.url.rstrip('/')}/v1"
     print("| package | what | works | outcome |\n|---|---|---|---|", flush=True)
     failed = False
-    for package, checks in CHECKS.items():
-        for name, check in checks.items():
-            works, outcome = _run(check, url)
-            failed |= not works
-            shown = " ".join(outcome.split())[:_SHOWN].replace("|", "\\|")
-            print(f"| {package} {version(package)} | {name} | {'yes' if works else 'no'} | `{shown}` |", flush=True)
+    for package, row in _rows(url, arguments.packages or ALL):
+        failed |= not row.works
+        shown = " ".join(row.outcome.split())[:_SHOWN].replace("|", "\\|")
+        print(f"| {package} | {row.what} | {'yes' if row.works else 'no'} | `{shown}` |", flush=True)
     sys.exit(failed)
 
 
-def _run(check: Check, url: str) -> tuple[bool, str]:
+def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
+    """Yield a package with its version, and a row of the table, for each check of what is wanted and installed."""
+    for package, (imported, module) in PACKAGES.items():
+        if package in wanted and find_spec(imported) is not None:
+            checks: Checks = import_module(f"tools.clients.{module}").CHECKS
+            for what, check in checks.items():
+                yield f"{package} {version(package)}", _run(what, check, url)
+    for package, checker in ON_NODE.items():
+        if package in wanted and (found := checker.version()) is not None:
+            for row in checker.rows(url):
+                yield f"{package} {found}", row
+
+
+def _run(what: str, check: Check, url: str) -> Row:
     try:
-        return True, repr(check(url))
+        return Row(what, True, repr(check(url)))
     except Exception as error:
-        return False, f"{type(error).__name__}: {error}"
+        return Row(what, False, f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

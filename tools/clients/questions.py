@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -13,6 +13,15 @@ Check: TypeAlias = Callable[[str], object]
 
 Checks: TypeAlias = Mapping[str, Check]
 """What is tried of a package -> how."""
+
+
+class Row(NamedTuple):
+    """What became of one check."""
+
+    what: str
+    works: bool
+    outcome: str
+
 
 MODEL = "demo"
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
@@ -35,5 +44,24 @@ class Person(BaseModel):
 
 
 def weather(city: str) -> str:
-    """Return the weather in a city."""
+    """Return the weather in a city.
+
+    Args:
+        city: The city.
+    """
     return f'{{"temperature": 22, "sky": "sunny", "city": "{city}"}}'
+
+
+WEATHER_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Return the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def person_format() -> dict[str, Any]:
+    """Return the `response_format` of a `Person`."""
+    return {"type": "json_schema", "json_schema": {"name": "Person", "schema": Person.model_json_schema()}}

@@ -1,0 +1,77 @@
+"""openai-agents: the loop of tool calls over /v1/responses and over chats, typed output, and kept conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+
+from tools.clients.questions import MODEL, PERSON_QUESTION, WEATHER_QUESTION, Checks, Person, weather
+
+set_tracing_disabled(True)
+_MODELS = {"responses": OpenAIResponsesModel, "chats": OpenAIChatCompletionsModel}
+_SETTINGS = ModelSettings(temperature=0, extra_body={"presence_penalty": 0, "frequency_penalty": 0}, max_tokens=80)
+
+
+def _agent(url: str, api: str, **fields: object) -> Agent:
+    model = _MODELS[api](model=MODEL, openai_client=AsyncOpenAI(base_url=url, api_key="-"))
+    return Agent(name="Agent", model=model, model_settings=_SETTINGS, **fields)
+
+
+def _loop(url: str, api: str) -> str:
+    agent = _agent(url, api, tools=[function_tool(weather)])
+    answer = str(Runner.run_sync(agent, WEATHER_QUESTION).final_output)
+    assert "22" in answer, answer
+    return answer
+
+
+def _stream(url: str, api: str) -> str:
+    async def run() -> str:
+        result = Runner.run_streamed(_agent(url, api, tools=[function_tool(weather)]), WEATHER_QUESTION)
+        kinds = {event.type async for event in result.stream_events()}
+        assert {"raw_response_event", "run_item_stream_event"} <= kinds, kinds
+        return str(result.final_output)
+
+    answer = asyncio.run(run())
+    assert "22" in answer, answer
+    return answer
+
+
+def _typed(url: str, api: str) -> Person:
+    person = Runner.run_sync(_agent(url, api, output_type=Person), PERSON_QUESTION).final_output
+    assert isinstance(person, Person)
+    return person
+
+
+def _conversation(url: str) -> int:
+    async def run() -> int:
+        client = AsyncOpenAI(base_url=url, api_key="-")
+        session = OpenAIConversationsSession(openai_client=client)
+        for question in ("What is the capital of France?", WEATHER_QUESTION):
+            await Runner.run(_agent(url, "responses", tools=[function_tool(weather)]), question, session=session)
+        items = await session.get_items()
+        await session.clear_session()
+        return len(items)
+
+    count = asyncio.run(run())
+    assert count == 6, count
+    return count
+
+
+CHECKS: Checks = {
+    **{f"tool loop, {api}": partial(_loop, api=api) for api in _MODELS},
+    **{f"tool loop as a stream, {api}": partial(_stream, api=api) for api in _MODELS},
+    **{f"`output_type`, {api}": partial(_typed, api=api) for api in _MODELS},
+    "`OpenAIConversationsSession`": _conversation,
+}

@@ -1,0 +1,82 @@
+"""promptfoo: an evaluation of one question over each of its providers that reach the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.clients.questions import MODEL, WEATHER_QUESTION, WEATHER_TOOL, Row
+
+_FRANCE = "What is the capital of France?"
+_PARIS = {"type": "contains", "value": "Paris"}
+_CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_SIMILAR = {"type": "similar", "value": "The capital of France is Paris.", "threshold": 0.9}
+
+
+def version() -> str | None:
+    """Return the version of the command; None where there is none."""
+    if shutil.which("promptfoo") is None:
+        return None
+    return subprocess.run(["promptfoo", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def rows(url: str) -> Iterator[Row]:
+    """Run all evaluations against the API at `url`. Raises CalledProcessError where one can't be run."""
+    openai = {"apiBaseUrl": url, "apiKey": "-", "temperature": 0}
+    anthropic = {"apiBaseUrl": url.removesuffix("/v1"), "apiKey": "-", "temperature": 0, "max_tokens": 40}
+    schema = {**openai, "response_format": {"type": "json_schema", "json_schema": {"name": "City", "schema": _CITY}}}
+    yield _evaluate(url, f"openai:chat:{MODEL}", openai, _FRANCE, _PARIS)
+    yield _evaluate(url, f"openai:chat:{MODEL}", schema, _FRANCE, {"type": "is-json", "value": _CITY})
+    tools = {**openai, "tools": [WEATHER_TOOL]}
+    yield _evaluate(url, f"openai:chat:{MODEL}", tools, WEATHER_QUESTION, {"type": "is-valid-openai-tools-call"})
+    yield _evaluate(url, f"openai:responses:{MODEL}", openai, _FRANCE, _PARIS)
+    yield _evaluate(url, f"openai:completion:{MODEL}", openai, _FRANCE, {"type": "javascript", "value": "output != ''"})
+    yield _evaluate(url, f"openai:chat:{MODEL}", openai, _FRANCE, {**_SIMILAR, "provider": _embedding(openai)})
+    yield _evaluate(url, f"anthropic:messages:{MODEL}", anthropic, _FRANCE, _PARIS)
+    yield _evaluate(url, f"ollama:chat:{MODEL}", {"temperature": 0}, _FRANCE, _PARIS)
+
+
+def _embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"id": f"openai:embedding:{MODEL}", "config": config}
+
+
+def _evaluate(url: str, provider: str, config: Mapping[str, Any], question: str, expected: Mapping[str, Any]) -> Row:
+    """Return whether the answer to one question is what is expected."""
+    evaluation = {
+        "prompts": ["{{question}}"],
+        "providers": [{"id": provider, "config": config}],
+        "tests": [{"vars": {"question": question}, "assert": [expected]}],
+    }
+    what = f"`{provider}`, {expected['type']}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "promptfooconfig.yaml")
+        path.write_text(json.dumps(evaluation))  # JSON is YAML
+        done = subprocess.run(
+            ["promptfoo", "eval", "--no-cache", "--no-write", "--config", path, "--output", f"{folder}/found.json"],
+            env={
+                **os.environ,
+                "OLLAMA_BASE_URL": url.removesuffix("/v1"),
+                "PROMPTFOO_CONFIG_DIR": folder,
+                "PROMPTFOO_DISABLE_TELEMETRY": "1",
+                "PROMPTFOO_DISABLE_UPDATE": "1",
+            },
+            capture_output=True,
+            text=True,
+            check=False,  # it fails where the answer is another than expected
+        )
+        if not Path(folder, "found.json").exists():
+            return Row(what, False, done.stderr)
+        [found] = json.loads(Path(folder, "found.json").read_text())["results"]["results"]
+    outcome = json.dumps(found.get("response", {}).get("output")) if found["success"] else found["error"]
+    return Row(what, found["success"], outcome)
