@@ -28,6 +28,8 @@ class Limits:
 
     max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
     max_upload_bytes: Annotated[int, Bound("bytes", "Of a state's file.")] = 256 * 2**20
+    max_unzip_bytes: Annotated[int, Bound("bytes", "Of all files in an archive that an admin unpacks.")] = 16 * 2**30
+    max_unzip_files: Annotated[int, Bound("files", "In an archive that an admin unpacks.")] = 10_000
     max_held_bytes: Annotated[
         int,
         Bound("bytes", "Of all bodies that are held at a time, and of what is read from them; one may take half."),

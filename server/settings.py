@@ -22,6 +22,8 @@ class ServerSettings:
     unix_socket_mode: int = 0o660  # of its file: who may connect
     drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
     model_folder: Path | None = None  # from which admins may load; None = nothing
+    admin_folders: tuple[Path, ...] = ()  # in which admins may read and write files, too
+    unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     strict: bool = True  # refuse fields of bodies that nothing knows; else they are left out, and the answer says so
     any_model: bool = False  # the default model answers for names that no model has, too
     idle_unload_seconds: float | None = None  # after which an unused model is freed; None = never

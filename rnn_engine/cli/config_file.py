@@ -36,6 +36,8 @@ _UNUSED_OF_MODEL = frozenset(
 _OF_MODEL = frozenset({"path", "name", "model_path", "model_name", "quant", "quant_type", "max_batch"})
 _UNUSED_OF_LISTEN = frozenset({"domain", "expire_sec", "force_pass", "slot"})
 _CERTIFICATE, _CERTIFICATE_KEY = "assets/certs/cert.pem", "assets/certs/key.pem"  # where ai00 has them
+_ADMIN_FOLDERS = "assets/tokenizer", "assets/configs", "assets/www"  # of which ai00 lets admins read and write files
+_UNZIP_FOLDERS = "assets/unzip", "assets/temp"
 _NO_ID = uuid.UUID(int=0)
 _OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
 _TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen"})
@@ -107,6 +109,8 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
         "model_folder": str(folder),
+        "admin_folders": _there(_ADMIN_FOLDERS),
+        "unzip_folders": _there(_UNZIP_FOLDERS),
         "loras": [_lora(folder, each) for each in content.get("lora", [])],
         "files": states,
         "app_keys": [f"{each['app_id']}={each['secret_key']}" for each in listen.get("app_keys", [])],
@@ -147,11 +151,15 @@ def _weights(model: Mapping[str, Any]) -> Settings:
     return {"weights": f"{_WEIGHTS[kind.lower()]},layers={quant}"}
 
 
-def _device(adapter: Mapping[str, Any]) -> Settings:
+def _device(adapter: Mapping[str, Any] | str) -> Settings:
     if "Economical" in adapter:
         return {"device": economical_device()}
-    index = adapter.get("Manual")
+    index = None if isinstance(adapter, str) else adapter.get("Manual")
     return {} if index is None else {"device": str(index)}
+
+
+def _there(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if Path(folder).is_dir()]
 
 
 def _lora(folder: Path, lora: Mapping[str, Any]) -> str:

@@ -64,6 +64,24 @@ models_options = cloup.option_group(
         help="Let admins load models from this folder while the server runs, by POST /admin/models/load.",
     ),
     click.option(
+        "--admin-folder",
+        "admin_folders",
+        multiple=True,
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins read files in this folder, too, and write settings there, as in ai00's assets/configs. May be "
+        "given several times.",
+    ),
+    click.option(
+        "--unzip-folder",
+        "unzip_folders",
+        multiple=True,
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins unpack archives into folders in this one, in place of what is there. May be given several "
+        "times.",
+    ),
+    click.option(
         "--any-model",
         is_flag=True,
         help="Let the default model answer also for a name that no model has, and not 404.",

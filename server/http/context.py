@@ -96,10 +96,10 @@ PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 
 def folder_of(request: web.Request) -> ModelFolder:
     """Return the folder of models. Raises NotFoundError where the operator has named none."""
-    folder = request.app[SETTINGS].model_folder
-    if folder is None:
+    settings = request.app[SETTINGS]
+    if settings.model_folder is None:
         raise NotFoundError("the server has no folder of models; the operator can name one with --model-folder")
-    return ModelFolder(folder)
+    return ModelFolder(settings.model_folder, settings.admin_folders)
 
 
 def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:

@@ -30,6 +30,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
         "ListRequest": {"path": "."},
         "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},
+        "LoadConfigRequest": {"path": "assets/configs/Config.toml"},
         "MessagesRequest": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED},
         "NewStateBody": {"name": "guide, opened"},
         "OllamaChatRequest": {"model": "rwkv", "messages": _ASKED, "stream": False},
@@ -37,6 +38,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ReloadRequest": {"model_path": "rwkv7-1.5b.st", "name": "rwkv", "add": True},
         "RerankRequest": {"query": "What is blue?", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1},
         "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
+        "SaveConfigRequest": {
+            "path": "assets/configs/Config.toml",
+            "config": {"model": {"path": "assets/models", "name": "rwkv7-1.5b.st"}},
+        },
         "SaveRequest": {"path": "merged.safetensors"},
         "ShowRequest": {"model": "rwkv"},
         "StateFileRef": {"path": "guide.state", "name": "guide"},
@@ -45,6 +50,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "TgiRequest": {"inputs": "The sky is", "parameters": {"max_new_tokens": 16}},
         "TokenizeRequest": {"content": "The sky"},
         "UnloadRequest": {"model": "rwkv"},
+        "UnzipRequest": {"path": "web.zip", "output": "web"},
         "UpdateConversationRequest": {"metadata": {"topic": "capitals"}},
     }
 )

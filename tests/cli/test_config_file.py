@@ -133,6 +133,29 @@ def test_ai00s_certificate_is_where_ai00_has_it(start: Start, tmp_path: Path, mo
     assert tls == TlsFiles(Path("assets/certs/cert.pem"), Path("assets/certs/key.pem"))
 
 
+def test_admins_handle_files_where_they_do_with_ai00(
+    start: Start, tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    path = write(tmp_path, AI00.format(folder=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    settings = start("-c", path).settings
+    assert (settings.admin_folders, settings.unzip_folders) == ((), ())
+    for name in ("tokenizer", "configs", "temp"):
+        (tmp_path / "assets" / name).mkdir(parents=True)
+    settings = start("-c", path).settings
+    assert settings.admin_folders == (Path("assets/tokenizer"), Path("assets/configs"))
+    assert settings.unzip_folders == (Path("assets/temp"),)
+
+
+@pytest.mark.parametrize("adapter", ["Auto", "Economical"])
+def test_an_adapter_may_be_a_word(start: Start, tmp_path: Path, model_file: Path, adapter: str) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    text = AI00.format(folder=tmp_path).replace("[adapter]\nManual = 3", "")
+    started = start("-c", write(tmp_path, f'adapter = "{adapter}"\n{text}'))
+    assert started.choice.device == "auto"
+
+
 def test_an_economical_device_is_part_of_the_processor(
     start: Start, tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
 from server.doors.settings import DoorSettings
 from server.http.context import MODELS
-from server.schemas.ai00.admin import FileEntry, SavedModel, Token
+from server.schemas.ai00.admin import FileEntry, Token, WrittenFile
 from server.schemas.ai00.models import ModelFileEntry, ModelsInfo
 from server.schemas.models import ModelEntry
 from server.schemas.state_entry import StateEntry
@@ -213,12 +213,12 @@ async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
 
 
 async def test_a_model_is_saved_as_a_prefab_and_loaded_from_it(client: Client, folder: Path) -> None:
-    saved = await post(client, "/admin/models/save", SavedModel, {"path": "saved/../one.prefab"})
+    saved = await post(client, "/admin/models/save", WrittenFile, {"path": "saved/../one.prefab"})
     assert saved == {"path": str(folder / "one.prefab"), "size": (folder / "one.prefab").stat().st_size}
     again = {"path": "one.prefab"}
     error = await error_of(await client.post("/admin/models/save", json=again), 400)
     assert "overwrite" in error["message"]
-    await post(client, "/admin/models/save", SavedModel, {**again, "overwrite": True})
+    await post(client, "/admin/models/save", WrittenFile, {**again, "overwrite": True})
     await post(client, LOAD, ModelEntry, {"model_path": "one.prefab", "name": "of prefab"})
     assert await who_answers(client) == "of prefab"
     assert (await client.post("/admin/models/save", json={"path": "../x.prefab"})).status == 403

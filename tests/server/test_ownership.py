@@ -51,6 +51,9 @@ STARTING: list[tuple[str, Body]] = [
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
     ("/api/oai/states", {"input": "a"}),
+    ("/api/oai/embeddings", {"input": "a"}),
+    ("/api/oai/completions", {"prompt": "Hi"}),
+    ("/api/oai/chat/completions", HI),
     ("/v1/states", {"name": "mine", "prompt": "a"}),
 ]
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from server.http.routing import Route
-from server.routes.ai00 import admin, files, generation, models, states
+from server.routes.ai00 import admin, archives, files, generation, models, states
 
-ROUTES: tuple[Route, ...] = (*generation.ROUTES, *states.ROUTES, *models.ROUTES, *admin.ROUTES, *files.ROUTES)
+ROUTES: tuple[Route, ...] = (
+    *generation.ROUTES,
+    *states.ROUTES,
+    *models.ROUTES,
+    *admin.ROUTES,
+    *files.ROUTES,
+    *archives.ROUTES,
+)

@@ -18,7 +18,7 @@ from server.http.context import MODELS, SETTINGS, engine_of, folder_of
 from server.http.routing import MODEL_QUERY, Route
 from server.models.listing import describe_file
 from server.models.orders import LoadOrder
-from server.schemas.ai00.admin import ExchangeRequest, FileEntry, ListRequest, SavedModel, SaveRequest, Token
+from server.schemas.ai00.admin import ExchangeRequest, FileEntry, ListRequest, SaveRequest, Token, WrittenFile
 from server.schemas.ai00.models import StateFileRef
 from server.schemas.state_entry import StateEntry, state_entry
 from states.named.entry import Retention
@@ -48,7 +48,7 @@ async def save(request: web.Request) -> web.Response:
     if target.exists() and not body.overwrite:
         raise InvalidRequestError("path", body.path, "a name that is free, or overwrite as true")
     await asyncio.to_thread(_convert, model.order, target)
-    answer: SavedModel = {"path": str(target), "size": target.stat().st_size}
+    answer: WrittenFile = {"path": str(target), "size": target.stat().st_size}
     return json_response(answer)
 
 
@@ -108,7 +108,7 @@ ROUTES = (
         "/admin/models/save",
         save,
         "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format.",
-        SavedModel,
+        WrittenFile,
         request=SaveRequest,
         scope=Scope.ADMIN,
         uses_model=False,

@@ -39,7 +39,9 @@ class SaveRequest(RequestBody):
     overwrite: bool = Field(default=False, description="Whether a file that is there is replaced.")
 
 
-class SavedModel(TypedDict):
+class WrittenFile(TypedDict):
+    """`path` is a file, or a folder whose files have `size` bytes together."""
+
     path: str
     size: int
 

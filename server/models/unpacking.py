@@ -1,0 +1,109 @@
+"""Unpack a zip archive that an admin names, of which nothing is trusted."""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import stat
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from rnn_engine.errors import InvalidRequestError, StorageError
+from server.limits import Limits
+
+_PIECE_BYTES = 1 << 20
+_FIELD = "path"
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
+_MISFITS = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two names of which one is within the other
+
+
+def unpack(archive: Path, target: Path, limits: Limits) -> int:
+    """Let `target` be a folder with what is in the archive, in place of what is there; return how many bytes that is.
+
+    It is whole or not there. Raises InvalidRequestError for what is no archive, has links, names outside of itself, or
+    more than the limits allow, whatever it says of its size; StorageError where the disk does not take it.
+    """
+    unfinished = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
+    try:
+        with _refusals(archive):
+            unfinished.mkdir(parents=True)
+            with zipfile.ZipFile(archive) as opened:
+                num_bytes = _extract(opened, unfinished, limits)
+        _put_in_place(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return num_bytes
+
+
+@contextmanager
+def _refusals(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as error:
+        raise InvalidRequestError(_FIELD, archive.name, f"a zip archive that can be read: {error}") from None
+    except _MISFITS as error:
+        raise InvalidRequestError(_FIELD, archive.name, f"an archive of different names: {error.strerror}") from None
+    except OSError as error:
+        raise StorageError(f"{archive.name} can't be unpacked: {error.strerror}") from error
+
+
+def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
+    entries = opened.infolist()
+    limits.check("max_unzip_files", _FIELD, len(entries))
+    places = [folder / _checked_name(entry) for entry in entries]
+    num_bytes = 0
+    for entry, place in zip(entries, places, strict=True):
+        if entry.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with opened.open(entry) as packed, place.open("xb") as file:
+            while piece := packed.read(_PIECE_BYTES):
+                num_bytes += len(piece)
+                limits.check("max_unzip_bytes", _FIELD, num_bytes)
+                file.write(piece)
+    return num_bytes
+
+
+def _checked_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of a file or folder of the archive. Raises InvalidRequestError for what leads out of it."""
+    name = entry.filename
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    leads_out = posix.is_absolute() or windows.drive or windows.root or ".." in (*posix.parts, *windows.parts)
+    if leads_out or not posix.parts:
+        raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise InvalidRequestError(_FIELD, name, "an archive of files and folders, without links")
+    return name
+
+
+def _put_in_place(unfinished: Path, target: Path) -> None:
+    """Rename a folder, over another if there is one, which comes back where that fails."""
+    old = unfinished.with_name(f"{unfinished.name}.old")
+    try:
+        had_old = target.exists()
+        if had_old:
+            target.rename(old)
+        try:
+            unfinished.rename(target)
+        except OSError:
+            if had_old:
+                with suppress(OSError):
+                    old.rename(target)
+            raise
+    except OSError as error:
+        raise StorageError(f"{target} can't be written: {error.strerror}") from error
+    shutil.rmtree(old, ignore_errors=True)
