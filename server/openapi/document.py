@@ -11,13 +11,14 @@ from threading import Lock
 from typing import Any, get_args, get_type_hints
 
 from server.http.errors import ErrorForm, Failure
-from server.http.routing import JSON, MODEL_QUERY, Kind, Route
+from server.http.routing import EVENTS, JSON, MODEL_QUERY, Kind, Route
 from server.openapi.bodies import Schema, describe_bodies
 from server.openapi.examples import EXAMPLES
 from server.schemas.api_document import ApiDocument
 from server.schemas.error import ErrorBody
 
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_END = "[DONE]"  # what the last event of OpenAI's streams holds
 _BINARY = "application/octet-stream"
 _INFO = (
     "RWKV language models behind the APIs of OpenAI, Anthropic, Ollama, ai00, llama-server, text-generation-inference "
@@ -140,15 +141,20 @@ class _Operations:
         if route.response is None:
             return {route.content_type: {"schema": {}}}
         if route.content_type != JSON:
-            return {route.content_type: self._stream(route.response)}
+            return {route.content_type: self._stream(route, route.response)}
         content: dict[str, Any] = {JSON: {"schema": self._schemas[route.response]}}
         if route.chunk is not None:
-            content[route.stream_type] = self._stream(route.chunk)
+            content[route.stream_type] = self._stream(route, route.chunk)
         return content
 
-    def _stream(self, event: Kind) -> dict[str, Any]:
-        """Return what is said of a stream; OpenAPI 3.1 has no words for what each of its events holds."""
-        return {"schema": {"type": "string"}, "x-event-schema": self._schemas[event]}
+    def _stream(self, route: Route, event: Kind) -> dict[str, Any]:
+        """Return what is said of a stream. The schema is that of one server-sent event, as later versions have it."""
+        held = {"anyOf": [self._schemas[event], self._schemas[_error_body(route.error_form)]]}
+        if EVENTS not in (route.content_type, route.stream_type):
+            return {"schema": {}, "x-event-schema": held}
+        data = {"type": "string", "contentMediaType": JSON, "contentSchema": held}
+        fields = {"event": {"type": "string"}, "data": {"anyOf": [{"const": _END}, data]}}
+        return {"schema": {"type": "object", "required": ["data"], "properties": fields}, "x-event-schema": held}
 
     def _failures(self, route: Route) -> dict[int, Any]:
         if route.error_form not in self._statuses:

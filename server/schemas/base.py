@@ -97,9 +97,7 @@ class RequestBody(BaseModel):
     @classmethod
     def _check_neutral(cls, name: str, value: object) -> None:
         values = cls.neutral[name]
-        if value is not None and not any(
-            value == one and isinstance(value, bool) is isinstance(one, bool) for one in values
-        ):
+        if value is not None and not _is_one_of(value, values):
             words = " or ".join(["null", *map(repr, values)])
             raise RefusedError(value, f"{words}, since this server does not have it", below=name)
 
@@ -143,11 +141,16 @@ def is_integers(value: object) -> TypeIs[list[int]]:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
+def _is_one_of(value: object, values: Collection[object]) -> bool:
+    """Return whether `value` is among `values`; true and 1 are two values, as in JSON."""
+    return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values)
+
+
 def only(*allowed: object, because: str) -> BeforeValidator:
     """Return a validator that accepts only the `allowed` values of a field that this server does not support."""
 
     def check(value: Any) -> Any:  # noqa: ANN401
-        if value not in allowed:
+        if not _is_one_of(value, allowed):
             words = " or ".join("null" if choice is None else repr(choice) for choice in allowed)
             raise RefusedError(value, f"{words}, since {because}")
         return value

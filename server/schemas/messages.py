@@ -64,7 +64,8 @@ CacheFlag: TypeAlias = Annotated[
     PlainValidator(_parse_cache),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, _EPHEMERAL]}),
 ]
-RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(STRING)]
+_ROLES = {"type": "string", "pattern": f"^({'|'.join([*ROLE_WORDS, *map(str.capitalize, ROLE_WORDS)])})$"}
+RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(_ROLES)]
 
 
 class CalledFunction(RequestBody):

@@ -75,7 +75,7 @@ def _parse_input(value: object) -> Prompt:
 
 STRINGS = {"type": "array", "items": STRING}
 _MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
-_OBJECT = {"type": "object", "properties": {"prompt_string": STRING}}
+_OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
 _PROMPTS = [STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}}]
 Prompts: TypeAlias = Annotated[
     tuple[AnyPrompt, ...], PlainValidator(_parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -18,7 +18,7 @@ from server.doors.settings import DoorSettings
 from server.openapi.bodies import describe_bodies
 from server.openapi.document import make_document, plain_path
 from server.routes import ALL_ROUTES
-from server.schemas.base import RequestBody
+from server.schemas.base import RequestBody, only
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
@@ -61,7 +61,9 @@ class TestAnswers:
         content = operation("post", "/v1/chat/completions")["responses"]["200"]["content"]
         assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
         event = content["text/event-stream"]["x-event-schema"]
-        assert event == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+        assert event == {
+            "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("ChatCompletionChunk", "ErrorBody")]
+        }
 
     @pytest.mark.parametrize(
         ("method", "path", "types"),
@@ -104,6 +106,7 @@ class Body(RequestBody):
     aliases: ClassVar = {"inputs": "prompt", "limit": "most"}
 
     prompt: str = Field(description="The text.")
+    quiet: Annotated[Literal[False], only(False, because="it is never told")] = Field(default=False, description="No.")
     most: int = Field(default=5, ge=0, description="The most.")
 
 
@@ -120,6 +123,8 @@ class Body(RequestBody):
         ({"prompt": "a", "user": {"any": "thing"}}, True),
         ({"prompt": "a", "seed_mode": 0}, True),
         ({"prompt": "a", "seed_mode": "other"}, False),
+        ({"prompt": "a", "quiet": False}, True),
+        ({"prompt": "a", "quiet": 0}, False),
         ({"prompt": "a", "unknown": None}, True),
         ({"prompt": "a", "unknown": 1}, False),
     ],

@@ -20,9 +20,8 @@ import click
 import psutil
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from server.routes import ALL_ROUTES
 from tools.fuzz.answers import faults, send
-from tools.fuzz.cases import Case, CaseMaker
+from tools.fuzz.cases import TRIED_ROUTES, Case, CaseMaker
 from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, record, record_option, where
@@ -148,7 +147,7 @@ def main(cases: int, seed: int, only: int | None, save: bool, serve_options: tup
         log = Path(folder) / "log"
         with ServerProcess(log, (*_OPTIONS, "--state-folder", f"{folder}/states", *serve_options)) as server:
             fuzzer = Fuzzer(server.url, server.pid)
-            maker = CaseMaker(ALL_ROUTES, asyncio.run(exported_states(server.url)), seed)
+            maker = CaseMaker(TRIED_ROUTES, asyncio.run(exported_states(server.url)), seed)
             device = asyncio.run(_device_of(server.url))
             if only is not None:
                 case = maker.make(only)
