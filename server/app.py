@@ -29,6 +29,7 @@ from server.http.context import (
     LIFECYCLE,
     METRICS,
     MODELS,
+    RECENT,
     RESPONSES,
     SETTINGS,
     TRACER,
@@ -59,6 +60,7 @@ from server.stopping import end_process, stop_signals
 from server.systemd import notify
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics, Readings
+from server.telemetry.recent import RecentReports
 from server.telemetry.traces import RequestTracer, make_tracer
 
 __all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
@@ -99,6 +101,7 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
+    app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
     app[METRICS] = Metrics(partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out))

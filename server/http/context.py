@@ -23,6 +23,7 @@ from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
+from server.telemetry.recent import RecentReports
 from server.telemetry.record import RequestRecord
 from server.telemetry.traces import RequestTracer
 
@@ -90,6 +91,7 @@ API_DOCUMENT = web.AppKey("api_document", DocumentMaker)
 RESPONSES = web.AppKey("responses", ResponseStore)
 CONVERSATIONS = web.AppKey("conversations", ConversationStore)
 RECORD = web.RequestKey("record", RequestRecord)
+RECENT = web.AppKey("recent", RecentReports)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
 

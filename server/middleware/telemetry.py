@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rnn_engine.telemetry import reports_to
-from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECORD, SETTINGS, TRACER
+from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECENT, RECORD, SETTINGS, TRACER
 from server.telemetry.logs import log_request, request_logged_as
 from server.telemetry.record import REQUEST_ID, RequestRecord, timing_headers
 
@@ -30,6 +30,7 @@ async def telemetry_middleware(request: web.Request, handler: Handler) -> web.St
             record.ended = time.monotonic()
             principal = request.get(PRINCIPAL)
             record.key = principal.name or None if principal is not None else None
+            request.app[RECENT].add(record)
             if (tracer := request.app.get(TRACER)) is not None:
                 record.trace_id = tracer.trace(record, request.headers)
             log_request(record, request.app[SETTINGS].logs.slow_seconds)
