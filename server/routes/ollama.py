@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 from aiohttp import web
 
+from rnn_engine.errors import InvalidRequestError
 from server.answer import answer_in
 from server.formatting.ollama import LINES, OllamaDialect, encode_line, ollama_error
 from server.formatting.ollama_models import model_facts, ollama_model, running_model
-from server.http.bodies import json_response, read_body
+from server.http.bodies import json_response, long_json_response, read_body
 from server.http.context import MODELS, SETTINGS, engine_of
 from server.http.routing import Route
 from server.routes.chat import prepare_chat
 from server.routes.completions import prepare_completions
+from server.routes.embeddings import find_vectors
 from server.schemas.completions import CompletionRequest
 from server.schemas.ollama.answer import OllamaChat, OllamaModelFacts, OllamaModels, OllamaText, OllamaVersion
+from server.schemas.ollama.embedding import Embedded, EmbedRequest, OlderEmbedded, OlderEmbedRequest
 from server.schemas.ollama.generation import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 
 _VERSION = "0.12.0"
@@ -42,6 +47,30 @@ async def generate(request: web.Request) -> web.StreamResponse:
             calls, form, resolved = await prepare_chat(request, engine, translated)
             dialect = OllamaDialect(engine.info, form, "response")
     return await answer_in(dialect, request, translated, calls, resolved, stream_type=LINES)
+
+
+async def embed(request: web.Request) -> web.Response:
+    begun = time.monotonic_ns()
+    found = await find_vectors(request, await read_body(request, EmbedRequest))
+
+    def make() -> Embedded:
+        return {
+            "model": found.model,
+            "embeddings": [one.vector.tolist() for one in found.embeddings],
+            "total_duration": time.monotonic_ns() - begun,
+            "load_duration": 0,
+            "prompt_eval_count": sum(cost.prompt_tokens for cost in found.costs),
+        }
+
+    return await long_json_response(request, sum(one.vector.size for one in found.embeddings), make)
+
+
+async def older_embed(request: web.Request) -> web.Response:
+    body = await read_body(request, OlderEmbedRequest)
+    if len(body.input) != 1:
+        raise InvalidRequestError("prompt", len(body.input), "one text")
+    [one] = (await find_vectors(request, body)).embeddings
+    return await long_json_response(request, one.vector.size, lambda: {"embedding": one.vector.tolist()})
 
 
 def _loaded(dialect: OllamaDialect, *, stream: bool) -> web.Response:
@@ -94,6 +123,24 @@ ROUTES = (
         request=OllamaGenerateRequest,
         chunk=OllamaText,
         stream_type=LINES,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/embed",
+        embed,
+        "Vectors of texts, as Ollama gives them.",
+        Embedded,
+        request=EmbedRequest,
+        error_form=ollama_error,
+    ),
+    Route(
+        "POST",
+        "/api/embeddings",
+        older_embed,
+        "The vector of one text, as older clients of Ollama ask for it.",
+        OlderEmbedded,
+        request=OlderEmbedRequest,
         error_form=ollama_error,
     ),
     Route(

@@ -10,7 +10,8 @@ from typing_extensions import TypedDict
 from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling
 from server.limits import Limits
 from server.schemas.base import INTEGERS, RefusedError, is_integers
-from server.schemas.prompt import Prompts, check_prompts
+from server.schemas.messages import TEXT_PART, parse_content
+from server.schemas.prompt import PROMPTS_SCHEMA, AnyPrompt, Prompts, check_prompts, parse_prompts
 from server.schemas.state_ref import ModelBody
 from server.schemas.usage import Usage
 
@@ -31,6 +32,26 @@ def parse_layer(value: object) -> Layers:
     raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
 
 
+def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
+    """Return inputs as `parse_prompts` does, with the texts of objects that have parts, as chats have them."""
+    if isinstance(value, list):
+        return parse_prompts([_plain_input(item) for item in value])
+    return parse_prompts(_plain_input(value))
+
+
+def _plain_input(value: object) -> object:
+    match value:
+        case {"content": list(parts)}:
+            return parse_content(parts)
+    return value
+
+
+_PARTS = {"type": "object", "properties": {"content": {"type": "array", "items": TEXT_PART}}}
+Inputs: TypeAlias = Annotated[
+    tuple[AnyPrompt, ...],
+    PlainValidator(_parse_inputs),
+    WithJsonSchema({"anyOf": [*PROMPTS_SCHEMA["anyOf"], _PARTS, {"type": "array", "items": _PARTS}]}),
+]
 LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
 
 
@@ -39,7 +60,9 @@ class EmbeddingsRequest(ModelBody):
 
     ignored: ClassVar = frozenset({"metadata", "user"})
 
-    input: Prompts = Field(description="Texts or token ids, one entry each. None may be empty.")
+    input: Inputs = Field(
+        description="Texts, token ids, or objects with `content`, a list of text parts; one entry each, none empty."
+    )
     encoding_format: Encoding = Field(
         default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
     )

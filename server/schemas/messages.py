@@ -52,12 +52,12 @@ def _parse_cache(value: object) -> bool:
     raise RefusedError(value, 'true, false or {"type": "ephemeral"}')
 
 
-_TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": STRING}}
+TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": STRING}}
 _EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
 Content: TypeAlias = Annotated[
     str | None,
     PlainValidator(parse_content),
-    WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": TEXT_PART}, {"type": "null"}]}),
 ]
 CacheFlag: TypeAlias = Annotated[
     bool,

@@ -32,7 +32,7 @@ _PROMPT_FORMS = (
 )
 
 
-def _parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
+def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
     """Return one prompt in any form or a list of them as a list. A list that has token ids is one prompt."""
     if isinstance(value, list) and value and not any(type(item) is int for item in value):
         return tuple(_parse_prompt(item, value) for item in value)
@@ -42,12 +42,12 @@ def _parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
 
 
 def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
-    """Return prompts as `_parse_prompts` does, but texts in a list as one text, and nothing as an empty one."""
+    """Return prompts as `parse_prompts` does, but texts in a list as one text, and nothing as an empty one."""
     if value is None:
         return ("",)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ("".join(value),)
-    return _parse_prompts(value)
+    return parse_prompts(value)
 
 
 def _parse_prompt(value: object, whole: object) -> AnyPrompt:
@@ -78,8 +78,9 @@ _MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
 _OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
 _PROMPTS = [STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}}]
 Prompts: TypeAlias = Annotated[
-    tuple[AnyPrompt, ...], PlainValidator(_parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})
+    tuple[AnyPrompt, ...], PlainValidator(parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})
 ]
+PROMPTS_SCHEMA = {"anyOf": _PROMPTS}
 JOINED_SCHEMA = {"anyOf": [*_PROMPTS, {"type": "null"}]}
 JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse_joined), WithJsonSchema(JOINED_SCHEMA)]
 """Prompts as ai00 takes them: of texts, a list is one, and null is none."""

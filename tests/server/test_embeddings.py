@@ -18,6 +18,7 @@ from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.limits import Limits
 from server.schemas.ai00.states import StateList
 from server.schemas.embeddings import EmbeddingList
+from server.schemas.llama_server.embedding import LlamaEmbedding
 from server.settings import ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
@@ -297,3 +298,64 @@ async def test_official_client(demo: Client) -> None:
     same = await post(demo, PATH, EmbeddingList, {"input": "Hello"})
     check_shape(EmbeddingList, same)
     assert asked.data[0].embedding == pytest.approx(same["data"][0]["embedding"], abs=1e-5)
+
+
+def parts(text: str) -> Body:
+    return {"content": [{"type": "text", "text": text[:1]}, {"type": "text", "text": text[1:]}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        (parts("ab"), ["ab"]),
+        ([parts("ab"), "c", {"prompt_string": "d"}], ["ab", "c", "d"]),
+        ([97, "b", 99], None),
+    ],
+)
+async def test_inputs_may_be_objects_and_mixed(serve: Serve, value: object, texts: list[str] | None) -> None:
+    engine = FakeEngine()
+    await post(await serve(engine), PATH, EmbeddingList, {"input": value})
+    expected = [[97, *encode("b"), 99]] if texts is None else [encode(text) for text in texts]
+    assert [list(request.prompt) for request in engine.requests] == expected
+
+
+@pytest.mark.parametrize(
+    "value", [[], {"content": "a"}, {"content": [{"type": "unknown"}]}, {"content": [{"type": "image_url"}]}]
+)
+async def test_inputs_that_are_none(serve: Serve, value: object) -> None:
+    error = await error_of(await (await serve(FakeEngine())).post(PATH, json={"input": value}), 400)
+    assert error["param"].startswith("input")
+
+
+class TestLlamaServer:
+    async def native(self, serve: Serve, engine: FakeEngine, **body: object) -> list[Any]:
+        response = await (await serve(engine)).post("/embedding", json=body)
+        entries: list[Any] = await response.json()
+        assert response.status == 200, entries
+        for entry in entries:
+            check_shape(LlamaEmbedding, entry)
+        return entries
+
+    async def test_one_vector_an_input(self, serve: Serve) -> None:
+        engine = FakeEngine()
+        entries = await self.native(serve, engine, content=["ab", "c"])
+        assert [entry["index"] for entry in entries] == [0, 1]
+        assert [f32(entry["embedding"][0]) for entry in entries] == await vectors(engine, ["ab", "c"], DEFAULT)
+        [plain] = await self.native(serve, engine, input="ab", embd_normalize=-1)
+        assert [f32(plain["embedding"][0])] == await vectors(engine, ["ab"], replace(DEFAULT, normalize=False))
+
+    async def test_one_vector_a_token(self, serve: Serve) -> None:
+        engine = FakeEngine()
+        [entry] = await self.native(serve, engine, content="abc", per_token=True)
+        expected = await vectors(engine, ["a", "ab", "abc"], replace(DEFAULT, normalize=False))
+        assert [f32(vector) for vector in entry["embedding"]] == expected
+
+    @pytest.mark.parametrize(
+        "limits", [Limits(max_inputs=5), Limits(max_prompt_tokens=20), Limits(max_vector_numbers=200)]
+    )
+    async def test_tokens_are_bounded(self, serve: Serve, limits: Limits) -> None:
+        client = await serve(FakeEngine(), ServerSettings(limits=limits))
+        body: Body = {"content": "abcdef", "per_token": True}
+        assert (await error_of(await client.post("/embedding", json=body), 400))["param"] == "input"
+        body["content"] = "a"
+        assert (await client.post("/embedding", json=body)).status == 200

@@ -115,6 +115,8 @@ class TestRoutes:
             "tokenize",
             "apply-template",
             "/input_tokens",
+            "/embedding",
+            "/api/embed",
             "/completion",
             "rerank",
             "/infill",

@@ -13,10 +13,13 @@ from aiohttp.test_utils import TestServer
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
+from rnn_engine.operations.embedding import embed
+from rnn_engine.operations.state_vector import EmbeddingSettings
 from server.app import make_app
 from server.schemas.ollama.answer import OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
+from server.schemas.ollama.embedding import Embedded
 from server.settings import ServerSettings
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Serve, check_shape, post
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -198,3 +201,21 @@ async def test_the_demo_model_calls_a_tool() -> None:
         assert answer.total_duration is not None
         assert answer.eval_duration is not None
         assert answer.total_duration >= answer.eval_duration >= 0
+
+
+async def test_embeddings(client: ollama.AsyncClient, engine: FakeEngine) -> None:
+    settings = EmbeddingSettings()
+    expected = [one.vector.tolist() for one in await embed(engine, [encode("ab"), encode("c")], settings)]
+    answer = await client.embed("fake:latest", ["ab", "c"], truncate=True, keep_alive="5m", options={"num_ctx": 9})
+    assert [list(vector) for vector in answer.embeddings] == expected
+    assert (answer.model, answer.prompt_eval_count) == ("fake", 3)
+    assert len((await client.embed("fake", "ab", dimensions=3)).embeddings[0]) == 3
+    assert list((await client.embeddings("fake", "ab")).embedding) == expected[0]
+
+
+async def test_the_older_embeddings_are_of_one_text(serve: Serve) -> None:
+    http = await serve(FakeEngine())
+    check_shape(Embedded, await (await http.post("/api/embed", json={"input": "a"})).json())
+    response = await http.post("/api/embeddings", json={"prompt": ["a", "b"]})
+    assert response.status == 400
+    assert "one text" in (await response.json())["error"]
