@@ -1,4 +1,4 @@
-"""Compare the reference with web-rwkv, ai00's engine, on random models that it reads from our `.st` files.
+"""Compare the reference with web-rwkv, ai00's engine, on random models that it reads from the `.st` files of `convert`.
 
 Run by a Python that has what requirements.txt lists and `web-rwkv-py==0.2.3`, which knows RWKV-4 to RWKV-6, widths that
 are multiples of 512, four layers or more, and runs under 256 tokens. Prints the relative error of each version's
@@ -15,6 +15,8 @@ from typing import Final
 import numpy as np
 import web_rwkv_py
 
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.loading.model import open_model
 from rnn_engine.types import ModelShape
 from tests.support.models import random_model, save_safetensors
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
@@ -31,7 +33,9 @@ _NUM_TOKENS: Final = 40
 def compare(shape: ModelShape, folder: Path) -> float:
     """Return the relative error of the logits after the last of some random tokens."""
     model = random_model(shape, seed=1)
-    path = save_safetensors(model, folder / f"{shape.version}.st", "f16", "ai00")
+    path = folder / f"{shape.version}.st"
+    with open_model(save_safetensors(model, folder / "source.safetensors")) as source:
+        convert_model(source, path, "f16", force=True)
     tokens = np.random.default_rng(2).integers(shape.vocab_size, size=_NUM_TOKENS).tolist()
     logits, _ = forward(model, tokens, dtype=np.float64)
     found = np.array(web_rwkv_py.Model(str(path)).run(tokens))
