@@ -74,7 +74,7 @@ def convert_model(
         raise InvalidRequestError("DST", str(target), "a new name, or --force to replace what is there")
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
-    source = Source(model, present, parse_weights(weights, target.suffix), progress)
+    source = Source(model, present, parse_weights(weights, target.suffix).of(model.shape.num_layers), progress)
     try:
         if file_format is None:
             with _new_folder(target) as folder:

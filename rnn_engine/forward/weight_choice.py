@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,18 +22,19 @@ STORED: Final = "stored"
 FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 """The format of each matrix, by the name of its tensor; None for the type in which the file has it."""
 
-_CLASSES: Final = ("att", "ffn", "first", "head", "emb", "adapters")
+_CLASSES: Final = ("att", "ffn", "first", "last", "head", "emb", "adapters")
+_FEW_LAYERS: Final = 2  # with the last of them in 8 bits none would have 4
 _LAYERS: Final = "layers"
 _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChoice:
-    """A format for each class of matrices. Calling it gives the format of a tensor, as `FormatOf` says.
+    """A format for each class of matrices.
 
-    Matrices of time mix (att) and channel mix (ffn), both kinds in the first layer (first; absent where they have no
-    format of their own), the head, the embedding (emb), and all low-rank matrices in layers (adapters). From layer
-    `num_layers` on, matrices of layers are f16; None is no such layer.
+    Matrices of time mix (att) and channel mix (ffn), both kinds in the first layer and in the last of three or more
+    (first, last; absent where they have no format of their own), the head, the embedding (emb), and all low-rank
+    matrices in layers (adapters). From layer `num_layers` on, matrices of layers are f16; None is no such layer.
     """
 
     formats: Mapping[str, str]  # class -> name of a format, or STORED
@@ -42,9 +44,9 @@ class WeightChoice:
     def parse(cls, text: str) -> WeightChoice:
         """Read a choice such as `int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
 
-        A format by itself is for att, ffn and head; but of 4 bits not for the head and the first layer, on which more
-        depends and which become int8. The adapters have it if it is a float type, else f16. The embedding stays as it
-        is stored.
+        A format by itself is for att, ffn and head; but of 4 bits not for the head, the first layer and the last, on
+        which more depends and which become int8. The adapters have it if it is a float type, else f16. The embedding
+        stays as it is stored.
         """
         first, *rest = (part.strip() for part in text.split(","))
         _check_format(text, first)
@@ -54,7 +56,7 @@ class WeightChoice:
         adapters = first if is_float else "f16"
         formats = {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters}
         if is_coarse:
-            formats["first"] = "int8"
+            formats["first"] = formats["last"] = "int8"
         num_layers = None
         for part in rest:
             name, equals, value = part.partition("=")
@@ -69,7 +71,13 @@ class WeightChoice:
             formats[name] = value
         return cls(formats, num_layers)
 
-    def __call__(self, name: str) -> WeightFormat | None:
+    def of(self, model_layers: int) -> FormatOf:
+        """Return the format of each matrix of a model with so many layers."""
+        return partial(
+            self._format_of, {0: "first", model_layers - 1: "last"} if model_layers > _FEW_LAYERS else {0: "first"}
+        )
+
+    def _format_of(self, ends: Mapping[int, str], name: str) -> WeightFormat | None:
         match = _LAYER.fullmatch(name)
         if match is None:
             return _format("emb" if name.startswith("emb.") else "head", self.formats)
@@ -78,7 +86,8 @@ class WeightChoice:
             return WEIGHT_FORMATS["f16"]
         if not rest.endswith(".weight"):
             return _format("adapters", self.formats)
-        return _format("first" if layer == "0" and "first" in self.formats else group, self.formats)
+        end = ends.get(int(layer), group)
+        return _format(end if end in self.formats else group, self.formats)
 
 
 def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:

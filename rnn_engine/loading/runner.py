@@ -55,7 +55,7 @@ def load_runner(
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
     if device == "cpu":
         return _load_cpu_runner(model, size, versions)
-    format_of = WeightChoice.parse(weights) if isinstance(weights, str) else weights
+    format_of = WeightChoice.parse(weights).of(model.shape.num_layers) if isinstance(weights, str) else weights
 
     for line in describe_blocks(model, format_of):
         logger.info("%s", line)
@@ -113,7 +113,7 @@ def measure_runner(
 
     Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
     """
-    choice = WeightChoice.parse(weights)
+    choice = WeightChoice.parse(weights).of(model.shape.num_layers)
 
     def format_of(name: str) -> WeightFormat:
         return Unpacked(choice(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))

@@ -47,8 +47,8 @@ def text() -> Iterator[Text]:
         ("int4", 2e-2),
         ("q4_1", 2e-2),
         ("q4_0", 2e-2),
-        ("nf4", 2.5e-2),
-        ("sf4", 3e-2),
+        ("nf4", 2e-2),
+        ("sf4", 2e-2),
     ],
 )
 def test_what_is_lost_is_small(text: Text, weights: str, most: float) -> None:

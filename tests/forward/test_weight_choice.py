@@ -16,7 +16,7 @@ ADAPTER, V6_ADAPTER = "blocks.0.att.w1", "blocks.1.att.time_maa_w2"
 
 def formats(text: str) -> list[str]:
     """The formats of one tensor of each class: att, ffn, head, emb, adapters."""
-    choice = WeightChoice.parse(text)
+    choice = WeightChoice.parse(text).of(24)
     assert choice(ADAPTER) == choice(V6_ADAPTER)
     found = [choice(name) for name in (ATT, FFN, HEAD, EMB, ADAPTER)]
     return ["stored" if one is None else one.name for one in found]
@@ -46,17 +46,26 @@ def test_a_choice(text: str, expected: list[str]) -> None:
     [
         ("int8", ["int8", "int8"]),
         ("int4", ["int8", "int8"]),
-        ("int4,first=int4", ["int4", "int4"]),
-        ("q4_0,ffn=f16,first=q8_0", ["q8_0", "q8_0"]),
+        ("int4,end=int4", ["int4", "int4"]),
+        ("q4_0,ffn=f16,end=q8_0", ["q8_0", "q8_0"]),
         ("int8,att=nf4", ["nf4", "int8"]),
         ("nf4,layers=0", ["f16", "f16"]),
         ("stored", ["stored", "stored"]),
     ],
 )
-def test_matrices_of_the_first_layer_have_8_bits_where_others_have_4(text: str, expected: list[str]) -> None:
-    choice = WeightChoice.parse(text)
-    found = [choice(f"blocks.0.{name}.weight") for name in ("att.key", "ffn.value")]
+@pytest.mark.parametrize("end", ["first", "last"])
+def test_matrices_of_the_ends_have_8_bits_where_others_have_4(end: str, text: str, expected: list[str]) -> None:
+    choice = WeightChoice.parse(text.replace("end=", f"{end}=")).of(6)
+    layer = {"first": 0, "last": 5}[end]
+    found = [choice(f"blocks.{layer}.{name}.weight") for name in ("att.key", "ffn.value")]
     assert ["stored" if one is None else one.name for one in found] == expected
+
+
+@pytest.mark.parametrize(("model_layers", "expected"), [(1, "88"), (2, "84"), (3, "848")])
+def test_a_model_of_few_layers_has_some_in_4_bits(model_layers: int, expected: str) -> None:
+    choice = WeightChoice.parse("int4").of(model_layers)
+    found = [choice(f"blocks.{layer}.att.key.weight") for layer in range(model_layers)]
+    assert [one is not None and one.name for one in found] == [f"int{bits}" for bits in expected[:model_layers]]
 
 
 @pytest.mark.parametrize("text", ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1"])

@@ -11,7 +11,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
 from rnn_engine.tensor_files.source import TensorInfo
@@ -52,7 +52,7 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
     classes = ",".join(f"{name}={weights}" for name in ("head", "emb", "adapters"))
-    choice = WeightChoice.parse(f"{weights},{classes}")
+    choice = WeightChoice.parse(f"{weights},{classes}").of(shape.num_layers)
     device = _Collector()
     memory = device.allocate()
     with closing(memory):
@@ -73,7 +73,7 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
         yield f"{name} of {shape.version}, weights {weights}, {label}", text
 
 
-def _unpacked(choice: WeightChoice, name: str) -> Unpacked:
+def _unpacked(choice: FormatOf, name: str) -> Unpacked:
     weights = choice(name)
     assert weights is not None
     return Unpacked(weights)

@@ -42,7 +42,7 @@ def make_gpu_runner(
         device,
         memory,
         tuning,
-        format_of=WeightChoice.parse(weights) if isinstance(weights, str) else weights,
+        format_of=WeightChoice.parse(weights).of(model.shape.num_layers) if isinstance(weights, str) else weights,
         limits=limits,
         progress=lambda what, done, total: None,
     )

@@ -9,9 +9,10 @@ from tests.support.models import TensorModel
 
 def quantised(model: ModelFile, choice: WeightChoice) -> TensorModel:
     """The model with the weights that a device has of it."""
+    format_of = choice.of(model.shape.num_layers)
     tensors = {name: model.tensor(name) for name in model.names}
     for name, matrix in tensors.items():
-        weights = choice(name) if matrix.ndim == 2 else None
+        weights = format_of(name) if matrix.ndim == 2 else None
         if weights is not None:
             tensors[name] = weights.unpack(weights.pack(matrix), *matrix.shape)
     return TensorModel(model.shape, tensors)

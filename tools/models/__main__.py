@@ -41,8 +41,9 @@ _INTRODUCTION: Final = """# Models and weight formats
 Made by `python -m tools.models`, each part by its name (demo, skills, versions, files, speed) or all of them. Error is
 the greatest difference of a logit from the numpy reference in f64 with the weights that were drawn, in parts of the
 greatest logit; KL is the mean divergence, in nats, of the next token's distribution from the reference's. Below 8 bits
-the head and the first layer are int8, unless it is asked for otherwise. The weights of these models are numbers that
-f16 holds, so f16 loses nothing here. Random models of width 64 lose more than trained and larger ones.
+the head, the first layer and the last of three or more are int8, unless it is asked for otherwise. The weights of these
+models are numbers that f16 holds, so f16 loses nothing here. Random models of width 64 lose more than trained and
+larger ones.
 """
 
 
