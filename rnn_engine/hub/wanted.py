@@ -10,8 +10,9 @@ from typing import Final
 
 from rnn_engine.errors import InvalidRequestError, ModelError
 
-WEIGHTS: Final = (".pth", ".safetensors", ".st", ".gguf")
-_FOLDER_FILES: Final = (".safetensors", ".json", ".txt")  # what a repository of one model in Hugging Face's form has
+WEIGHTS: Final = (".pth", ".safetensors", ".st", ".gguf", ".bin")
+_FOLDER_TEXTS: Final = (".json", ".txt")  # what a repository of one model in Hugging Face's form has
+_FOLDER_WEIGHTS: Final = ("*.safetensors", "pytorch_model*.bin")  # of the first kind that is there
 _DESCRIPTION: Final = "config.json"
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _DATE: Final = re.compile(r"20\d{6}")
@@ -49,9 +50,10 @@ class Wanted:
             if not matches:
                 raise ModelError(f"{self}: no such file of weights; {self.repository} has {_listing(weights)}")
             return [max(matches, key=age)]
-        whole = [path for path in paths if "/" not in path and path.endswith(_FOLDER_FILES)]
-        if _DESCRIPTION in whole and any(path.endswith(".safetensors") for path in whole):
-            return whole
+        for kind in _FOLDER_WEIGHTS if _DESCRIPTION in paths else ():
+            top = [path for path in paths if "/" not in path]
+            if matches := [path for path in top if fnmatch(path, kind)]:
+                return [path for path in top if path in matches or path.endswith(_FOLDER_TEXTS)]
         if len(weights) != 1:
             raise ModelError(f"{self}: which file? Give {self.repository}:FILE; it has {_listing(weights)}")
         return weights

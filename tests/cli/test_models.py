@@ -13,7 +13,9 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.hub.download import Hub
 from tests.support.cli import Command
+from tests.support.hf import hf_config, hf_tensors, save_folder
 from tests.support.hub import StandInHub, stand_in_hub
+from tests.support.models import random_model, tiny_shape
 
 REPOSITORY = "someone/tiny-rwkv"
 FILE = "tiny-20260101.safetensors"
@@ -59,6 +61,24 @@ async def test_the_engine_loads_a_pulled_model_by_name(rnn_engine: Command, hub:
     rnn_engine("pull", REPOSITORY)
     async with await Engine.load(REPOSITORY, device="cpu") as engine:
         assert engine.info.shape.version == "v7"
+
+
+@pytest.mark.parametrize(("num_shards", "torch"), [(1, False), (3, False), (1, True), (2, True)])
+def test_a_folder_is_pulled_and_found_by_name(
+    rnn_engine: Command, hub: StandInHub, tmp_path: Path, num_shards: int, torch: bool
+) -> None:
+    model = random_model(tiny_shape(), seed=1)
+    folder = save_folder(
+        tmp_path / "hf", hf_tensors(model, "fla"), hf_config(model, "fla"), num_shards=num_shards, torch=torch
+    )
+    hub.repositories[REPOSITORY] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    pulled = rnn_engine("pull", REPOSITORY).strip()
+    found, named, expected = (
+        json.loads(rnn_engine("inspect", name, "--json")) for name in (pulled, REPOSITORY, folder)
+    )
+    for key in ("version", "sizes", "tensors"):
+        assert found[key] == named[key] == expected[key]
+    assert REPOSITORY in rnn_engine("models")
 
 
 def test_the_hubs_package_waits_until_it_is_asked_for() -> None:

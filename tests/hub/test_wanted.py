@@ -48,6 +48,22 @@ def test_a_repository_of_several_models_needs_a_file() -> None:
     assert Wanted.parse("a/b:rwkv7-g1-*").choose(FILES) == [FILES[1]]
 
 
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (["model.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
+        (
+            ["model-1-of-2.safetensors", "model-2-of-2.safetensors"],
+            ["model-1-of-2.safetensors", "model-2-of-2.safetensors"],
+        ),
+        (["pytorch_model.bin", "training_args.bin", "gguf/a.gguf"], ["pytorch_model.bin"]),
+    ],
+)
+def test_a_folder_is_its_texts_and_one_kind_of_weights(files: list[str], wanted: list[str]) -> None:
+    texts = ["config.json", "tokenizer.json", "rwkv_vocab_v20230424.txt"]
+    assert Wanted.parse("a/b").choose(["README.md", *texts, *files]) == [*texts, *wanted]
+
+
 def test_a_repository_without_weights_is_told() -> None:
     with pytest.raises(ModelError, match="it has none"):
         Wanted.parse("a/b").choose(["README.md"])
