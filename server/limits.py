@@ -48,10 +48,12 @@ class Limits:
         int, Bound("entries", "Tokens with log-probabilities in an answer, times 1 and their alternatives.")
     ] = 2**19
     max_choices: Annotated[int, Bound("choices", "Choices to be scored.")] = 2048
-    max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded.")] = 2048
+    max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded, texts to be ranked or made into tokens.")] = 2048
     max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
-    max_stop_strings: Annotated[int, Bound("strings", "Strings in `stop`.")] = 64
-    max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`.")] = 4096
+    max_stop_strings: Annotated[
+        int, Bound("strings", "Strings in `stop`; tokens in `stop_token_ids`; texts in `dry_sequence_breakers`.")
+    ] = 64
+    max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`, and of all in `bad_words`.")] = 4096
     max_request_seconds: Annotated[
         int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
     ] = 3600
@@ -68,7 +70,7 @@ class Limits:
     max_grammar_seconds: Annotated[
         int, Bound("seconds", "Of the processor's time, for compiling one grammar; for a `bnf_schema` 0.25.")
     ] = 2
-    max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`.")] = 4096
+    max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`, and words in `bad_words`.")] = 4096
 
     max_responses: Annotated[int, Bound("responses", "That are kept for `previous_response_id`.")] = 4096
     max_response_bytes: Annotated[

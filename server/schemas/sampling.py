@@ -16,6 +16,7 @@ from rnn_engine.sampling.chain import parse_order
 from rnn_engine.sampling.params import (
     MAX_SEED,
     PARAMETERS,
+    Parameter,
     SamplerChoice,
     SamplingParams,
     Seed,
@@ -144,6 +145,14 @@ _JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
     }
 )
 
+
+def _range(parameter: Parameter) -> dict[str, Any]:
+    """Return the JSON schema's words for the numbers that a parameter may be."""
+    if parameter.type not in (float, int):
+        return {}
+    return {"minimum": parameter.allowed.low, "maximum": parameter.allowed.high}
+
+
 if TYPE_CHECKING:
     _SamplingFields = MixBody
 else:
@@ -153,7 +162,9 @@ else:
         **{
             parameter.name: (
                 _JSON_TYPES.get(parameter.type, parameter.type),
-                Field(default=parameter.default, description=parameter.allowed.help),
+                Field(
+                    default=parameter.default, description=parameter.allowed.help, json_schema_extra=_range(parameter)
+                ),
             )
             for parameter in PARAMETERS
         },
@@ -211,7 +222,7 @@ class SamplingBody(_SamplingFields):
         limits.check("max_text_bytes", "logit_bias", sum(map(len, texts)))
         limits.check("max_bias_entries", "bad_words", len(params.bad_words))
         limits.check("max_stop_bytes", "bad_words", sum(map(len, params.bad_words)))
-        if "dry_sequence_breakers" in self.model_fields_set:
+        if params.dry_sequence_breakers != SamplingParams().dry_sequence_breakers:
             limits.check("max_stop_strings", "dry_sequence_breakers", len(params.dry_sequence_breakers))
 
     def samplings(

@@ -23,6 +23,7 @@ from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, check_shape, error_of
+from tools.http_api.document import DOCUMENT
 
 SMALL = Limits(
     max_messages=3,
@@ -99,6 +100,68 @@ async def test_a_prompt_that_is_too_long_is_told_as_openai_and_llama_server_do(s
     error = await error_of(await client.post(COMPLETIONS, json={**BRIEF, "prompt": [1] * 121}), 400)
     assert (error["code"], error["type"]) == ("context_length_exceeded", "exceed_context_size_error")
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (121, 120)
+
+
+USER: Body = {"role": "user", "content": "a"}
+OTHER_WORDS: list[tuple[str, Body, str]] = [
+    ("/v1/batch/completions", {"prompts": ["a"] * 7, **BRIEF}, "max_answers"),
+    ("/v1/batch/completions", {"prompts": ["a", "b"], "n": 4, **BRIEF}, "max_answers"),
+    ("/v1/batch/completions", {"prompts": ["a"] * 3, "best_of": 3, **BRIEF}, "max_answers"),
+    ("/v1/batch/tokenize", {"texts": ["a"] * 4}, "max_inputs"),
+    ("/v1/batch/tokenize", {"texts": ["a" * 60] * 2}, "max_text_bytes"),
+    ("/generate", {"inputs": "a", "parameters": {"best_of": 7, "max_new_tokens": 1}}, "max_answers"),
+    ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 61}}, "max_answer_tokens"),
+    ("/generate", {"inputs": "a", "parameters": {"stop": ["a"] * 3}}, "max_stop_strings"),
+    ("/completion", {"prompt": ["a"] * 7, "n_predict": 1}, "max_answers"),
+    ("/completion", {"prompt": "a", "n_predict": 10, "n_probs": 5}, "max_logprob_entries"),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 61}, "max_answer_tokens"),
+    ("/v1/responses", {"input": [USER] * 4, "max_output_tokens": 1}, "max_messages"),
+    ("/v1/conversations", {"items": [USER] * 4}, "max_messages"),
+    ("/v1/messages", {"model": "", "max_tokens": 61, "messages": [USER]}, "max_answer_tokens"),
+    ("/v1/messages", {"model": "", "messages": [USER] * 4, **BRIEF}, "max_messages"),
+    ("/v1/messages", {"model": "", "messages": [USER], "stop_sequences": ["a"] * 3, **BRIEF}, "max_stop_strings"),
+    (
+        "/api/chat",
+        {"model": "", "messages": [USER], "options": {"num_predict": 61}, "stream": False},
+        "max_answer_tokens",
+    ),
+    ("/api/chat", {"model": "", "messages": [USER] * 4, "options": {"num_predict": 1}}, "max_messages"),
+    ("/api/generate", {"model": "", "prompt": "a" * 101, "options": {"num_predict": 1}}, "max_text_bytes"),
+    ("/v1/rerank", {"query": "a", "documents": ["a"] * 4}, "max_inputs"),
+    ("/v1/rerank", {"query": "a" * 40, "documents": ["a" * 20] * 3}, "max_prompt_tokens"),
+    ("/api/oai/completions", {"prompt": ["a" * 60] * 2, **BRIEF}, "max_text_bytes"),
+    ("/api/oai/chooses", {"choices": ["a"] * 4}, "max_choices"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "limit"), OTHER_WORDS)
+async def test_limits_hold_in_the_words_of_other_systems(serve: Serve, path: str, body: Body, limit: str) -> None:
+    engine = FakeEngine()
+    response = await (await serve(engine, ServerSettings(limits=SMALL))).post(path, json=body)
+    text = await response.text()
+    assert response.status in (400, 422), text
+    assert f"expected at most {getattr(SMALL, limit)} {BOUNDS[limit].unit} ({limit})" in text
+    assert engine.requests == []
+
+
+async def test_what_is_not_said_is_within_the_limits(serve: Serve) -> None:
+    """The default texts of `dry_sequence_breakers` are more than this server takes."""
+    client = await serve(FakeEngine(), ServerSettings(limits=SMALL))
+    body = {"model": "", "messages": [USER], "options": {"num_predict": 1}, "stream": False}
+    assert (await client.post("/api/chat", json=body)).status == 200
+
+
+def test_a_list_that_would_make_very_many_requests_is_refused_by_its_body_alone() -> None:
+    body = json.dumps({"prompt": ["a"] * 1000, "n": 128, "max_tokens": 1}).encode()
+    assert len(body) < 6000
+    with pytest.raises(InvalidRequestError, match=r"prompt: 128000 is not allowed; expected at most 2048 answers"):
+        CompletionRequest.parse(body)
+
+
+def test_the_documents_list_every_limit() -> None:
+    text = DOCUMENT.read_text()
+    for name, bound in BOUNDS.items():
+        assert f"| `{name}` | {getattr(Limits(), name):,} {bound.unit} |" in text
 
 
 async def test_advancing_a_state_is_bounded(serve: Serve) -> None:

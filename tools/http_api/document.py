@@ -12,12 +12,20 @@ from pydantic import BaseModel, TypeAdapter
 
 from server.doors.scopes import Scope
 from server.http.routing import JSON, Kind, Route
+from server.limits import BOUNDS, Limits
 from server.openapi.document import plain_path
 from server.routes import ALL_ROUTES
 from server.schemas.base import RequestBody
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
 BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test holds the two together. -->\n"
+
+_LIMITS = (
+    "What one request may ask for, beside the range of each field that the next section tells. What is beyond is "
+    "refused before anything is built or run; the error names the field, the value and the limit. `/props` lists the "
+    "limits of a server."
+)
+_NO_BOUND = 2**31 - 1  # what a whole number is at most where nothing else says
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -28,12 +36,12 @@ def renew(text: str) -> str:
 
 
 def reference(routes: Iterable[Route]) -> str:
-    """Return all routes, then all bodies."""
+    """Return all routes, the limits, then all bodies."""
     routes = list(routes)
     bodies = _Bodies()
     parts = ["## Routes", _route_table(routes)]
     parts += [part for route in routes for part in _route(route, bodies)]
-    parts += ["## Bodies", *bodies.describe()]
+    parts += ["## Limits", _LIMITS, _limits(), "## Bodies", *bodies.describe()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -148,8 +156,26 @@ def _type(field: Schema) -> str:
         case {"type": "object", "additionalProperties": values}:
             return f"object of {_type(values)}"
         case {"type": str(word)}:
-            return word
+            return word + _range(field)
     return "any"
+
+
+def _range(field: Schema) -> str:
+    """Return what is said of the least and the greatest number of a field."""
+    low, high = field.get("minimum"), field.get("maximum")
+    if "exclusiveMinimum" in field:
+        return f" above {field['exclusiveMinimum']:g}"
+    if low is None:
+        return ""
+    return f" from {low:g}" if high is None or high >= _NO_BOUND else f" from {low:g} to {high:g}"
+
+
+def _limits() -> str:
+    rows = [
+        (f"`{name}`", f"{getattr(Limits(), name):,} {bound.unit}", bound.help, f"`--{name.replace('_', '-')}`")
+        for name, bound in BOUNDS.items()
+    ]
+    return _table(("limit", "unless told otherwise", "", "option of `serve`"), rows)
 
 
 def _also_accepted(kind: type[RequestBody]) -> Iterator[str]:
