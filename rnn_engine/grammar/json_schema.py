@@ -13,13 +13,14 @@ Schema: TypeAlias = Mapping[str, object] | bool
 
 _SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_LEVELS: Final = 100  # of objects and lists in each other
+_MOST_INTEGER: Final = 2**53  # up to which every integer is a float
 _MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
 
 
 def load_schema(text: str) -> Schema:
     """Return the JSON schema in `text`. Raises GrammarError where it is none, or refers to another document."""
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"it is no JSON: {error or 'too deeply nested'}") from None
     if not isinstance(schema, dict | bool):
@@ -31,6 +32,12 @@ def load_schema(text: str) -> Schema:
         if isinstance(reference, str) and not reference.startswith("#"):
             raise GrammarError(f"$ref {reference[:80]!r} leads out of the schema, and nothing is fetched (at {place})")
     return schema
+
+
+def _number(text: str) -> float | int:
+    """Return a number with a point or an exponent; as an integer where it is one, for which llguidance asks."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= _MOST_INTEGER else value
 
 
 def with_spacing(schema: Schema) -> Schema:

@@ -30,6 +30,7 @@ NOW_CALL = '<call>{"name": "now", "arguments": {}}</call>'
     ("grammar", "good", "bad"),
     [
         (json_grammar(PERSON), ['{"name": "Ann", "age": 3}'], ['{"name": "Ann"}', '{"name": 1, "age": 3}', "x", ""]),
+        (json_grammar({"type": "array", "minItems": 1.0, "maxItems": 2e0}), ["[1]", "[1, 2]"], ["[]", "[1, 2, 3]"]),
         (json_grammar(True), ["[1, true, null]", '"a"', "{}"], ["[1", "a"]),
         (Grammar("json_object"), ['{"a": {"b": [1, 2.5]}}', "{}"], ["[]", '{"a"}', "1"]),
         (Grammar("regex", r"[a-c]{2}\d*"), ["ab", "ca12"], ["a", "abc", "ab1x", ""]),

@@ -23,7 +23,12 @@ def byte_vocabulary() -> Vocabulary:
 def takes(grammar: Grammar, text: str, vocabulary: Vocabulary | None = None) -> bool:
     """Return whether `grammar` leads to `text` and may end there."""
     vocabulary = vocabulary or byte_vocabulary()
-    mask = compile_grammar(grammar, vocabulary).start()
+    return leads_to(compile_grammar(grammar, vocabulary).start(), text, vocabulary)
+
+
+def leads_to(mask: TokenMask, text: str, vocabulary: Vocabulary | None = None) -> bool:
+    """Return whether `mask`, which is at its start, leads to `text` and may end there."""
+    vocabulary = vocabulary or byte_vocabulary()
     for token in vocabulary.encode(text):
         if mask.ended or token not in _allowed(mask, vocabulary):
             return False

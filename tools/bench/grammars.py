@@ -13,6 +13,7 @@ from operator import attrgetter
 
 import click
 
+from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.grammar import json_grammar
 from rnn_engine.requests import GenerateRequest, SamplingParams
@@ -52,7 +53,9 @@ async def _measure_model(model: str, device: str, load: Load, rounds: int) -> No
     plain = GenerateRequest([1], max_tokens=load.tokens, stop_tokens=(), sampling=sampling)
     held = GenerateRequest([1], max_tokens=load.tokens, sampling=sampling, grammar=json_grammar(_PEOPLE))
     rates: dict[str, list[Rate]] = {"any text": [], "schema": []}
-    async with await Engine.load(model, device=device, num_slots=load.slots, cache=None) as engine:
+    async with await Engine.load(
+        model_path() if model == "demo" else model, device=device, num_slots=load.slots, cache=None
+    ) as engine:
         for _ in range(rounds):
             for (_, found), request in zip(rates.items(), (plain, held), strict=True):
                 found.append(await consume(engine, request, load))

