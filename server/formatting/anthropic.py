@@ -13,7 +13,14 @@ from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelt
 from server.formatting.choices import Outcome
 from server.http.errors import Failure, describe
 from server.http.sse import encode_event
-from server.schemas.anthropic.answer import AnthropicBlock, AnthropicError, AnthropicEvent, AnthropicUsage, StopReason
+from server.schemas.anthropic.answer import (
+    AnthropicBlock,
+    AnthropicError,
+    AnthropicErrorDetail,
+    AnthropicEvent,
+    AnthropicUsage,
+    StopReason,
+)
 from server.schemas.usage import Usage
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
@@ -210,4 +217,7 @@ def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
 def error_body(failure: Failure) -> AnthropicError:
     """Return the body that tells of a failure."""
     kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
+    if failure.param == "thread":
+        detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": detail}

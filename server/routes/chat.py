@@ -64,8 +64,12 @@ async def prepare_chat(
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
-    body = await read_body(request, ChatRequest)
-    [call, *_], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body)
+    return await tell_input_tokens(request, await read_body(request, ChatRequest))
+
+
+async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
+    """Answer with the number of tokens that the model would read."""
+    [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
 
 

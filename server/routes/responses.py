@@ -15,7 +15,9 @@ from server.http.bodies import json_response, read_body
 from server.http.context import CONVERSATIONS, PRINCIPAL, RESPONSES, SETTINGS, engine_of
 from server.http.query import PAGE_QUERY, item_page
 from server.http.routing import Route
-from server.routes.chat import prepare_chat
+from server.routes.chat import prepare_chat, tell_input_tokens
+from server.schemas.chat import ChatRequest
+from server.schemas.chat_answer import InputTokens
 from server.schemas.error import ErrorBody
 from server.schemas.responses.answer import DeletedResponse, Response, ResponseEvent, ResponseItemList
 from server.schemas.responses.items import Item
@@ -25,17 +27,35 @@ from server.schemas.responses.request import ResponsesRequest
 async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ResponsesRequest)
     engine = engine_of(request, body.cache_salt)
-    before = _conversation_before(request, body)
-    given = request.app[RESPONSES].resolve(request[PRINCIPAL].name, body.input)
-    if not (before or given):
-        raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
-    chat = body.chat((*before, *given))
-    chat.check(request.app[SETTINGS].limits)
+    before, given = _conversation_of(request, body)
+    chat = _chat_of(request, body, (*before, *given))
     calls, form, resolved = await prepare_chat(request, engine, chat)
     keep = partial(_keep, request, body, before, given)
     return await answer_in(
         ResponsesDialect(engine, body, form, calls[0].sampling, keep), request, chat, calls, resolved
     )
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, ResponsesRequest)
+    before, given = _conversation_of(request, body)
+    return await tell_input_tokens(request, _chat_of(request, body, (*before, *given)))
+
+
+def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[Sequence[Item], Sequence[Item]]:
+    """Return the items before those of the request, and its own. Raises NotFoundError or InvalidRequestError."""
+    before = _conversation_before(request, body)
+    given = request.app[RESPONSES].resolve(request[PRINCIPAL].name, body.input)
+    if not (before or given):
+        raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
+    return before, given
+
+
+def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[Item]) -> ChatRequest:
+    """Return the chat that continues a conversation. Raises InvalidRequestError for what is beyond the limits."""
+    chat = body.chat(conversation)
+    chat.check(request.app[SETTINGS].limits)
+    return chat
 
 
 def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[Item]:
@@ -64,6 +84,8 @@ def _keep(
 
 
 async def get_response(request: web.Request) -> web.Response:
+    if (stream := request.query.get("stream", "false")) != "false":
+        raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
     return json_response(kept.body)
 
@@ -99,7 +121,26 @@ ROUTES = (
         ai00_paths=False,
         also=("/responses",),
     ),
-    Route("GET", _ID, get_response, "A response that is kept.", Response, ai00_paths=False, uses_model=False),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        "The number of tokens that the model would read for a response, without running it.",
+        InputTokens,
+        request=ResponsesRequest,
+        ai00_paths=False,
+        also=("/responses/input_tokens",),
+    ),
+    Route(
+        "GET",
+        _ID,
+        get_response,
+        "A response that is kept.",
+        Response,
+        query={"stream": "Only false: a response that is kept has ended."},
+        ai00_paths=False,
+        uses_model=False,
+    ),
     Route(
         "DELETE",
         _ID,

@@ -66,8 +66,10 @@ class ChatRequest(GenerationBody, ToolFields):
         "detokenize": (True,),
         "echo": (False,),
         "include_reasoning": (True,),
+        "moderation": (),
         "return_progress": (False,),
         "separate_reasoning": (True,),
+        "web_search_options": (),
     }
     aliases: ClassVar = {
         **GenerationBody.aliases,

@@ -45,7 +45,16 @@ class GenerationBody(GrammarBody):
     """A body with the fields that every generation has."""
 
     ignored: ClassVar = frozenset(
-        {"metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"}
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
     )
 
     aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens"}

@@ -110,6 +110,11 @@ class Message(RequestBody):
         description='Keep the state after this message before any other: true, or {"type": "ephemeral"}.',
     )
 
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        refusal = fields.get("refusal")  # what the assistant said in place of an answer
+        return {**fields, "content": refusal} if fields.get("content") is None and refusal else fields
+
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """All calls that the message tells of."""

@@ -51,11 +51,24 @@ class FunctionBody(RequestBody):
         return Tool(self.name, self.description, self.parameters, self.strict is True)
 
 
+def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:
+    """Return the fields of a tool. Raises RefusedError for another type, whatever else such a tool has."""
+    if "type" in fields and fields["type"] not in allowed:
+        words = " or ".join("null" if kind is None else repr(kind) for kind in allowed)
+        reason = "since calls have JSON as their arguments and the server runs no tools of its own"
+        raise RefusedError(fields["type"], f"{words}, {reason}", below="type")
+    return fields
+
+
 class ToolBody(RequestBody):
     """A function that the model may ask its client to call."""
 
     type: Literal["function"] = Field(description="Only `function`.")
     function: FunctionBody = Field(description="What may be called.")
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, "function")
 
 
 def _parse_choice(value: object) -> ToolChoice:

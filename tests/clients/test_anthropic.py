@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
 from anthropic.types import MessageParam, TextBlock, ThinkingBlock, ToolChoiceParam, ToolParam, ToolUseBlock
+from pydantic import BaseModel
 
 from tests.clients.conftest import KEY
 
@@ -24,6 +25,12 @@ TOOL: ToolParam = {
     "description": "The weather in a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+
+
+class City(BaseModel):
+    """A city."""
+
+    city: Literal["Paris", "Rome"]
 
 
 @pytest.fixture
@@ -122,9 +129,29 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
         client.messages.create(messages=[], **GREEDY)
     with pytest.raises(anthropic.NotFoundError, match="other"):
         client.messages.create(messages=FRANCE, model="other", max_tokens=2)
+    search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\.0\.type: 'web_search_20250305'"):
+        client.messages.create(messages=FRANCE, tools=[search], **GREEDY)
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     with pytest.raises(anthropic.BadRequestError, match="blocks of text"):
         client.messages.create(messages=[{"role": "user", "content": [image]}], **GREEDY)
+
+
+def test_the_clients_own_loop_of_tools(client: anthropic.Anthropic) -> None:
+    @anthropic.beta_tool
+    def weather(city: str) -> str:
+        """Return the weather in a city."""
+        return f'{{"temperature": 22, "sky": "sunny", "city": "{city}"}}'
+
+    asked: Any = WEATHER
+    runner = client.beta.messages.tool_runner(tools=[weather], messages=asked, model="demo", max_tokens=60)
+    last = runner.until_done()
+    assert last.stop_reason == "end_turn"
+
+
+def test_a_parsed_answer(client: anthropic.Anthropic) -> None:
+    answer = client.messages.parse(messages=FRANCE, output_format=City, **GREEDY)
+    assert isinstance(answer.parsed_output, City)
 
 
 def test_models(client: anthropic.Anthropic) -> None:

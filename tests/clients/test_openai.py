@@ -199,6 +199,16 @@ def test_fields_that_clients_send_by_habit(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_what_the_assistant_refused_is_a_part_of_the_conversation(client: openai.OpenAI) -> None:
+    said: list[ChatCompletionMessageParam] = [*FRANCE, {"role": "assistant", "content": None, "refusal": "No."}]
+    begun: list[ChatCompletionMessageParam] = [*FRANCE, {"role": "assistant", "content": "No."}]
+    one, other = (
+        client.chat.completions.create(messages=[*messages, *FRANCE], max_tokens=4, **GREEDY)
+        for messages in (said, begun)
+    )
+    assert one.choices[0].message.content == other.choices[0].message.content
+
+
 def test_completions(client: openai.OpenAI) -> None:
     create = client.completions.create
     one = create(prompt="User: What is the capital of France?\n\nAssistant:", stop="\n\n", **GREEDY)
@@ -256,6 +266,11 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
     with pytest.raises(openai.NotFoundError):
         client.images.generate(prompt="A cat")
+    custom: Any = {"type": "custom", "custom": {"name": "a"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\.0\.type: 'custom'"):
+        create(messages=FRANCE, tools=[custom], **GREEDY)
+    with pytest.raises(openai.BadRequestError, match=r"web_search_options: .*does not have it"):
+        create(messages=FRANCE, web_search_options={}, **GREEDY)
     image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     with pytest.raises(openai.BadRequestError, match="reads and writes text only"):
         create(messages=image, **GREEDY)

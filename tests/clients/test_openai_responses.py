@@ -47,6 +47,8 @@ def test_a_response_is_kept_read_and_deleted(client: openai.OpenAI) -> None:
     assert (made.status, made.metadata) == ("completed", {"a": "b"})
     assert client.responses.retrieve(made.id).output_text == made.output_text
     assert [item.type for item in client.responses.input_items.list(made.id)] == ["message"]
+    with pytest.raises(openai.BadRequestError, match="has ended"):
+        client.responses.retrieve(made.id, stream=True)
     with pytest.raises(openai.NotFoundError):
         client.with_options(api_key=OTHER_KEY).responses.retrieve(made.id)
     client.responses.delete(made.id)
@@ -76,6 +78,16 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+
+
+def test_tokens_are_counted_as_they_are_used(client: openai.OpenAI) -> None:
+    first = client.responses.create(input=FRANCE, **GREEDY)
+    fields: Any = {"input": "And of Italy?", "previous_response_id": first.id, "tools": [TOOL]}
+    counted = client.responses.input_tokens.count(model="demo", **fields)
+    assert counted.object == "response.input_tokens"
+    usage = client.responses.create(**fields, **GREEDY).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
 
 
 def test_a_kept_conversation_goes_on_from_its_state(client: openai.OpenAI) -> None:
@@ -122,6 +134,11 @@ def test_a_parsed_answer(client: openai.OpenAI) -> None:
 def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no tools of its own"):
         client.responses.create(input=FRANCE, tools=[{"type": "web_search"}], **GREEDY)
+    tool: Any = {"type": "mcp", "server_label": "a", "server_url": "http://localhost"}
+    with pytest.raises(openai.BadRequestError, match=r"tools\.0\.type: 'mcp'"):
+        client.responses.create(input=FRANCE, tools=[tool], **GREEDY)
+    with pytest.raises(openai.BadRequestError, match=r"prompt: .*does not have it"):
+        client.responses.create(input=FRANCE, prompt={"id": "pmpt_1"}, **GREEDY)
     with pytest.raises(openai.BadRequestError, match="while their client waits"):
         client.responses.create(input=FRANCE, background=True, **GREEDY)
     with pytest.raises(openai.NotFoundError):

@@ -65,8 +65,11 @@ class AnthropicDelta(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
+    """What went wrong. `details` tells a client that it has to send whole conversations, without `thread`."""
+
     type: str
     message: str
+    details: NotRequired[dict[str, Any]]
 
 
 class AnthropicEvent(TypedDict):

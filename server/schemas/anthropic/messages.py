@@ -16,7 +16,7 @@ from server.schemas.anthropic.content import AnthropicMessage, SystemBlocks
 from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.generation import GenerationBody
 from server.schemas.messages import Message
-from server.schemas.tools import FunctionBody, Parameters, ToolBody, ToolName
+from server.schemas.tools import FunctionBody, Parameters, ToolBody, ToolName, check_tool_type
 from server.schemas.translated import TranslatedChat
 
 
@@ -27,15 +27,17 @@ class AnthropicTool(RequestBody):
         {"allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples"}
     )
 
-    type: Annotated[str | None, only(None, "custom", because="the server runs no tools of its own")] = Field(
-        default=None, description="Only `custom`."
-    )
+    type: Literal["custom"] | None = Field(default=None, description="Only `custom`.")
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
     input_schema: Parameters = Field(description="The JSON schema of the input, which every call follows.")
     strict: bool | None = Field(
         default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
     )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, None, "custom")
 
     @property
     def body(self) -> ToolBody:
@@ -116,6 +118,7 @@ class AnthropicConversation(GenerationBody):
         "speed",
         "user_profile_id",
     }
+    neutral: ClassVar = {**GenerationBody.neutral, "thread": ()}
     aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}
 
     messages: Annotated[list[AnthropicMessage], FailFast()] = Field(

@@ -16,7 +16,7 @@ from server.schemas.generation import GenerationBody
 from server.schemas.messages import Message
 from server.schemas.responses.conversations import ConversationRef
 from server.schemas.responses.items import Item, Items, messages_of
-from server.schemas.tools import Choice, FunctionBody, Parameters, ToolBody, ToolName
+from server.schemas.tools import Choice, FunctionBody, Parameters, ToolBody, ToolName, check_tool_type
 from server.schemas.translated import TranslatedChat
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -26,9 +26,7 @@ _FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema",
 class ResponseTool(RequestBody):
     """A function that the model may ask its client to call."""
 
-    type: Annotated[Literal["function"], only("function", because="the server runs no tools of its own")] = Field(
-        description="Only `function`."
-    )
+    type: Literal["function"] = Field(description="Only `function`.")
     name: ToolName
     description: str = Field(default="", description="What the tool is for.")
     parameters: Parameters = Field(
@@ -38,6 +36,10 @@ class ResponseTool(RequestBody):
     strict: bool | None = Field(
         default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
     )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, "function")
 
     @property
     def body(self) -> ToolBody:
@@ -94,6 +96,7 @@ class ResponsesRequest(GenerationBody):
     """A conversation to continue. Beside OpenAI's own fields it has those of this server."""
 
     ignored: ClassVar = (GenerationBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
+    neutral: ClassVar = {**GenerationBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
     aliases: ClassVar = {**GenerationBody.aliases, "max_output_tokens": "max_tokens"}
 
     input: Items = Field(
