@@ -23,7 +23,12 @@ KEYS = (
     ApiKey.of("bob", "bob", Scope.MANAGE),
     ApiKey.of("op", "op", Scope.ADMIN),
 )
-IDLE = ("/v1/apply-template", "/v1/messages/count_tokens")  # run nothing
+IDLE = (  # run nothing
+    "/v1/apply-template",
+    "/v1/chat/completions/input_tokens",
+    "/v1/messages/count_tokens",
+    "/v1/responses/input_tokens",
+)
 SECRET = "My card number is 1234 5678 9012 3456."
 
 

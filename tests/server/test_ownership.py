@@ -38,6 +38,7 @@ MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 OTHER_ERRORS = ("/generate", "/generate_stream", *MESSAGES)  # paths whose errors have another shape
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
+    ("/v1/chat/completions/input_tokens", HI),
     *((path, {**HI, "max_tokens": 5}) for path in MESSAGES),
     ("/v1/completions", {"prompt": "Hi"}),
     ("/completion", {"prompt": "Hi"}),
@@ -47,6 +48,7 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/rerank", {"query": "a", "documents": ["b"]}),
     ("/v1/apply-template", HI),
     ("/v1/responses", {"input": "Hi"}),
+    ("/v1/responses/input_tokens", {"input": "Hi"}),
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
