@@ -96,6 +96,13 @@ def test_models(client: ollama.Client) -> None:
     assert "completion" in facts.capabilities
 
 
+def test_vectors(client: ollama.Client) -> None:
+    vectors = client.embed("demo", ["One", "Two"], truncate=True, keep_alive="5m").embeddings
+    assert len(vectors) == 2
+    assert client.embeddings("demo", "Two").embedding == pytest.approx(vectors[1], abs=1e-6)
+    assert len(client.embed("demo", "One", dimensions=8).embeddings[0]) == 8
+
+
 @pytest.mark.parametrize(
     "ask",
     [

@@ -35,7 +35,7 @@ BODIES: dict[str, Body] = {
     "advance": {"input": "x"},
 }
 MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
-OTHER_ERRORS = ("/generate", "/generate_stream", *MESSAGES)  # paths whose errors have another shape
+OTHER_ERRORS = ("/generate", "/generate_stream", "/api/embed", "/api/embeddings", *MESSAGES)  # with another shape
 STARTING: list[tuple[str, Body]] = [
     ("/v1/chat/completions", HI),
     ("/v1/chat/completions/input_tokens", HI),
@@ -52,6 +52,9 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
+    ("/embedding", {"input": "a"}),
+    ("/api/embed", {"input": "a"}),
+    ("/api/embeddings", {"prompt": "a"}),
     ("/api/oai/states", {"input": "a"}),
     ("/api/oai/embeddings", {"input": "a"}),
     ("/api/oai/completions", {"prompt": "Hi"}),
