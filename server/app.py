@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
+from rnn_engine.embedder import Embedder, load_embedder
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.interface import EngineInfo, EngineLike
 from server.connections.acceptor import Acceptor
@@ -25,6 +26,7 @@ from server.http.context import (
     BUDGET,
     CONNECTIONS,
     CONVERSATIONS,
+    EMBEDDER,
     HTTP_COUNTERS,
     LIFECYCLE,
     METRICS,
@@ -77,7 +79,12 @@ _MOST_IDLE_LOOK_SECONDS = 5.0  # between two looks for models that no request us
 _log = logging.getLogger(__name__)
 
 
-def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | None = None) -> web.Application:
+def make_app(
+    served: Served,
+    settings: ServerSettings,
+    tracer: RequestTracer | None = None,
+    embedder: Embedder | None = None,
+) -> web.Application:
     """Return the application over one engine or several, which closes them and the tracer when it is cleaned up."""
     models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
     app = web.Application(
@@ -109,6 +116,8 @@ def make_app(served: Served, settings: ServerSettings, tracer: RequestTracer | N
     app.cleanup_ctx.extend((_close_models, _run_workers))
     if settings.idle_unload_seconds is not None:
         app.cleanup_ctx.append(_unload_idle_models)
+    if embedder is not None:
+        app[EMBEDDER] = embedder
     if tracer is not None:
         app[TRACER] = tracer
         app.cleanup_ctx.append(_close_tracer)
@@ -140,8 +149,10 @@ async def _serve(
     tls: ssl.SSLContext | None,
     tracer: RequestTracer | None,
 ) -> None:
+    folder = settings.embed_model
+    embedder = None if folder is None else load_embedder(folder)
     with stop_signals() as stop:
-        app = make_app(await _load_unless_stopped(load, stop), settings, tracer)
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder)
         models = app[MODELS]
         async with serving(app, listeners, settings, tls):
             on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))

@@ -21,7 +21,7 @@ Settings: TypeAlias = Mapping[str, object]
 MODELS = "models"  # the parameter of the command's arguments
 
 _WEIGHTS = {"none": "f16", "int8": "int8", "nf4": "nf4", "sf4": "sf4"}
-_UNUSED = frozenset({"bnf", "embed", "web"})
+_UNUSED = frozenset({"bnf", "web"})
 _UNUSED_OF_MODEL = frozenset(
     {
         "embed_device",
@@ -40,7 +40,7 @@ _ADMIN_FOLDERS = "assets/tokenizer", "assets/configs", "assets/www"  # of which 
 _UNZIP_FOLDERS = "assets/unzip", "assets/temp"
 _NO_ID = uuid.UUID(int=0)
 _OF_LISTEN = frozenset({"ip", "port", "app_keys", "tls", "acme"})
-_TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen"})
+_TABLES = frozenset({"model", "lora", "state", "tokenizer", "adapter", "listen", "embed"})
 _log = logging.getLogger(__name__)
 
 
@@ -119,6 +119,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         **_renamed(listen, {"ip": "host", "port": "port"}),
         **_device(content.get("adapter", {})),
     }
+    settings |= _embed_model(content.get("embed", {}))
     settings |= _renamed({"tokenizer": content.get("tokenizer", {}).get("path")}, {"tokenizer": "tokenizer"})
     if listen.get("tls"):
         settings |= {"tls_cert": _CERTIFICATE, "tls_key": _CERTIFICATE_KEY}
@@ -156,6 +157,13 @@ def _device(adapter: Mapping[str, Any] | str) -> Settings:
         return {"device": economical_device()}
     index = None if isinstance(adapter, str) else adapter.get("Manual")
     return {} if index is None else {"device": str(index)}
+
+
+def _embed_model(embed: Mapping[str, Any]) -> Settings:
+    """Return the folder of the embedding model, which ai00 downloads by its name instead."""
+    if embed and "path" not in embed:
+        _log.warning("[embed] has no effect without path, a folder with a model.onnx and its tokenizer.json")
+    return _renamed(embed, {"path": "embed_model"})
 
 
 def _there(folders: Sequence[str]) -> list[str]:

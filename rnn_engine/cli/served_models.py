@@ -82,6 +82,13 @@ models_options = cloup.option_group(
         "times.",
     ),
     click.option(
+        "--embed-model",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Answer ai00's /api/oai/embeds with the embedding model in this folder: ONNX with its tokenizer.json. "
+        "Needs the extra `embeds`.",
+    ),
+    click.option(
         "--any-model",
         is_flag=True,
         help="Let the default model answer also for a name that no model has, and not 404.",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from rnn_engine.embedder import Embedder
 from rnn_engine.errors import EngineClosedError, NotFoundError
 from rnn_engine.interface import EngineLike
 from server.connections.counters import ConnectionCounters
@@ -88,6 +89,9 @@ TRACER = web.AppKey("tracer", RequestTracer)
 """Absent where there are no traces."""
 
 API_DOCUMENT = web.AppKey("api_document", DocumentMaker)
+EMBEDDER = web.AppKey("embedder", Embedder)
+"""Absent where there is no embedding model."""
+
 RESPONSES = web.AppKey("responses", ResponseStore)
 CONVERSATIONS = web.AppKey("conversations", ConversationStore)
 RECORD = web.RequestKey("record", RequestRecord)

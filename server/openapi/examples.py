@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "EmbedRequest": {"model": "rwkv", "input": ["The sky is blue.", "The sea is deep."]},
         "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
         "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
+        "EmbedsRequest": {"input": "The sky is blue. Grass is green.", "max_tokens": 510, "prefix": "query:"},
         "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
         "ListRequest": {"path": "."},
         "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},

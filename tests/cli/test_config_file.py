@@ -148,6 +148,13 @@ def test_admins_handle_files_where_they_do_with_ai00(
     assert settings.unzip_folders == (Path("assets/temp"),)
 
 
+def test_an_embedding_model_is_a_folder(start: Start, tmp_path: Path, model_file: Path) -> None:
+    (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
+    text = AI00.format(folder=tmp_path)
+    for embed, expected in ((f'path = "{tmp_path}"', tmp_path), ('home = "assets/models/hf"', None)):
+        assert start("-c", write(tmp_path, f"{text}\n[embed]\n{embed}")).settings.embed_model == expected
+
+
 @pytest.mark.parametrize("adapter", ["Auto", "Economical"])
 def test_an_adapter_may_be_a_word(start: Start, tmp_path: Path, model_file: Path, adapter: str) -> None:
     (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())

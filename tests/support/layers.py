@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.grammar",
         "rnn_engine.reference",
         "rnn_engine.demo",
+        "rnn_engine.embedder",
         "states",
     ),
     ("rnn_engine.requests", "rnn_engine.gpu", "rnn_engine.hub"),
@@ -77,6 +78,7 @@ RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
     Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
+    Restricted("onnxruntime", ("rnn_engine.embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",
