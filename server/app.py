@@ -34,6 +34,7 @@ from server.http.context import (
     RECENT,
     RESPONSES,
     SETTINGS,
+    SLOT_PROMPTS,
     TRACER,
     WORKERS,
     Lifecycle,
@@ -58,6 +59,7 @@ from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
+from server.state.slots import PromptTable
 from server.stopping import end_process, stop_signals
 from server.systemd import notify
 from server.telemetry.http_counters import HttpCounters
@@ -106,6 +108,7 @@ def make_app(
     app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.doors.keys))
     app[RESPONSES] = ResponseStore(settings.limits)
     app[CONVERSATIONS] = ConversationStore(settings.limits)
+    app[SLOT_PROMPTS] = PromptTable()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
     app[RECENT] = RecentReports()

@@ -7,13 +7,14 @@ like the end of a record, so runs of blank lines become one line break.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from rnn_engine.chat_template.base import Rendered
-from rnn_engine.chat_template.messages import ChatMessage, Conversation, Role
+from rnn_engine.chat_template.messages import ROLE_WORDS, ChatMessage, Conversation, Role
 from rnn_engine.chat_template.tools import ToolFormat, ToolFormats
 from rnn_engine.errors import InvalidRequestError
 
@@ -42,6 +43,25 @@ class WorldTemplate:
     @property
     def source(self) -> Mapping[str, str]:
         return {"record": self.record, "prefix": self.prefix, "sep": self.sep}
+
+    @property
+    def as_jinja(self) -> str:
+        """The same as a Jinja template, for messages with texts as their content and without tools."""
+        names = {word: self._name(role) for word, role in ROLE_WORDS.items()}
+        record = _fill_with_code(self.record, {"role": "names[message['role'] | lower]", "content": "ns.text"})
+        return (
+            "{%- set names = " + json.dumps(names) + " -%}"
+            "{%- for message in messages -%}"
+            "{%- set ns = namespace(text='') -%}"
+            "{%- for line in message['content'].strip().split('\\n') if line.strip() -%}"
+            "{%- set ns.text = ns.text + ('' if loop.first else '\\n') + line -%}"
+            "{%- endfor -%}"
+            + record
+            + _code(self.sep)
+            + "{%- endfor -%}{%- if add_generation_prompt -%}"
+            + _code(self.ending)
+            + "{%- endif -%}"
+        )
 
     def most_characters(self, conversation: Conversation) -> int:
         """Return a bound on the length of the prompt, and on the work of rendering it; builds nothing."""
@@ -123,6 +143,23 @@ class WorldTemplate:
 def clean(content: str) -> str:
     """Return `content` without blank lines and without white space around it."""
     return re.sub(r"\n\s*\n", "\n", content).strip()
+
+
+def _code(text: str) -> str:
+    """Return an expression of Jinja that writes a text."""
+    return "{{- " + json.dumps(text) + " -}}"
+
+
+def _fill_with_code(text: str, expressions: Mapping[str, str]) -> str:
+    """Return code of Jinja that writes a text with the values of expressions in place of their {names}."""
+    parts = re.split(r"\{(\w+)\}", text)
+    written = []
+    for number, part in enumerate(parts):
+        if number % 2 and part in expressions:
+            written.append("{{- " + expressions[part] + " -}}")
+        elif part:
+            written.append(_code("{" + part + "}" if number % 2 else part))
+    return "".join(written)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

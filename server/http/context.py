@@ -22,6 +22,7 @@ from server.openapi.document import DocumentMaker
 from server.settings import ServerSettings
 from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
+from server.state.slots import PromptTable
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import Metrics
 from server.telemetry.recent import RecentReports
@@ -94,6 +95,7 @@ EMBEDDER = web.AppKey("embedder", Embedder)
 
 RESPONSES = web.AppKey("responses", ResponseStore)
 CONVERSATIONS = web.AppKey("conversations", ConversationStore)
+SLOT_PROMPTS = web.AppKey("slot_prompts", PromptTable)
 RECORD = web.RequestKey("record", RequestRecord)
 RECENT = web.AppKey("recent", RecentReports)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)

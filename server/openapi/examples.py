@@ -48,6 +48,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "SaveRequest": {"path": "merged.safetensors"},
         "ShowRequest": {"model": "rwkv"},
+        "SlotActionRequest": {"filename": "guide"},
         "StateFileRef": {"path": "guide.state", "name": "guide"},
         "StatesRequest": {"input": "The sky is blue."},
         "TakeStateRequest": {"name": "guide 3"},

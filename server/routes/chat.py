@@ -25,6 +25,7 @@ from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
+from server.routes.llama_server.slot_actions import note_slot
 from server.schemas.chat import ChatRequest
 from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk, InputTokens
 from server.schemas.llama_server.slots import AppliedTemplate
@@ -44,6 +45,7 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     """Go on with the conversation of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
+    note_slot(request, engine, body, calls)
     extra = {"__verbose": {"prompt": text_of(engine, tuple(calls[0].prompt))}} if body.verbose else {}
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
 

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.checks import check_token_ids
 from rnn_engine.interface import EngineLike
-from server.http.bodies import long_json_response, read_body
+from server.http.bodies import json_response, long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.limits import Limits
-from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, TokenPiece, Tokens
+from server.schemas.tokens import DetokenizeRequest, Text, TokenizeRequest, TokenizerInfo, TokenPiece, Tokens
 
 _PIECE_TOKENS = 4096
+_END_OF_TEXT = 0
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -47,9 +49,25 @@ async def detokenize(request: web.Request) -> web.Response:
 
     def make() -> Text:
         data = _text_bytes(engine, limits, body.tokens)
-        return {"content": data.decode(errors="replace"), "bytes": list(data)}
+        text = data.decode(errors="replace")
+        return {"content": text, "prompt": text, "bytes": list(data)}
 
     return await long_json_response(request, len(body.tokens), make)
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    info = engine_of(request).info
+    end = next((text for text, token in info.special_tokens.items() if token == _END_OF_TEXT), None)
+    template = info.chat_template
+    answer: TokenizerInfo = {
+        "tokenizer_class": info.tokenizer,
+        "vocab_size": info.shape.vocab_size,
+        "chat_template": template.as_jinja if isinstance(template, WorldTemplate) else str(template.source),
+        "bos_token": None,
+        "eos_token": end,
+        "pad_token": end,
+    }
+    return json_response(answer)
 
 
 def _text_bytes(engine: EngineLike, limits: Limits, tokens: Sequence[int]) -> bytes:
@@ -74,5 +92,8 @@ ROUTES = (
         Text,
         request=DetokenizeRequest,
         also=("/v1/detokenize",),
+    ),
+    Route(
+        "GET", "/tokenizer_info", tokenizer_info, "What lm-eval asks of a tokenizer, as vLLM tells it.", TokenizerInfo
     ),
 )

@@ -52,7 +52,6 @@ class ChatRequest(GenerationBody, ToolFields):
 
     ignored: ClassVar = GenerationBody.ignored | {
         "cache_prompt",
-        "id_slot",
         "n_keep",
         "prediction",
         "request_id",

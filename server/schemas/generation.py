@@ -78,6 +78,11 @@ class GenerationBody(GrammarBody):
     )
     stream: bool = Field(default=False, description="Send the answer as server-sent events while it is made.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+    id_slot: int | None = Field(
+        default=None,
+        ge=-1,
+        description="A number under which the prompt is noted, for `/slots/{id}`; null and -1: none.",
+    )
     priority: int = Field(
         default=0,
         ge=-MAX_PRIORITY,

@@ -49,7 +49,21 @@ class DetokenizeRequest(ModelNameBody):
 
 
 class Text(TypedDict):
-    """`content` has U+FFFD where the tokens' bytes are no UTF-8; `bytes` are the bytes themselves."""
+    """`content`, and `prompt` under vLLM's name, have U+FFFD where the tokens' bytes are no UTF-8; `bytes` are the
+    bytes themselves."""
 
     content: str
+    prompt: str
     bytes: list[int]
+
+
+class TokenizerInfo(TypedDict):
+    """What vLLM tells of a tokenizer, as lm-eval asks for it. `chat_template` is a template of Jinja; `eos_token` is
+    null where the token that ends a text has no text by which it can be written."""
+
+    tokenizer_class: str
+    vocab_size: int
+    chat_template: str
+    bos_token: None
+    eos_token: str | None
+    pad_token: str | None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, WorldTemplate
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, WorldTemplate, find_role
 from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError
 
@@ -125,3 +126,22 @@ def test_thinking(thinks: bool, variables: dict[str, object], question: str, end
     rendered = WorldTemplate(thinks=thinks).render(conversation, 1000)
     assert rendered.text == f"User: {question}\n\n{ending}"
     assert rendered.stop == (("\n\nUser:",) if ending.endswith("<think") else ("\n\n",))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        WorldTemplate(),
+        WorldTemplate(names={Role.USER: "Bob"}, record="<{role}> {content} {other}", prefix="<{assistant}> {user}"),
+        WorldTemplate(sep="\n"),
+    ],
+)
+def test_as_jinja_writes_the_same(template: WorldTemplate) -> None:
+    texts = [("System", " Be kind. "), ("user", 'a\n\n \n  b\\n {{c}} "é"\n\n'), ("assistant", ""), ("tool", "7")]
+    messages = [ChatMessage(find_role(role) or Role.USER, text) for role, text in texts]
+    jinja = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(template.as_jinja)
+    for answers in (True, False):
+        rendered = jinja.render(
+            messages=[{"role": role, "content": text} for role, text in texts], add_generation_prompt=answers
+        )
+        assert rendered == template.render(Conversation(messages, answers=answers), 10**6).text

@@ -8,11 +8,12 @@ import pytest
 
 from rnn_engine.model import LoraChoice
 from server.schemas.llama_server.rerank import Reranked
-from server.schemas.llama_server.slots import AppliedTemplate, LoraAdapter, SlotEntry
+from server.schemas.llama_server.slots import AppliedTemplate, LoraAdapter, SlotAction, SlotEntry
 from server.schemas.props import Props
-from server.schemas.tokens import Tokens
+from server.schemas.tokens import Text, TokenizerInfo, Tokens
+from server.state.slots import PromptTable
 from tests.support.fake_engine import FakeEngine, encode
-from tests.support.http import Body, Serve, check_shape, error_of, post
+from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 
 
 async def test_slots_tell_how_many_are_taken(serve: Serve) -> None:
@@ -89,3 +90,79 @@ async def test_rerank_refuses_what_is_no_list_of_texts(serve: Serve, documents: 
     client = await serve(FakeEngine())
     error = await error_of(await client.post("/rerank", json={"query": "b", "documents": documents}), 400)
     assert error["param"].startswith("documents")
+
+
+class TestSlotActions:
+    async def act(self, client: Client, action: str, slot: int = 1, **body: object) -> Body:
+        return await post(client, f"/slots/{slot}?action={action}", SlotAction, body)
+
+    @pytest.mark.parametrize(
+        ("path", "body", "tokens"),
+        [
+            ("/completion", {"prompt": "ab"}, encode("ab")),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "Hi"}]},
+                encode("User: Hi\n\nAssistant:"),
+            ),
+        ],
+    )
+    async def test_the_last_prompt_of_a_slot_is_saved_and_restored(
+        self, serve: Serve, path: str, body: Body, tokens: list[int]
+    ) -> None:
+        engine = FakeEngine(num_slots=2)
+        client = await serve(engine)
+        await client.post(path, json={**body, "id_slot": 1})
+        saved = await self.act(client, "save", filename="slot1.bin")
+        assert (saved["id_slot"], saved["filename"], saved["n_saved"]) == (1, "slot1.bin", len(tokens))
+        entry = await (await client.get("/v1/states/slot1.bin")).json()
+        assert (entry["name"], list(engine.requests[-1].prompt)) == ("slot1.bin", tokens)
+        restored = await self.act(client, "restore", 0, filename="slot1.bin")
+        assert (restored["n_restored"], restored["n_read"]) == (len(tokens), saved["n_written"])
+        assert list(engine.requests[-1].prompt) == tokens
+        assert await self.act(client, "erase", 0) == {"id_slot": 0, "n_erased": len(tokens)}
+        error = await error_of(await client.post("/slots/0?action=save", json={"filename": "a"}), 400)
+        assert error["param"] == "id_slot"
+
+    async def test_a_state_that_was_not_saved_from_a_slot_restores_no_prompt(self, serve: Serve) -> None:
+        client = await serve(FakeEngine())
+        await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
+        assert (await self.act(client, "restore", filename="a"))["n_restored"] == 0
+        await error_of(await client.post("/slots/1?action=restore", json={"filename": "b"}), 404)
+
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/slots/2?action=erase", {}, "id"),
+            ("/slots/x?action=erase", {}, "id"),
+            ("/slots/1?action=drop", {}, "action"),
+            ("/slots/1", {}, "action"),
+            ("/slots/1?action=save", {}, "filename"),
+            ("/completion", {"prompt": "a", "id_slot": 2}, "id_slot"),
+        ],
+    )
+    async def test_what_is_refused(self, serve: Serve, path: str, body: Body, param: str) -> None:
+        error = await error_of(await (await serve(FakeEngine(num_slots=2))).post(path, json=body), 400)
+        assert error["param"] == param
+
+
+def test_prompts_are_kept_as_far_as_there_is_room() -> None:
+    prompts = PromptTable(most_tokens=5, most_prompts=2)
+    prompts.put("a", [1, 2])
+    prompts.put("b", [3])
+    assert prompts.get("a") == (1, 2)
+    prompts.put("c", [4])
+    assert [prompts.get(key) for key in "abc"] == [(1, 2), None, (4,)]
+    prompts.put("a", [1, 2, 3, 4, 5])
+    assert [prompts.get(key) for key in "abc"] == [(1, 2, 3, 4, 5), None, None]
+    assert (prompts.pop("a"), prompts.pop("a")) == (5, 0)
+
+
+async def test_tokenizer_info(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    answer = await (await client.get("/tokenizer_info")).json()
+    check_shape(TokenizerInfo, answer)
+    assert answer["eos_token"] is None
+    assert (await post(client, "/detokenize", Text, {"tokens": encode("hi")}))["prompt"] == "hi"
+    demo = await serve(FakeEngine(special_tokens={"<|end|>": 0, "<|other|>": 5}))
+    assert (await (await demo.get("/tokenizer_info")).json())["eos_token"] == "<|end|>"

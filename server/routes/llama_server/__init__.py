@@ -1,5 +1,5 @@
 """llama-server's own routes."""
 
-from server.routes.llama_server import completion, embedding, rerank, slots
+from server.routes.llama_server import completion, embedding, rerank, slot_actions, slots
 
-ROUTES = (*completion.ROUTES, *embedding.ROUTES, *slots.ROUTES, *rerank.ROUTES)
+ROUTES = (*completion.ROUTES, *embedding.ROUTES, *slots.ROUTES, *slot_actions.ROUTES, *rerank.ROUTES)

@@ -10,6 +10,7 @@ from server.http.bodies import read_body
 from server.http.context import engine_of
 from server.http.routing import Route
 from server.routes.completions import prepare_completions
+from server.routes.llama_server.slot_actions import note_slot
 from server.schemas.error import ErrorBody
 from server.schemas.llama_server.completion import LlamaCompletion, LlamaCompletionChunk, LlamaCompletionRequest
 
@@ -18,6 +19,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, LlamaCompletionRequest)
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
+    note_slot(request, engine, body, calls)
     return await answer_in(LlamaDialect(engine, body), request, body, calls, resolved)
 
 

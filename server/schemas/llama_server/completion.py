@@ -22,7 +22,6 @@ class LlamaCompletionRequest(CompletionRequest):
         "cache_prompt",
         "grammar_lazy",
         "grammar_triggers",
-        "id_slot",
         "n_cache_reuse",
         "n_discard",
         "n_keep",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
+
+from server.schemas.state_ref import ModelNameBody
 
 
 class SlotEntry(TypedDict):
@@ -29,3 +32,29 @@ class AppliedTemplate(TypedDict):
     """`prompt` is what the model reads for a chat."""
 
     prompt: str
+
+
+class SlotActionRequest(ModelNameBody):
+    """What is to be saved or restored."""
+
+    filename: str | None = Field(
+        default=None, min_length=1, description="The name of the state; only `erase` does without one."
+    )
+
+
+class SlotTimings(TypedDict):
+    save_ms: NotRequired[float]
+    restore_ms: NotRequired[float]
+
+
+class SlotAction(TypedDict):
+    """What was done: tokens, and bytes of the state."""
+
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[int]
+    n_written: NotRequired[int]
+    n_restored: NotRequired[int]
+    n_read: NotRequired[int]
+    n_erased: NotRequired[int]
+    timings: NotRequired[SlotTimings]
