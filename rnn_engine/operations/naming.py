@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import InvalidRequestError, StepError
@@ -18,6 +19,9 @@ from states.frozen import FrozenState, freeze_state
 from states.named.entry import NamedState, Retention, check_changeable
 
 MAX_TOP_K = 1024
+
+Likeliest: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens with their log-probabilities, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,8 @@ class Advanced:
 
     named: NamedState
     scored: tuple[TokenInfo, ...]
-    top: tuple[tuple[int, float], ...]  # the likeliest (token, log-probability) to come next, likeliest first
+    top: Likeliest  # to come next
+    outputs: tuple[tuple[int, Likeliest], ...]  # to come after each of the positions that were asked for
     cost: Cost
 
 
@@ -47,37 +52,76 @@ async def create_state(
     retention: Retention,
     *,
     initial_state: FrozenState | None = None,
+    priority: int = 0,
 ) -> tuple[NamedState, Cost]:
-    """Name the state after `tokens`. Raises what `StateStore.put` raises, mostly before anything runs."""
+    """Name the state after `tokens`; without tokens that is the state itself, or an empty one.
+
+    Raises what `StateStore.put` raises, mostly before anything runs.
+    """
     await check_room(engine, name, retention)
-    ran = await run_tokens(engine, initial_state, tokens)
-    named = await engine.states.put(name, ran.frozen, retention, source="prompt")
-    return named, ran.cost
+    if tokens:
+        ran = await run_tokens(engine, initial_state, tokens, priority=priority)
+        frozen, cost = ran.frozen, ran.cost
+    else:
+        shape = engine.info.shape
+        frozen, cost = initial_state or freeze_state(shape.initial_state(), shape, "an empty state"), Cost(0, 0)
+    return await engine.states.put(name, frozen, retention, source="prompt"), cost
 
 
 async def advance_state(
-    engine: EngineLike, name_or_id: str, tokens: Sequence[int], *, logprobs: int | None = None, top_k: int = 0
+    engine: EngineLike,
+    name_or_id: str,
+    tokens: Sequence[int],
+    *,
+    logprobs: int | None = None,
+    top_k: int = 0,
+    output_positions: Sequence[int] = (),
+    priority: int = 0,
 ) -> Advanced:
     """Let a name stand for its state after `tokens`, in one step; who asks later goes on from there.
 
-    `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next. Without
-    tokens the state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile,
-    InvalidRequestError for a state that the operator brings.
+    `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next, and what may
+    have come after the tokens at `output_positions`, counted from the end where they are negative. Without tokens the
+    state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile, InvalidRequestError for
+    a state that the operator brings.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
         raise InvalidRequestError("top_k", top_k, f"a number from 0 to {most}")
+    positions = _from_start(output_positions, len(tokens))
+    inner = [position for position in positions if position < len(tokens) - 1]
+    if positions and not 0 < top_k <= (engine.info.max_logprobs if inner else most):
+        raise InvalidRequestError(
+            "top_k", top_k, f"a number from 1 to {engine.info.max_logprobs if inner else most} with output_positions"
+        )
+    first, alternatives = (0, logprobs) if logprobs is not None or not inner else (min(inner) + 1, 0)
+    if inner:
+        alternatives = max(alternatives or 0, top_k)
     states = engine.states
     key = (await states.get(name_or_id)).id
     async with states.lock(key):
         named = await states.get(str(key))
         if tokens:
             check_changeable(named, "state")
-        ran = await run_tokens(engine, named.frozen, tokens, logprobs=logprobs)
+        ran = await run_tokens(engine, named.frozen, tokens, logprobs=alternatives, score_from=first, priority=priority)
         if tokens:
             named = await states.compare_and_set(named, ran.frozen, source="advance")
     top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
-    return Advanced(named, ran.scored, top, ran.cost)
+    outputs = tuple(
+        (position, ran.scored[position + 1 - first].top[:top_k] if position < len(tokens) - 1 else top)
+        for position in positions
+    )
+    scored = () if logprobs is None else tuple(replace(info, top=info.top[:logprobs]) for info in ran.scored)
+    return Advanced(named, scored, top, outputs, ran.cost)
+
+
+def _from_start(positions: Sequence[int], count: int) -> list[int]:
+    """Return positions among `count` tokens, counted from the first. Raises InvalidRequestError."""
+    for position in positions:
+        if not -count <= position < count:
+            allowed = f"positions from {-count} to {count - 1}" if count else "none, since there are no tokens"
+            raise InvalidRequestError("output_positions", position, allowed)
+    return [position % count for position in positions]
 
 
 async def run_tokens(
@@ -86,9 +130,11 @@ async def run_tokens(
     tokens: Sequence[int],
     *,
     logprobs: int | None = None,
+    score_from: int = 0,
+    priority: int = 0,
     wait_for_room: bool = False,
 ) -> Ran:
-    """Run `tokens` from a state, and score them where `logprobs` says with how many alternatives each.
+    """Run `tokens` from a state, and score those from `score_from` on where `logprobs` says with how many alternatives.
 
     Raises OverloadedError if the queue is full, unless `wait_for_room` is set.
     """
@@ -97,8 +143,9 @@ async def run_tokens(
         initial_state=None if initial_state is None else initial_state.for_request,
         max_tokens=0,
         logprobs=logprobs,
-        score_from=None if logprobs is None else 0,
+        score_from=None if logprobs is None else score_from,
         keep_end=True,
+        priority=priority,
     )
     scored: tuple[TokenInfo, ...] = ()
     cost = Cost(0, 0)

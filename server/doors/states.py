@@ -26,6 +26,7 @@ from states.named.entry import (
     full_name,
     split_name,
 )
+from states.named.leases import OwnerLease
 from states.named.registry import RegistryUsage
 from states.named.store import StateListing, StateStore
 from states.named.table import name_taken
@@ -112,6 +113,18 @@ class OwnStates:
         held = await self._require_changeable(name_or_id)
         return self._shown(await self._store.delete(str(held.id)))
 
+    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        """Return the leases of this principal, or all where it may see them."""
+        seen = namespace if self._scope is Scope.ADMIN else self._namespace
+        return tuple(map(self._shown_lease, await self._store.leases(seen)))
+
+    async def end_lease(self, owner: str) -> OwnerLease:
+        """End the lease of an owner of this principal; an admin may say one of another, as `ann/owner`."""
+        own = full_name(self._namespace, owner)
+        if self._scope is Scope.ADMIN and not any(lease.owner == own for lease in await self._store.leases()):
+            own = owner
+        return self._shown_lease(await self._store.end_lease(own))
+
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
         return self._store.lock(key)
 
@@ -160,6 +173,10 @@ class OwnStates:
     def _sees(self, held: NamedState) -> bool:
         return self._scope is Scope.ADMIN or held.namespace in ("", self._namespace)
 
+    def _shown_lease(self, lease: OwnerLease) -> OwnerLease:
+        names = tuple(_plain(name, self._namespace) for name in lease.names)
+        return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
+
     def _shown(self, held: NamedState) -> NamedState:
         """Return a state as this principal knows it: read-only where it may not change it."""
         mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
@@ -168,6 +185,11 @@ class OwnStates:
             return held  # an admin's view of another's
         owner = None if held.owner is None else split_name(held.owner)[1]
         return replace(held, name=held.plain_name, owner=owner, read_only=read_only)
+
+
+def _plain(name: str, namespace: str) -> str:
+    """Return a name as whoever has this namespace says it."""
+    return split_name(name)[1] if split_name(name)[0] == namespace else name
 
 
 def _owned(retention: Retention, namespace: str) -> Retention:

@@ -15,7 +15,7 @@ from server.formatting.logprobs import LEAST_LOGPROB, token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import json_response, read_body
 from server.http.context import SETTINGS, engine_of
-from server.http.routing import Route
+from server.http.routing import MODEL_QUERY, Route
 from server.http.work import work
 from server.schemas.prompt import tokens_of
 from server.schemas.retention import NewStateBody
@@ -26,6 +26,8 @@ from server.schemas.states import (
     CreatedState,
     CreateStateRequest,
     ForkStateRequest,
+    LeaseEnded,
+    LeaseEntries,
     ScoredStateToken,
     StateEntries,
     StateRemoved,
@@ -48,7 +50,9 @@ async def create(request: web.Request) -> web.Response:
     resolved = await resolve_state(engine, body.state)
     tokens = await work(request, len(body.prompt), partial(tokens_of, engine, body.prompt))
     request.app[SETTINGS].limits.check("max_prompt_tokens", "prompt", len(tokens))
-    named, cost = await create_state(engine, body.name, tokens, body.retention, initial_state=resolved.frozen)
+    named, cost = await create_state(
+        engine, body.name, tokens, body.retention, initial_state=resolved.frozen, priority=body.priority
+    )
     answer: CreatedState = {"object": "state.created", "state": state_entry(named), "usage": usage_of([cost])}
     return json_response(answer)
 
@@ -90,20 +94,60 @@ async def take(request: web.Request) -> web.Response:
 
 async def advance(request: web.Request) -> web.Response:
     body = await read_body(request, AdvanceStateRequest)
+    if body.mask is not None:
+        raise web.HTTPNotImplemented(
+            text="mask: a recurrent state has no pages or places that a mask could hide: all that it has taken in is "
+            "one sum. Fork the state before what is not to be seen; logit_bias and grammars mask what may be drawn"
+        )
     engine = engine_of(request)
     tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
     limits = request.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))
-    if body.logprobs is not None:
-        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + body.logprobs))
-    advanced = await advance_state(engine, _name(request), tokens, logprobs=body.logprobs, top_k=body.top_k)
+    if body.logprobs is not None or body.output_positions:
+        alternatives = max(body.logprobs or 0, body.top_k if body.output_positions else 0)
+        limits.check("max_logprob_entries", "logprobs", len(tokens) * (1 + alternatives))
+    advanced = await advance_state(
+        engine,
+        _name(request),
+        tokens,
+        logprobs=body.logprobs,
+        top_k=body.top_k,
+        output_positions=body.output_positions,
+        priority=body.priority,
+    )
     answer: AdvancedState = {
         "object": "state.advanced",
         "state": state_entry(advanced.named),
         "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
         "next": _likeliest(engine, advanced.top),
+        "outputs": [{"position": place, "next": _likeliest(engine, found)} for place, found in advanced.outputs],
         "usage": usage_of([advanced.cost]),
     }
+    return json_response(answer)
+
+
+async def list_leases(request: web.Request) -> web.Response:
+    leases = await engine_of(request).states.leases()
+    answer: LeaseEntries = {
+        "object": "list",
+        "data": [
+            {
+                "object": "lease",
+                "owner": lease.owner,
+                "ttl": lease.ttl,
+                "expires_in": lease.expires_in,
+                "states": list(lease.names),
+                "bytes": lease.num_bytes,
+            }
+            for lease in leases
+        ],
+    }
+    return json_response(answer)
+
+
+async def end_lease(request: web.Request) -> web.Response:
+    lease = await engine_of(request).states.end_lease(request.match_info["owner"])
+    answer: LeaseEnded = {"object": "lease.ended", "owner": lease.owner, "states": list(lease.names)}
     return json_response(answer)
 
 
@@ -136,6 +180,25 @@ def _token(engine: EngineLike, token: int, logprob: float | None) -> StateToken:
 
 
 ROUTES = (
+    Route(
+        "GET",
+        "/v1/leases",
+        list_leases,
+        "What owners have leased, the newest first.",
+        LeaseEntries,
+        query=MODEL_QUERY,
+        ai00_paths=False,
+    ),
+    Route(
+        "DELETE",
+        "/v1/leases/{owner}",
+        end_lease,
+        "End the lease of an owner, with all of its states.",
+        LeaseEnded,
+        query=MODEL_QUERY,
+        scope=Scope.MANAGE,
+        ai00_paths=False,
+    ),
     Route("GET", "/v1/states", list_states, "The states that have names.", StateEntries, ai00_paths=False),
     Route(
         "POST",

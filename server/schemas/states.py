@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
 
+from rnn_engine.requests import MAX_PRIORITY
 from server.limits import Limits
 from server.schemas.base import RequestBody
 from server.schemas.prompt import Input, check_prompts
@@ -15,11 +16,21 @@ from server.schemas.state_entry import StateEntry
 from server.schemas.state_ref import StateRefBody
 from server.schemas.usage import Usage
 
+Priority: TypeAlias = Annotated[
+    int,
+    Field(
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of the requests that wait for a slot, the greatest comes first, then the earliest.",
+    ),
+]
+
 
 class CreateStateRequest(NewStateBody, StateRefBody):
     """A prompt whose state is to have a name."""
 
-    prompt: Input = Field(description="What to run: a text or token ids.")
+    prompt: Input = Field(description="What to run: a text or token ids. Empty: keep `state` as it is.")
+    priority: Priority = 0
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -46,10 +57,46 @@ class AdvanceStateRequest(RequestBody):
         default=None, ge=0, description="Log-probabilities of the tokens, and of this many others in each place."
     )
     top_k: int = Field(default=0, ge=0, description="Tell this many of the tokens that are likeliest to come next.")
+    output_positions: Annotated[list[int], FailFast()] = Field(
+        default=[],
+        max_length=4096,
+        description="Places in the input, from the end where negative, after which `outputs` tells the `top_k` "
+        "likeliest tokens, too; at most as many as `max_logprobs` of the model before the last place.",
+    )
+    priority: Priority = 0
+    mask: Any = Field(
+        default=None, description="Refused with 501: a state has no pages or places that a mask could hide."
+    )
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "input", [self.input])
+
+
+class LeaseEntry(TypedDict):
+    """What an owner has until it has not been used for `ttl` seconds."""
+
+    object: Literal["lease"]
+    owner: str
+    ttl: float
+    expires_in: float
+    states: list[str]
+    bytes: int
+
+
+class LeaseEntries(TypedDict):
+    """Leases, the newest first: these give way where an older one needs room."""
+
+    object: Literal["list"]
+    data: list[LeaseEntry]
+
+
+class LeaseEnded(TypedDict):
+    """`states` are gone with it."""
+
+    object: Literal["lease.ended"]
+    owner: str
+    states: list[str]
 
 
 class StateEntries(TypedDict):
@@ -87,11 +134,20 @@ class ScoredStateToken(StateToken):
     top: list[StateToken]
 
 
+class StateOutput(TypedDict):
+    """`next` has the likeliest tokens after the one at `position`."""
+
+    position: int
+    next: list[StateToken]
+
+
 class AdvancedState(TypedDict):
-    """`scored` is null unless `logprobs` was asked for; `next` has `top_k` tokens, likeliest first."""
+    """`scored` is null unless `logprobs` was asked for; `next` has `top_k` tokens, likeliest first; `outputs` has an
+    entry for each of `output_positions`."""
 
     object: Literal["state.advanced"]
     state: StateEntry
     scored: list[ScoredStateToken] | None
     next: list[StateToken]
+    outputs: list[StateOutput]
     usage: Usage

@@ -21,6 +21,17 @@ class Lease:
     expires: float  # by the clock
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerLease:
+    """What an owner has at one moment."""
+
+    owner: str
+    ttl: float  # seconds
+    expires_in: float  # seconds, if it is not used
+    names: tuple[str, ...]  # of its states
+    num_bytes: int  # of these, as if they shared nothing
+
+
 class Leases:
     """The leases that have not ended. Not thread-safe."""
 

@@ -21,6 +21,7 @@ from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention, check_changeable, check_new_name, split_name
+from states.named.leases import OwnerLease
 from states.named.quotas import Quota
 from states.named.saved import SavedStates
 from states.named.table import NamedStateTable
@@ -168,6 +169,16 @@ class StateRegistry:
         """Return how many bytes the states in a namespace take, and how many they may."""
         with self._changing() as table:
             return table.quotas.used(namespace), table.quotas.num_bytes
+
+    def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        """See `StateStore.leases`."""
+        with self._changing() as table:
+            return tuple(table.leases_of(namespace))
+
+    def end_lease(self, owner: str) -> OwnerLease:
+        """See `StateStore.end_lease`."""
+        with self._changing() as table:
+            return table.end_lease(owner)
 
     def usage(self) -> RegistryUsage:
         with self._changing() as table:

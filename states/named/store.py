@@ -14,6 +14,7 @@ from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
 from states.named.keyed_locks import KeyedLocks
+from states.named.leases import OwnerLease
 from states.named.registry import RegistryUsage, StateRegistry
 
 
@@ -108,6 +109,14 @@ class StateStore(Protocol):
         """
         ...
 
+    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        """Return all leases, or those in a namespace, the newest first. To look at them is not to use them."""
+        ...
+
+    async def end_lease(self, owner: str) -> OwnerLease:
+        """Remove all states of an owner; sequences that run from them go on. Raises NotFoundError."""
+        ...
+
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
         """Hold the lock of a state's id while the block runs, so that those who run the model to change it take turns.
 
@@ -174,6 +183,12 @@ class LocalStateStore:
 
     async def delete(self, name_or_id: str) -> NamedState:
         return await asyncio.to_thread(self._registry.delete, name_or_id)
+
+    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        return self._registry.leases(namespace)
+
+    async def end_lease(self, owner: str) -> OwnerLease:
+        return self._registry.end_lease(owner)
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
         return self._locks.hold(str(key))

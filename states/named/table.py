@@ -15,7 +15,7 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention, check_full_name, full_name, parse_id, split_name
 from states.named.index import NameIndex
-from states.named.leases import DEFAULT_TTL, Lease, Leases
+from states.named.leases import DEFAULT_TTL, Lease, Leases, OwnerLease
 from states.named.quotas import Quota, Quotas
 from states.named.reference_counts import ReferenceCounts
 from states.named.tombstones import Tombstones
@@ -62,6 +62,29 @@ class NamedStateTable:
         """Remove the states whose leases have expired."""
         for lease in self.leases.end_expired():
             self._drop_all_of(lease.owner, f"its lease ended after {lease.ttl:g} seconds without use")
+
+    def leases_of(self, namespace: str | None) -> list[OwnerLease]:
+        """Return all leases, or those in a namespace, the newest first."""
+        return [
+            self._described(lease)
+            for lease in self.leases.newest_first()
+            if namespace is None or split_name(lease.owner)[0] == namespace
+        ]
+
+    def end_lease(self, owner: str) -> OwnerLease:
+        """Remove all states of an owner, and return what it had. Raises NotFoundError where it has no lease."""
+        lease = self.leases.find(owner)
+        if lease is None:
+            raise NotFoundError(f"owner {split_name(owner)[1]!r} has no lease")
+        ended = self._described(lease)
+        self._drop_all_of(owner, "its owner's lease was ended")
+        self.leases.end(owner)
+        return ended
+
+    def _described(self, lease: Lease) -> OwnerLease:
+        owned = self._index.owned_by(lease.owner)
+        names, num_bytes = tuple(entry.name for entry in owned), sum(entry.frozen.num_bytes for entry in owned)
+        return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
 
     def find(self, name_or_id: str) -> NamedState | None:
         """Return the state of this id or, else, of this name, if there is one."""

@@ -112,6 +112,7 @@ class TestRoutes:
             "chooses",
             "embeddings",
             "/api/oai/states",
+            "/api/oai/embeds",
             "tokenize",
             "apply-template",
             "/input_tokens",

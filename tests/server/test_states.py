@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from server.schemas.state_entry import StateEntry
-from server.schemas.states import AdvancedState, CreatedState, StateEntries, StateRemoved
+from server.schemas.states import AdvancedState, CreatedState, LeaseEnded, LeaseEntries, StateEntries, StateRemoved
 from states.files.container import file_parts
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
-from tests.support.http import Client, Serve, check_shape, error_of, post
+from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
 from tests.support.named_states import Clock, make_registry
 from tests.support.toy_states import same
@@ -115,6 +115,82 @@ async def test_an_advance_reads_out_and_goes_on(serve: Serve) -> None:
     assert (await listed(client))["data"] == [state]
 
 
+async def test_an_advance_reads_out_at_chosen_positions(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a")
+    body = {"input": "defg", "top_k": 2, "output_positions": [1, -1, 0, -3], "priority": 3}
+    answer = await post(client, f"{PATH}/a/advance", AdvancedState, body)
+    assert [output["position"] for output in answer["outputs"]] == [1, 3, 0, 1]
+    assert all(
+        [token["id"] for token in output["next"]] == [1, 2] for output in (answer["outputs"][0], answer["outputs"][2])
+    )
+    assert answer["outputs"][1]["next"] == answer["next"]
+    assert answer["scored"] is None
+    request = engine.requests[-1]
+    assert (request.score_from, request.logprobs, request.priority) == (1, 2, 3)
+    scored = await post(client, f"{PATH}/a/advance", AdvancedState, {**body, "logprobs": 1})
+    assert [len(token["top"]) for token in scored["scored"]] == [1, 1, 1, 1]
+    last = await post(client, f"{PATH}/a/advance", AdvancedState, {"input": "h", "top_k": 30, "output_positions": [0]})
+    assert len(last["outputs"][0]["next"]) == 30
+    assert engine.requests[-1].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"output_positions": [4]}, 400, "output_positions: 4 is not allowed; expected positions from -4 to 3"),
+        ({"output_positions": [-5]}, 400, "output_positions: -5"),
+        ({"output_positions": [0], "input": ""}, 400, "none, since there are no tokens"),
+        ({"output_positions": [0], "top_k": 21}, 400, "top_k: 21 is not allowed; expected a number from 1 to 20"),
+        ({"output_positions": [0], "top_k": 0}, 400, "top_k: 0"),
+        ({"priority": 10**6}, 400, "priority"),
+        ({"mask": [[0, 1]]}, 501, "no pages or places that a mask could hide"),
+    ],
+)
+async def test_what_an_advance_can_not_read_out(serve: Serve, fields: Body, status: int, words: str) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    await create(client, "a")
+    body = {"input": "defg", "top_k": 2, **fields}
+    error = await error_of(await client.post(f"{PATH}/a/advance", json=body), status)
+    assert words in error["message"]
+    assert len(engine.requests) == 1
+
+
+async def test_a_state_is_allocated_without_running_anything(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    empty = await create(client, "empty", "")
+    assert (empty["state"]["num_tokens"], empty["usage"]["prompt_tokens"], engine.requests) == (0, 0, [])
+    assert same(engine.registry.get("empty").frozen.state, SHAPE.initial_state())
+    await create(client, "a")
+    copy = await create(client, "copy", "", state="a")
+    assert copy["state"]["num_tokens"] == 3
+    assert len(engine.requests) == 1
+    advanced = await post(client, f"{PATH}/empty/advance", AdvancedState, {"input": "x"})
+    assert advanced["state"]["num_tokens"] == 1
+
+
+async def test_a_lease_is_listed_and_ended_with_all_its_states(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    await create(client, "a", owner="bob", ttl=60)
+    await create(client, "b", owner="bob")
+    await create(client, "c")
+    leases = await (await client.get("/v1/leases")).json()
+    check_shape(LeaseEntries, leases)
+    assert [(lease["owner"], lease["states"]) for lease in leases["data"]] == [("c", ["c"]), ("bob", ["a", "b"])]
+    assert leases["data"][1]["ttl"] == leases["data"][1]["expires_in"] == 60
+    ended = await (await client.delete("/v1/leases/bob")).json()
+    check_shape(LeaseEnded, ended)
+    assert ended == {"object": "lease.ended", "owner": "bob", "states": ["a", "b"]}
+    assert await names(client) == ["c"]
+    error = await error_of(await client.get(f"{PATH}/a"), 404)
+    assert "it was" not in error["message"]
+    assert "its owner's lease was ended" in error["message"]
+    await error_of(await client.delete("/v1/leases/bob"), 404)
+
+
 async def test_an_id_is_no_name_and_advances_its_own_state(serve: Serve) -> None:
     client = await serve(FakeEngine())
     first, second = [(await create(client, name, name))["state"] for name in ("first", "second")]
@@ -203,7 +279,6 @@ async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
     ("method", "path", "json", "status", "message"),
     [
         ("POST", "", {"name": "b"}, 400, "prompt: None is not allowed; expected a value"),
-        ("POST", "", {"name": "b", "prompt": ""}, 400, "prompt: [] is not allowed; expected at least one token"),
         ("POST", "", {"name": "b", "prompt": [1, 257]}, 400, "prompt token 1: 257 is not allowed"),
         ("POST", "", {"name": "b", "prompt": ["x"]}, 400, "expected a text or a list of token ids"),
         ("POST", "", {"name": "a", "prompt": "x"}, 400, "name: 'a' is not allowed; expected a name that is free"),

@@ -96,6 +96,24 @@ async def test_an_advance_in_steps_scores_as_one_run_does(client: Client) -> Non
     assert choice["token_ids"] == [answer["next"][0]["id"]]
 
 
+async def test_chosen_positions_tell_what_steps_tell(client: Client) -> None:
+    tokens = engine_in(client).tokenize("User: What is the capital of France?\n\nAssistant: The capital")
+    for name in ("steps", "whole"):
+        await post(client, "/v1/states", CreatedState, {"name": name, "prompt": tokens[:4], "state": "pirate"})
+    stepped: list[list[tuple[int, float]]] = []
+    for token in tokens[4:]:
+        answer = await post(client, "/v1/states/steps/advance", AdvancedState, {"input": [token], "top_k": 3})
+        stepped.append([(each["id"], each["logprob"]) for each in answer["next"]])
+    wanted = [2, 5, len(tokens) - 5]
+    body = {"input": tokens[4:], "top_k": 3, "output_positions": wanted}
+    outputs = (await post(client, "/v1/states/whole/advance", AdvancedState, body))["outputs"]
+    assert [output["position"] for output in outputs] == wanted
+    for output, position in zip(outputs, wanted, strict=True):
+        found = [(each["id"], each["logprob"]) for each in output["next"]]
+        assert [token for token, _ in found] == [token for token, _ in stepped[position]]
+        assert [figure for _, figure in found] == pytest.approx([figure for _, figure in stepped[position]], abs=1e-3)
+
+
 async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None:
     engine = engine_in(client)
 
