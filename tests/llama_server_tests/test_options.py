@@ -18,7 +18,17 @@ MODELS, TESTS = Path("models"), Path("/cache/tools/server/tests")
 def process(**options: object) -> SimpleNamespace:
     """A `ServerProcess` of the tests with their defaults, as far as they are looked at."""
     none = ("model_alias", "n_ctx", "n_slots", "chat_template", "chat_template_file", "api_key", "cors_origins")
-    also_none = ("reasoning", "reasoning_format", "slot_save_path", "sleep_idle_seconds", "n_predict", *NO_SUCH_OPTION)
+    also_none = (
+        "reasoning",
+        "reasoning_format",
+        "pooling",
+        "server_reranking",
+        "server_embeddings",
+        "slot_save_path",
+        "sleep_idle_seconds",
+        "n_predict",
+        *NO_SUCH_OPTION,
+    )
     defaults = {"model_hf_repo": "ggml-org/models", "temperature": 0.8, "seed": 42, "debug": False, "kv_unified": False}
     return SimpleNamespace(**{**dict.fromkeys((*none, *also_none)), **defaults, **options})
 

@@ -29,7 +29,7 @@ def options_of(server: Any, models: Path, tests: Path) -> list[str]:  # noqa: AN
     slots = server.n_slots or _SLOTS
     name = server.model_alias or "tiny"
     options = [f"{name}={models / 'tiny.safetensors'}", "--any-model", "--device", "cpu", "--slots", str(slots)]
-    if server.n_ctx:
+    if server.n_ctx and not server.server_reranking and not server.server_embeddings:  # there it bounds each text
         tokens = server.n_ctx if server.kv_unified else server.n_ctx // slots
         options += ["--max-prompt-tokens", str(tokens)]
     if server.chat_template_file:
@@ -58,10 +58,12 @@ def body_of(server: Any, path: str, body: Any) -> Any:  # noqa: ANN401
             defaults["max_output_tokens" if "responses" in path else "max_tokens"] = server.n_predict
         if "messages" in path or "responses" in path:
             del defaults["seed"]
-    if any(word in path for word in _CHAT) and server.reasoning in ("on", "off"):
-        defaults["chat_template_kwargs"] = {"enable_thinking": server.reasoning == "on"}
+    if any(word in path for word in _CHAT) and server.reasoning is not None:
+        defaults["chat_template_kwargs"] = {"enable_thinking": server.reasoning != "off"}
     if "chat/completions" in path and server.debug:
         defaults["verbose"] = True
+    if path == "/embeddings" and server.pooling == "none":
+        defaults["per_token"] = True
     return {**defaults, **body}
 
 

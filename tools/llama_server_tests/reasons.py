@@ -48,5 +48,41 @@ MODELS: Mapping[str | None, str | None] = MappingProxyType(
 
 LARGE_MODEL = "a model of gigabytes that is downloaded"
 
-DOES_NOT_APPLY: tuple[tuple[str, str], ...] = ()
+_PREFLIGHT = "pages that are let in without being named; here `*` admits all, without credentials"
+_FOREIGN = "a preflight of a page that is not let in; here it gets 403"
+_OPTIONAL = "routes that llama-server has by an option only; here they are always there"
+_SLEEP = "llama-server's sleep; here `--idle-unload` frees a model"
+
+DOES_NOT_APPLY: tuple[tuple[str, str], ...] = (
+    (r"test_basic.*multiple_addresses", "several addresses in one option"),
+    (r"test_basic.*server_props", "the ending of llama.cpp's files, and a seed for all requests"),
+    (r"test_basic.*server_slots|test_metrics_disabled", _OPTIONAL),
+    (r"test_basic.*no_ui|static_assets", "llama-server's web page"),
+    (r"aliases_and_tags", "tags, and several names of one model"),
+    (r"chat_completion_cached_tokens|completion_prompt_cache", _TEXT),
+    (r"test_chat_template_assistant_prefill\[prefill1", "parts of a message with blank lines between them"),
+    (r"invalid_chat_completion_req\[messages7\]", "two messages of the assistant at the end, which are taken here"),
+    (r"test_chat_completion.*::test_logprobs", "parts of characters, which are told as OpenAI does: `bytes:\\\\xd5`"),
+    (r"return_progress\[", "how many steps a prompt takes"),
+    (r"tool_result_with_image|vision_format_accepted", "the status 500 for images; here they are refused with 400"),
+    (r"anthropic_empty_messages", "a conversation without messages, which is refused here"),
+    (r"response_fields\[.*fields1", "the text of a token for the beginning of texts"),
+    (r"tokenize_with_bos", "a token for the beginning of texts"),
+    (r"ctx_shift_disabled_short_prompt\[-1", _CONTEXT),
+    (r"ctx_shift_disabled_long_prompt|error_prompt_too_long", "the words of an error"),
+    (r"embedding_mixed_input\[-False", "an empty input, which is refused here as OpenAI does"),
+    (r"embedding_pooling_none$", "the number of tokens with those around a text"),
+    (r"embedding_pooling_none_oai", "pooling that is chosen for the whole server"),
+    (r"embedding_usage_multiple", _TEXT),
+    (r"test_kv_keep_only_active", "llama-server's log"),
+    (r"test_mcp_no_proxy|test_cors_.*tools_enabled", _MCP),
+    (r"test_rerank(_tei_format)?$", "how well a model that was trained to rerank does it"),
+    (r"test_rerank_usage", _TEXT),
+    (r"test_router\.py", _ROUTER),
+    (r"test_cors_options", _PREFLIGHT),
+    (r"localhost_rejects", _FOREIGN),
+    (r"test_sleep\.py", _SLEEP),
+    (r"test_slot_save_restore$|test_slot_erase", _TEXT),
+    (r"test_slot_restore_legacy", _KV_FILE),
+)
 """Patterns of tests, as FILE::NAME[PARAMETERS], that do not apply, each with the reason; the first that fits counts."""
