@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from jinja2 import TemplateError
 
 from rnn_engine.chat_template.base import Rendered
-from rnn_engine.chat_template.messages import ChatMessage, Conversation, Role, tool_object
+from rnn_engine.chat_template.messages import ChatMessage, Conversation, Role, to_json, tool_object
 from rnn_engine.chat_template.sandbox import Sandbox
 from rnn_engine.chat_template.tools import ToolFormat, guess_format
 from rnn_engine.errors import InvalidRequestError, ModelError
@@ -77,6 +78,7 @@ class JinjaTemplate:
         tools = [tool_object(tool) for tool in conversation.tools] if self._tells_tools else []
         values = {
             **self._special_tokens,
+            **_llama_cpps(tools),
             **_thinking(conversation.variables),
             "messages": messages,
             "tools": tools or None,
@@ -110,6 +112,16 @@ class JinjaTemplate:
         if conversation.continues:
             messages[-1]["content"] = f"{messages[-1]['content']}{_END_MARK}"
         return messages
+
+
+def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
+    """Return the variables that llama.cpp gives to templates beside those of transformers; of times, the day alone."""
+    now = datetime.now()
+    return {
+        "date_string": now.strftime("%d %b %Y"),
+        "datetime": now.strftime("%b %d %Y"),
+        "functions": to_json(tools) if tools else "",
+    }
 
 
 def _thinking(variables: Mapping[str, object]) -> Mapping[str, object]:

@@ -12,6 +12,9 @@ from server.http.context import HTTP_COUNTERS, PRINCIPAL, RECENT, RECORD, SETTIN
 from server.telemetry.logs import log_request, request_logged_as
 from server.telemetry.record import REQUEST_ID, RequestRecord, timing_headers
 
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_REQUEST_ID = "request-id"  # where Anthropic's clients look for it
+
 
 @web.middleware
 async def telemetry_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -42,5 +45,7 @@ async def set_telemetry_headers(request: web.Request, response: web.StreamRespon
     if record is None:
         return
     response.headers[REQUEST_ID] = record.id
+    if request.path.startswith(_ANTHROPIC_PATH):
+        response.headers[_ANTHROPIC_REQUEST_ID] = record.id
     if isinstance(response, web.Response):
         response.headers.update(timing_headers(record))

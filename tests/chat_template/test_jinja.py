@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, sandbox
@@ -114,6 +116,10 @@ def test_what_ends_an_answer(end: str, source: str, stop: tuple[str, ...]) -> No
 def test_tags_of_transformers() -> None:
     assert render("{% generation %}a{% endgeneration %}{% for x in [1, 2, 3] %}{% break %}{% endfor %}") == "a"
     assert len(render("{{ strftime_now('%Y') }}")) == 4
+    today = datetime.now()
+    assert render("{{ date_string }}") == today.strftime("%d %b %Y")
+    assert render("{{ datetime }}") == today.strftime("%b %d %Y")
+    assert render("<{{ functions }}>") == "<>"
     assert render("{{ {'a': '<é>'} | tojson(indent=2) }}") == '{\n  "a": "<é>"\n}'
 
 

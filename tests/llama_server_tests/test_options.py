@@ -18,19 +18,10 @@ MODELS, TESTS = Path("models"), Path("/cache/tools/server/tests")
 def process(**options: object) -> SimpleNamespace:
     """A `ServerProcess` of the tests with their defaults, as far as they are looked at."""
     none = ("model_alias", "n_ctx", "n_slots", "chat_template", "chat_template_file", "api_key", "cors_origins")
-    also_none = (
-        "reasoning",
-        "reasoning_format",
-        "pooling",
-        "server_reranking",
-        "server_embeddings",
-        "slot_save_path",
-        "sleep_idle_seconds",
-        "n_predict",
-        *NO_SUCH_OPTION,
-    )
+    also_none = ("reasoning", "reasoning_format", "slot_save_path", "sleep_idle_seconds", "n_predict", *NO_SUCH_OPTION)
+    of_vectors = ("pooling", "server_reranking", "server_embeddings")
     defaults = {"model_hf_repo": "ggml-org/models", "temperature": 0.8, "seed": 42, "debug": False, "kv_unified": False}
-    return SimpleNamespace(**{**dict.fromkeys((*none, *also_none)), **defaults, **options})
+    return SimpleNamespace(**{**dict.fromkeys((*none, *also_none, *of_vectors)), **defaults, **options})
 
 
 def test_options_are_those_of_this_server() -> None:

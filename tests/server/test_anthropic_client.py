@@ -68,6 +68,14 @@ async def test_a_message(client: anthropic.AsyncAnthropic, engine: FakeEngine) -
     assert engine.requests[0].sampling.temperature == 0.5
 
 
+async def test_requests_have_ids_where_the_client_looks(client: anthropic.AsyncAnthropic) -> None:
+    message = await client.messages.create(messages=HI, **MOST)
+    assert message._request_id is not None
+    with pytest.raises(anthropic.BadRequestError) as raised:
+        await client.messages.create(messages=[], **MOST)
+    assert raised.value.request_id == raised.value.response.headers["X-Request-Id"]
+
+
 async def test_a_stream_is_what_the_whole_answer_is(client: anthropic.AsyncAnthropic, engine: FakeEngine) -> None:
     engine.reply = lambda _: f"<think>\nWhere?\n</think>\n{CALL}"
     whole = await client.messages.create(messages=HI, tools=[WEATHER], **MOST)
