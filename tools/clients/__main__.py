@@ -1,12 +1,12 @@
 """Runs client packages against a server, each as its own documentation shows it.
 
     uv venv clients && uv pip install --python clients/bin/python -r tools/clients/requirements-1.txt
-    (cd tools/clients/ai_sdk && npm ci --ignore-scripts); npm install --ignore-scripts --global promptfoo
+    (cd tools/clients/node && npm ci --ignore-scripts); npm install --ignore-scripts --global promptfoo
     rnn-engine serve & clients/bin/python -m tools.clients --url http://127.0.0.1:65530
 
 Tried are the packages that are named, or else all that are installed. Their requirements contradict each other, so
-there are three files of them, for an environment each. `ai` is the AI SDK of Vercel, on node,
-as is promptfoo.
+there are three files of them, for an environment each. `ai` is the AI SDK of Vercel; it, promptfoo and what is called
+npm run on node.
 
 The questions are such that the demo model can answer them. What decides is that the package accepts the answer: that it
 parses into the model asked for, that the tool is called and its result sent back. Exits with 1 where one failed.
@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from tools.clients import ai_sdk_checks, promptfoo_checks
+from tools.clients import node_checks, promptfoo_checks
 from tools.clients.questions import Check, Checks, Row
 
 PACKAGES: Mapping[str, tuple[str, str]] = {
@@ -40,10 +40,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
 }
 """Distribution -> what Python imports, and the module with its checks."""
 
-ON_NODE = {"ai": ai_sdk_checks, "promptfoo": promptfoo_checks}
-"""Package -> the module that runs its checks."""
-
-ALL = [*PACKAGES, *ON_NODE]
+ALL = [*PACKAGES, *node_checks.SCRIPTS, "promptfoo"]
 _SHOWN = 110  # characters of an outcome
 
 
@@ -69,10 +66,13 @@ def _rows(url: str, wanted: Collection[str]) -> Iterator[tuple[str, Row]]:
             checks: Checks = import_module(f"tools.clients.{module}").CHECKS
             for what, check in checks.items():
                 yield f"{package} {version(package)}", _run(what, check, url)
-    for package, checker in ON_NODE.items():
-        if package in wanted and (found := checker.version()) is not None:
-            for row in checker.rows(url):
+    for package in node_checks.SCRIPTS:
+        if package in wanted and (found := node_checks.version(package)) is not None:
+            for row in node_checks.rows(package, url):
                 yield f"{package} {found}", row
+    if "promptfoo" in wanted and (found := promptfoo_checks.version()) is not None:
+        for row in promptfoo_checks.rows(url):
+            yield f"promptfoo {found}", row
 
 
 def _run(what: str, check: Check, url: str) -> Row:

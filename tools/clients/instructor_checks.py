@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from tools.clients.questions import GREEDY, MODEL, PERSON_QUESTION, Checks, Person
 
-_MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA")
+_MODES = ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS")
 
 
 def _create(url: str, mode: str) -> Person:
@@ -22,7 +22,7 @@ def _create(url: str, mode: str) -> Person:
         messages=[{"role": "user", "content": PERSON_QUESTION}],
         response_model=Person,
         max_retries=0,
-        **GREEDY,
+        **({"temperature": 0} if mode == "RESPONSES_TOOLS" else GREEDY),
     )
     assert isinstance(person, Person)
     return person

@@ -1,7 +1,8 @@
-// Asks a server as the AI SDK's users do, and prints for each check a line of JSON: what, works, outcome.
+// The AI SDK of Vercel.
 import { createOpenAI } from '@ai-sdk/openai'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { embedMany, generateObject, generateText, jsonSchema, Output, stepCountIs, streamObject, streamText, tool } from 'ai'
+import { holds, run } from './run.mjs'
 
 const baseURL = process.argv[2]
 const MODEL = 'demo'
@@ -38,11 +39,6 @@ const weather = tool({
   execute: async ({ city }) => `{"temperature": 22, "sky": "sunny", "city": "${city}"}`,
 })
 
-function holds(text, part) {
-  if (!text.includes(part)) throw new Error(`no ${part} in ${JSON.stringify(text)}`)
-  return text
-}
-
 async function joined(parts) {
   let text = ''
   for await (const part of parts) text += part
@@ -78,12 +74,4 @@ checks['openai.completion'] = async () =>
 checks['embedMany'] = async () =>
   (await embedMany({ model: openai.embedding(MODEL), values: ['One', 'Two'] })).embeddings.length
 
-for (const [what, check] of Object.entries(checks)) {
-  let line
-  try {
-    line = { what, works: true, outcome: JSON.stringify(await check()) }
-  } catch (error) {
-    line = { what, works: false, outcome: `${error.name}: ${error.message} ${error.responseBody ?? ''}` }
-  }
-  console.log(JSON.stringify(line))
-}
+await run(checks)

@@ -1,0 +1,78 @@
+// The official package of OpenAI for node.
+import OpenAI from 'openai'
+import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod'
+import { z } from 'zod'
+import { expect, holds, run } from './run.mjs'
+
+const client = new OpenAI({ baseURL: process.argv[2], apiKey: '-', maxRetries: 0 })
+const FIXED = { model: 'demo', temperature: 0 }
+const FRANCE = 'What is the capital of France?'
+const WEATHER = 'What is the weather in Paris?'
+const messages = [{ role: 'user', content: FRANCE }]
+const City = z.object({ city: z.enum(['Paris', 'Rome']) })
+const parameters = {
+  type: 'object',
+  properties: { city: { type: 'string' } },
+  required: ['city'],
+  additionalProperties: false,
+}
+const result = ({ city }) => `{"temperature": 22, "sky": "sunny", "city": "${city}"}`
+
+await run({
+  'chat.completions.create': async () =>
+    holds((await client.chat.completions.create({ ...FIXED, messages })).choices[0].message.content, 'Paris'),
+  'chat.completions.create, stream': async () => {
+    let text = ''
+    const stream = await client.chat.completions.create({ ...FIXED, messages, stream: true })
+    for await (const chunk of stream) text += chunk.choices[0]?.delta?.content ?? ''
+    return holds(text, 'Paris')
+  },
+  'chat.completions.stream': async () =>
+    holds(await client.chat.completions.stream({ ...FIXED, messages }).finalContent(), 'Paris'),
+  'chat.completions.parse': async () => {
+    const response_format = zodResponseFormat(City, 'city')
+    return (await client.chat.completions.parse({ ...FIXED, messages, response_format })).choices[0].message.parsed
+  },
+  'chat.completions.runTools': async () => {
+    const weather = { name: 'weather', description: 'Return the weather.', parameters, parse: JSON.parse, function: result }
+    const runner = client.chat.completions.runTools({
+      ...FIXED,
+      messages: [{ role: 'user', content: WEATHER }],
+      tools: [{ type: 'function', function: weather }],
+    })
+    return holds(await runner.finalContent(), '22')
+  },
+  'responses.create': async () => holds((await client.responses.create({ ...FIXED, input: FRANCE })).output_text, 'Paris'),
+  'responses.stream': async () =>
+    holds((await client.responses.stream({ ...FIXED, input: FRANCE }).finalResponse()).output_text, 'Paris'),
+  'responses.parse': async () => {
+    const text = { format: zodTextFormat(City, 'city') }
+    return (await client.responses.parse({ ...FIXED, input: FRANCE, text })).output_parsed
+  },
+  'responses.create, tools': async () => {
+    const tools = [{ type: 'function', name: 'weather', parameters, strict: true }]
+    const first = await client.responses.create({ ...FIXED, input: WEATHER, tools })
+    const [call] = first.output
+    const output = { type: 'function_call_output', call_id: call.call_id, output: result(JSON.parse(call.arguments)) }
+    const fields = { ...FIXED, input: [output], previous_response_id: first.id, tools }
+    return holds((await client.responses.create(fields)).output_text, '22')
+  },
+  conversations: async () => {
+    const kept = await client.conversations.create({ items: [{ role: 'system', content: 'Be short.' }] })
+    await client.responses.create({ ...FIXED, input: FRANCE, conversation: kept.id })
+    const kinds = []
+    for await (const item of client.conversations.items.list(kept.id, { order: 'asc' })) kinds.push(item.role)
+    await client.conversations.delete(kept.id)
+    return expect(kinds.join() === 'system,user,assistant', 'three items')
+  },
+  'completions.create': async () => (await client.completions.create({ ...FIXED, prompt: 'Once', max_tokens: 4 })).choices[0].text,
+  'embeddings.create': async () => {
+    const found = await client.embeddings.create({ model: 'demo', input: ['One', 'Two'] })
+    return expect(found.data.length === 2 && found.data[0].embedding.length > 8, 'two vectors')
+  },
+  'models.list': async () => expect((await client.models.list()).data[0].id === 'demo', 'demo'),
+  'errors': async () => {
+    const error = await client.chat.completions.create({ ...FIXED, messages, top_p: 7 }).catch((caught) => caught)
+    return expect(error instanceof OpenAI.BadRequestError && error.param === 'top_p', 'BadRequestError')
+  },
+})
