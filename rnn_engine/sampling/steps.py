@@ -19,7 +19,7 @@ from rnn_engine.sampling.ranking import Places
 
 RULED_OUT = NEVER / 1e6  # no logit is under it but those of tokens that are never to be drawn
 _NO_MASS = -800.0  # exp of it is 0
-_RANGES_A_NAT = 16.0  # distances are counted by ranges, since sorting all takes far more time
+_RANGES_A_NAT = 128.0  # distances are counted by ranges, since sorting all takes far more time
 _LEAST_TEMPERATURE = 1e-15  # parts any two logits, and divides each without overflow
 
 
@@ -121,13 +121,14 @@ class TypicalP:
         last = int(mass_within[:-1].searchsorted(self.p * total, side="right"))  # range in which those kept end
         if self.most is not None:
             last = min(last, int(np.bincount(ranges).cumsum().searchsorted(self.most)))
-        inside, edge = np.flatnonzero(ranges < last), np.flatnonzero(ranges == last)
+        kept, edge = ranges < last, np.flatnonzero(ranges == last)
         edge = edge[np.argsort(distances[edge], kind="stable")]
         wanted = self.p * total - (mass_within.item(last - 1) if last > 0 else 0.0)
         count = 1 + int(masses[edge].cumsum().searchsorted(wanted, side="right"))
         if self.most is not None:
-            count = min(count, self.most - len(inside))
-        return np.sort(np.concatenate((inside, edge[:count])))
+            count = min(count, self.most - int(np.count_nonzero(kept)))
+        kept[edge[:count]] = True
+        return np.flatnonzero(kept)
 
 
 @dataclass(frozen=True, slots=True)
