@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.cli.grammar_options import grammar_options
+from rnn_engine.cli.mix_options import Starts, mix_options
 from rnn_engine.cli.options import (
     device_memory_option,
     device_option,
@@ -20,7 +21,6 @@ from rnn_engine.cli.options import (
 )
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
-from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
@@ -49,7 +49,7 @@ _BLANK_HINT = (
 @device_memory_option
 @v5_epsilon_option
 @lora_option
-@state_option
+@mix_options
 def command(
     model: Path,
     prompt: str | None,
@@ -62,7 +62,7 @@ def command(
     device_memory: int | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
-    state: Path | None,
+    starts: Starts,
     sampling: SamplingParams,
     grammar: Grammar | None,
 ) -> None:
@@ -75,8 +75,8 @@ def command(
         model,
         tokenizer,
         device,
-        slots=1,
-        states=only_state(state),
+        slots=max(1, len(starts.files)),
+        states=starts.settings,
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
@@ -88,6 +88,7 @@ def command(
         request = GenerateRequest(
             prompt=ids or [],
             initial_state=None if initial is None else initial.for_request,
+            mix=starts.mix(session),
             max_tokens=max_tokens,
             stop=tuple(text.encode() for text in stop),
             sampling=sampling.resolved(session.engine.tokenize),

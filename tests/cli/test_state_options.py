@@ -94,6 +94,24 @@ def test_generate_starts_from_a_state(rnn_engine: Command, model_file: Path, sta
     assert plain != from_state
 
 
+def test_generate_mixes_states(rnn_engine: Command, model_file: Path, state_file: Path) -> None:
+    arguments = ("generate", model_file, "--tokens", "1,2,3", "--max-tokens", 8, "--temperature", 0, "--device", "cpu")
+    plain, from_state = rnn_engine(*arguments), rnn_engine(*arguments, "--state", state_file)
+    for mix in ("log", "probability"):
+        both = [rnn_engine(*arguments, "--mix", mix, *weighted(state_file, *weights)) for weights in ((1, 0), (0, 1))]
+        assert both == [from_state, plain]
+
+
+def weighted(file: Path, first: float, second: float) -> tuple[str, ...]:
+    return ("--state", f"{file}:{first}", "--state", f"none:{second}")
+
+
+@pytest.mark.parametrize("states", [("a.st:2",), ("a.st", "none"), ("a.st:1", "none")])
+def test_a_mix_without_a_weight_each_is_refused(rnn_engine: Command, states: tuple[str, ...]) -> None:
+    said = rnn_engine("generate", "m.st", "-p", "x", *(part for state in states for part in ("--state", state)), code=2)
+    assert "expected one FILE, or several FILE:WEIGHT" in said
+
+
 def test_chat_starts_from_a_state(rnn_engine: Command) -> None:
     said = rnn_engine(
         "chat", "--device", "cpu", "--temperature", 0, "--state", pirate_state_path(),
