@@ -12,8 +12,9 @@ import click
 
 from rnn_engine.cli.session import Session
 from rnn_engine.loading.states import StateFile, StateSettings
-from rnn_engine.requests import InitialState, MixedState, StateMix
+from rnn_engine.requests import MixedState, StateMix
 from rnn_engine.sampling.mixing import MixKind
+from rnn_engine.types import InitialState
 from states.frozen import NO_INITIAL_STATE
 
 
