@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 from pydantic import FailFast, Field
 from typing_extensions import TypedDict
@@ -20,6 +20,8 @@ from server.schemas.usage import Usage
 
 class CompletionRequest(GenerationBody):
     """A text or tokens to continue."""
+
+    ignored: ClassVar = GenerationBody.ignored | {"add_special_tokens", "request_id"}
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."

@@ -46,6 +46,9 @@ class GenerationBody(GrammarBody):
 
     ignored: ClassVar = frozenset(
         {
+        {
+            "guided_decoding_backend",
+        }
             "metadata",
             "prompt_cache_key",
             "prompt_cache_options",

@@ -117,6 +117,7 @@ class AnthropicConversation(GenerationBody):
         "inference_geo",
         "speed",
         "user_profile_id",
+        "workspace_id",
     }
     neutral: ClassVar = {**GenerationBody.neutral, "thread": ()}
     aliases: ClassVar = {**GenerationBody.aliases, "stop_sequences": "stop"}

@@ -1,0 +1,81 @@
+"""docs/compatibility.md says what the server does: every field of every system is sent to one over the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from server.http.routing import Route
+from server.openapi.document import plain_path
+from server.routes import ALL_ROUTES
+from server.schemas.base import RequestBody
+from server.settings import ServerSettings
+from tests.support.demo_server import demo_server
+from tools.compatibility.document import DOCUMENT, document
+from tools.compatibility.systems import SYSTEMS
+from tools.compatibility.table import Call, Kept
+
+ROUTES = {f"{route.method} {plain_path(path)}": route for route in ALL_ROUTES for path in route.paths}
+CALLS = [pytest.param(call, id=f"{system.name} {call.path}") for system in SYSTEMS for call in system.calls]
+LISTED = [(system.name, route) for system in SYSTEMS for route in system.routes]
+REFUSED = [(system.name, route) for system in SYSTEMS for route in system.refused_routes]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with demo_server(ServerSettings()) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == document(), "run: python -m tools.compatibility"
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_fields_are_taken_or_refused_as_the_table_says(client: httpx.Client, call: Call) -> None:
+    assert client.post(call.path, json=call.body).status_code == 200
+    for field in call.fields:
+        if isinstance(field.value, Kept):
+            made = client.post(field.value.path, json=field.value.body)
+            field = replace(field, value=made.json()["id"])
+        response = client.post(call.path, json=field.put_into(call.body))
+        told = f"{field.name}: {response.status_code} {response.text[:300]}"
+        if field.verdict == "refused":
+            assert response.status_code in (400, 404, 422), told
+            assert field.name in response.text or response.status_code == 404, told
+        else:
+            assert response.status_code == 200, told
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_has_no_effect_is_what_the_schema_ignores(call: Call) -> None:
+    kind = ROUTES[f"POST {call.path}"].request
+    assert kind is not None
+    assert issubclass(kind, RequestBody)
+    for field in call.fields:
+        if field.inside is None and field.verdict == "no effect":
+            assert field.name in {*kind.ignored, *kind.neutral}, field.name
+        if field.inside is None and field.name in kind.ignored:
+            assert field.verdict in ("no effect", "different"), field.name
+
+
+def test_no_field_is_told_twice() -> None:
+    for param in CALLS:
+        [call] = param.values
+        assert isinstance(call, Call)
+        names = [(field.inside, field.name) for field in call.fields]
+        assert sorted(map(str, names)) == sorted(map(str, set(names))), call.path
+
+
+@pytest.mark.parametrize(("system", "route"), LISTED)
+def test_other_routes_are_there(system: str, route: str) -> None:
+    assert isinstance(ROUTES[route], Route)
+
+
+@pytest.mark.parametrize(("system", "route"), REFUSED)
+def test_refused_routes_are_refused(client: httpx.Client, system: str, route: str) -> None:
+    method, path = route.split()
+    assert client.request(method, path, json={}).status_code in (404, 405, 501)

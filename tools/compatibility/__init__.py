@@ -1,0 +1,1 @@
+"""What of each system's API is here the same, different or refused: the table behind docs/compatibility.md."""
