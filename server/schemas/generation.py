@@ -46,9 +46,7 @@ class GenerationBody(GrammarBody):
 
     ignored: ClassVar = frozenset(
         {
-        {
             "guided_decoding_backend",
-        }
             "metadata",
             "prompt_cache_key",
             "prompt_cache_options",

@@ -6,6 +6,7 @@ from tools.compatibility.bodies import CHAT, DEFAULT, GBNF, MERGED, NO_FILLING_I
 from tools.compatibility.table import System, call, different, refused, same, unused
 
 _FOUND = "what is known of a prompt is found by its tokens, in any slot"
+_NOTED = "a number under which a prompt is noted for `/slots/{id}`; any sequence may take any slot"
 _NO_WINDOW = "a state has no window whose tokens could be kept or dropped"
 
 _COMPLETION = call(
@@ -45,7 +46,8 @@ _COMPLETION = call(
         n_cmpl=2,
     ),
     different(DEFAULT, temperature=0.5, top_k=5, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5),
-    unused(_FOUND, cache_prompt=True, id_slot=0, n_cache_reuse=4),
+    unused(_FOUND, cache_prompt=True, n_cache_reuse=4),
+    different(_NOTED, id_slot=0),
     unused("the last event has `timings`", timings_per_token=True),
     unused(_NO_WINDOW, n_keep=4, n_discard=4),
     refused(NOT_HERE, min_keep=1),
@@ -69,7 +71,8 @@ _CHATS = call(
         samplers=["top_k"],
         add_generation_prompt=True,
     ),
-    unused(_FOUND, cache_prompt=True, id_slot=0),
+    unused(_FOUND, cache_prompt=True),
+    different(_NOTED, id_slot=0),
     unused("the last event has `timings`", timings_per_token=True),
     refused("take `logprobs` and `top_logprobs`", n_probs=2),
     refused("calls are always told apart from text", parse_tool_calls=True),
@@ -115,6 +118,7 @@ LLAMA_SERVER = System(
         "GET /health": "",
         "GET /props": "",
         "GET /slots": "any sequence may take any slot",
+        "POST /slots/{id}": "`save`, `restore` and `erase`, on named states",
         "GET /metrics": "names of our own (metrics.md)",
         "GET /models": "",
         "GET /lora-adapters": "",

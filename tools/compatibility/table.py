@@ -68,8 +68,8 @@ def inside(name: str, *groups: Fields) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A route with a body that is accepted as it is, and fields that the system has. A route may have several, one after
-    the other, where fields ask for others."""
+    """A route with a body that is accepted as it is, and fields that the system has. A route may have several,
+    one after the other, where fields ask for others."""
 
     path: str
     body: Body

@@ -62,6 +62,6 @@ VLLM = System(
         call("/tokenize", {"prompt": "Hello"}, same(prompt="a", return_token_strs=True)),
         call("/detokenize", {"tokens": [5]}, same(tokens=[5])),
     ),
-    {"POST /v1/rerank": "", "GET /metrics": "names of our own (metrics.md)"},
+    {"POST /v1/rerank": "", "GET /metrics": "names of our own (metrics.md)", "GET /tokenizer_info": ""},
     {"POST /pooling": "take `/v1/embeddings`", "POST /classify": NOT_HERE},
 )
