@@ -109,6 +109,7 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
         "model_folder": str(folder),
+        "file_folder": str(folder),
         "admin_folders": _there(_ADMIN_FOLDERS),
         "unzip_folders": _there(_UNZIP_FOLDERS),
         "loras": [_lora(folder, each) for each in content.get("lora", [])],

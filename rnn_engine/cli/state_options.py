@@ -64,6 +64,13 @@ _SERVE_OPTIONS = (
         help="Keep persistent states here over restarts, and let requests read state files from here.",
     ),
     click.option(
+        "--state-file-folder",
+        "file_folder",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let requests read state files from here and not from --state-folder.",
+    ),
+    click.option(
         "--state-bytes",
         callback=parse_size,
         metavar="SIZE",
@@ -104,6 +111,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
         files: tuple[StateFile, ...],
         default_state: str | None,
         state_folder: Path | None,
+        file_folder: Path | None,
         state_bytes: int,
         key_state_bytes: int | None,
         key_states: int,
@@ -111,7 +119,7 @@ def state_options(command: Callable[..., None]) -> Callable[..., None]:
         **others: object,
     ) -> None:
         quota = Quota(key_state_bytes, key_states, key_state_ttl)
-        command(states=StateSettings(files, default_state, state_folder, state_bytes, quota), **others)
+        command(states=StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota), **others)
 
     return cloup.option_group("States by name", *_SERVE_OPTIONS)(with_states)
 

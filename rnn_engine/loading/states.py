@@ -39,14 +39,22 @@ class StateSettings:
 
     files: Sequence[StateFile] = ()
     default: str | None = None  # a name, or `none` for the fill values; None leaves it to the files
-    folder: Path | None = None  # for persistent states, and the only one that requests may read from
+    folder: Path | None = None  # for persistent states
+    file_folder: Path | None = None  # the only one that requests may read files from; None = that of persistent states
     capacity: int = DEFAULT_CAPACITY  # bytes of all states together
     quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
 
 
 def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
     """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
-    registry = make_registry(model.shape, model.fingerprint, settings.folder, settings.capacity, settings.quota)
+    registry = make_registry(
+        model.shape,
+        model.fingerprint,
+        settings.folder,
+        settings.capacity,
+        settings.quota,
+        file_folder=settings.file_folder,
+    )
     own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
     if own:
         state = state_from_tuned(own, model.shape, "value_key", model.path.name)
@@ -66,9 +74,11 @@ def make_registry(
     folder: Path | None = None,
     capacity: int = DEFAULT_CAPACITY,
     quota: Quota | None = None,
+    *,
+    file_folder: Path | None = None,
 ) -> StateRegistry:
-    """An empty registry. Makes the folder where it is missing."""
-    files = StateFiles(shape, fingerprint, folder)
+    """An empty registry. Makes `folder` where it is missing; requests read files from `file_folder`, or else there."""
+    files = StateFiles(shape, fingerprint, file_folder or folder)
     try:
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:

@@ -12,7 +12,8 @@ _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
 
 
 def confined_path(folder: Path | None, requested: str, field: str) -> Path:
-    """The file at `requested` inside `folder`, symbolic links followed.
+    """The file at `requested`, relative to `folder` or to where the server runs, inside `folder`, symbolic links
+    followed.
 
     Raises InvalidRequestError, which names `field`, where the path leaves the folder or where there is no folder to
     read from; NotFoundError where no file is there, or one that the server keeps for itself: whoever may have that
@@ -28,7 +29,14 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
         raise InvalidRequestError(field, requested, allowed)
     root = folder.resolve()
     try:
-        target = (root / requested).resolve()
+        target = next(
+            (
+                path
+                for base in (root, Path.cwd())
+                if (path := (base / requested).resolve()).is_relative_to(root) and path.is_file()
+            ),
+            (root / requested).resolve(),
+        )
     except (OSError, RuntimeError) as error:  # a loop of links: the one or the other, by the version of Python
         raise InvalidRequestError(field, requested, allowed) from error
     if not target.is_relative_to(root):

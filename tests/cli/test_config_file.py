@@ -121,7 +121,7 @@ def test_ai00s_file_is_read_as_it_is(start: Start, tmp_path: Path, model_file: P
         StateFile(tmp_path / "poet.st", "poet"),
         StateFile(tmp_path / "chess.state", "chess", uuid.UUID("fd7a60ed-7807-449f-8256-bccae3246222")),
     )
-    assert choice.states.default == "chess"
+    assert (choice.states.default, choice.states.file_folder) == ("chess", tmp_path)
     assert (settings.host, settings.port, settings.model_folder) == ("127.0.0.2", 65431, tmp_path)
     assert [key.principal.name for key in settings.doors.keys] == ["admin"]
 

@@ -45,14 +45,14 @@ def state_file(tiny_model: TensorModel, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_server_begins_with_what_it_is_given(settings: Settings) -> None:
+def test_a_server_begins_with_what_it_is_given(settings: Settings, tmp_path: Path) -> None:
     assert settings("m.st") == StateSettings(())
     given = settings(
         "m.st", "--state", "a=x.st", "--state", "b c=y=z.pth", "--default-state", "a", "--state-folder", "folder",
-        "--state-bytes", "2M",
+        "--state-bytes", "2M", "--state-file-folder", tmp_path,
     )  # fmt: skip
     files = (StateFile(Path("x.st"), "a"), StateFile(Path("y=z.pth"), "b c"))
-    assert given == StateSettings(files, "a", Path("folder"), 2 << 20)
+    assert given == StateSettings(files, "a", Path("folder"), tmp_path, 2 << 20)
 
 
 def test_the_demo_model_comes_with_a_state_to_try(settings: Settings) -> None:

@@ -74,6 +74,16 @@ def test_the_operators_files_come_under_their_names(plain: Path, tmp_path: Path)
     assert opened(plain).default is None
 
 
+def test_requests_read_files_from_a_folder_of_their_own(plain: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    save_tuned_state(files / "poet.st", some_state(1, SHAPE), SHAPE)
+    for settings in ({"folder": tmp_path / "kept", "file_folder": files}, {"folder": files}, {"file_folder": files}):
+        assert opened(plain, **settings).files.read_requested("poet.st").form == "tuned"
+    with pytest.raises(NotFoundError, match="no state file"):
+        opened(plain, folder=tmp_path / "other").files.read_requested("poet.st")
+
+
 def test_persistent_states_come_back_and_files_go_before_them(plain: Path, tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "a.safetensors", some_state(1, SHAPE), SHAPE)
     folder = tmp_path / "states"

@@ -32,6 +32,21 @@ def test_a_path_inside_is_found(folder: Path, requested: str) -> None:
     assert path.is_file()
 
 
+@pytest.mark.parametrize("requested", ["inside/a", "inside/sub/b", "inside/link-in"])
+def test_a_path_from_where_the_server_runs_is_found(
+    folder: Path, requested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert confined_path(folder, requested, "path") == (folder.parent / requested).resolve()
+
+
+@pytest.mark.parametrize("requested", ["secret", "inside-too/c", "inside/link-out"])
+def test_beside_the_folder_nothing_is_found(folder: Path, requested: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises((InvalidRequestError, NotFoundError)):
+        confined_path(folder, requested, "path")
+
+
 @pytest.mark.parametrize(
     "requested",
     [
