@@ -10,10 +10,13 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from server.http.context import METRICS
 from server.http.routing import Route
 
+_STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
+
 
 async def metrics(request: web.Request) -> web.Response:
-    body = await asyncio.to_thread(request.app[METRICS].render)
-    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4})
+    found = request.app[METRICS]
+    headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4, _STARTED: str(found.started)}
+    return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
 
 
 ROUTES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
 from server.models.registry import ModelRegistry
 from server.telemetry.http_counters import HttpCounters
+from server.telemetry.llama_metrics import LlamaCollector
 from states.cache.counters import CacheStats
 from states.named.registry import RegistryUsage
 
@@ -77,8 +79,10 @@ class Metrics:
 
     def __init__(self, read: Callable[[], Readings]) -> None:
         """`read` gives the present numbers."""
+        self.started = int(time.time())
         self.registry = CollectorRegistry()
         self.registry.register(ServerCollector(read))
+        self.registry.register(LlamaCollector(lambda: [(one.counters, one.stats) for one in read().engines.values()]))
         ProcessCollector(registry=self.registry)
 
     def render(self) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,23 @@ async def test_tokens_and_outcomes(serve: Serve) -> None:
     assert value(samples, "request_prompt_tokens_bucket", le="4") == 3
     assert value(samples, "request_seconds_bucket", le="+Inf") == value(samples, "request_seconds_count") == 3
     assert value(samples, "slots") == 2
+
+
+async def test_llama_servers_metrics(serve: Serve) -> None:
+    engine = FakeEngine(reply=lambda request: " Hello!", cached_tokens=1)
+    client = await serve(engine)
+    assert await complete(client) == 200
+    engine.active = 1
+    samples = await scrape(client)
+    told = {
+        name: samples[f"llamacpp:{name}", frozenset()]
+        for name in ("prompt_tokens_total", "prompt_tokens_cached_total", "n_decode_total")
+    }
+    assert told == {"prompt_tokens_total": 1, "prompt_tokens_cached_total": 1, "n_decode_total": 0}
+    assert samples["llamacpp:requests_processing", frozenset()] == 1
+    assert samples["llamacpp:predicted_tokens_seconds", frozenset()] >= 0
+    started = (await client.get("/metrics")).headers["Process-Start-Time-Unix"]
+    assert 0 < int(started) <= time.time()
 
 
 async def test_the_engine_is_described(serve: Serve) -> None:
@@ -132,7 +150,7 @@ async def test_a_client_that_leaves(serve: Serve) -> None:
 async def test_a_request_that_the_server_ends_for_it_took_too_long(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr("server.middleware.deadlines._SPARE_SECONDS", 0.05)
+    monkeypatch.setattr("server.middleware.deadlines._SPARE_SECONDS", 0.2)
     client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
     with suppress(ClientError):
         await complete(client, stream=stream)
