@@ -59,7 +59,7 @@ AI00 = System(
     ),
     {
         "GET /api/oai/models": "",
-        "POST /api/oai/embeds": "501 unless the extra for it is installed",
+        "POST /api/oai/embeds": "501 unless the server has an embedding model (`--embed-model`)",
         "GET /api/models/info": "",
         "GET /api/models/state": "as events, two a second",
         "GET /api/models/list": "for the scope `admin`",
