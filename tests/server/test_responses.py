@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -321,6 +324,26 @@ def test_the_store_is_bounded_by_count_bytes_and_time() -> None:
     assert kept("c", "d", "e") == ["e"]
     now = 10.0
     assert kept("e") == []
+
+
+def test_the_store_is_used_by_several_threads() -> None:
+    store = ResponseStore(Limits(max_responses=2))
+
+    def keep(thread: int) -> None:
+        for number in range(1000):
+            name = f"{thread} {number}"
+            item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": "x"}]}
+            store.put("", {"id": name, "output": [item]}, (), ())
+            with suppress(NotFoundError):
+                store.delete("", name)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(keep, range(4)))  # raises what one of them raised
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""lm-eval: `local-chat-completions` generates. That `local-completions` scores as /v1/choices shows `tools.lm_eval`."""
+"""lm-eval: `local-chat-completions` generates, and `local-completions` scores with the server's own tokenizer.
+
+That it scores as /v1/choices do shows `tools.lm_eval`.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,34 @@ from pathlib import Path
 
 from tools.clients.questions import MODEL, Checks
 
-_TASK = "rnn_engine_chat"
+_TOOLS = Path(__file__).parents[1]
 _ITEMS = 8
 
 
-def _chat(url: str) -> str:
+def _run(model: str, model_args: str, task: str, tasks: Path, metric: str, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [
-                *(sys.executable, "-m", "lm_eval", "run", "--model", "local-chat-completions", "--apply_chat_template"),
-                *("--model_args", f"model={MODEL},base_url={url}/chat/completions,num_concurrent=2"),
-                *("--tasks", _TASK, "--include_path", str(Path(__file__).parent), "--limit", str(_ITEMS)),
-                *("--output_path", folder),
+                *(sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", model_args, *options),
+                *("--tasks", task, "--include_path", str(tasks), "--limit", str(_ITEMS), "--output_path", folder),
             ],
             check=True,
             capture_output=True,
         )
         [results] = Path(folder).rglob("results_*.json")
-        found = json.loads(results.read_text())["results"][_TASK]
-    return f"{found['sample_len']} items, exact_match {found['exact_match,none']}"
+        found = json.loads(results.read_text())["results"][task]
+    return f"{found['sample_len']} items, {metric} {found[f'{metric},none']}"
 
 
-CHECKS: Checks = {"`local-chat-completions`": _chat}
+def _chat(url: str) -> str:
+    args = f"model={MODEL},base_url={url}/chat/completions,num_concurrent=2"
+    tasks = _TOOLS / "clients"
+    return _run("local-chat-completions", args, "rnn_engine_chat", tasks, "exact_match", "--apply_chat_template")
+
+
+def _scores(url: str) -> str:
+    args = f"model={MODEL},base_url={url}/completions,tokenizer_backend=remote,num_concurrent=2"
+    return _run("local-completions", args, "rnn_engine_demo", _TOOLS / "lm_eval", "acc")
+
+
+CHECKS: Checks = {"`local-chat-completions`": _chat, "`local-completions`, remote tokenizer": _scores}
