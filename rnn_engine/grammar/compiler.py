@@ -1,29 +1,56 @@
-"""Compile grammars on a thread, each once, and keep them."""
+"""Compile grammars on other threads, each once, and keep them.
+
+There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first goes on to the
+second, so that others wait for a fraction of a second at most, and for the start of a process.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from rnn_engine.grammar.compiled import CompiledGrammar, compile_grammar
-from rnn_engine.grammar.grammar import Grammar, GrammarError
+from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
 from rnn_engine.grammar.trial import Trials
 from rnn_engine.grammar.vocabulary import Vocabulary
 
 MOST_KEPT: Final = 256  # grammars
 MOST_BYTES: Final = 512 * 2**20  # of memory that kept grammars take
+QUICK_SECONDS: Final = 0.25  # of the processor's time that a grammar may take in the first lane
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    future: Future[CompiledGrammar]
+    future: Future[CompiledGrammar] = field(default_factory=Future)
     memory_bytes: int = 0
+    seconds: float = 0.0  # that compiling has taken
+    is_counted: bool = False  # it is done, and its memory counts
+
+
+class _Lane:
+    """A thread, and the process in which it tries grammars for at most `seconds` of the processor's time each."""
+
+    def __init__(self, number: int, make_vocabulary: Callable[[], Vocabulary], seconds: float) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"grammars {number}")
+        self._make_vocabulary = make_vocabulary
+        self._seconds = seconds
+
+    @cached_property
+    def trials(self) -> Trials:
+        return Trials(self._make_vocabulary(), self._seconds)
+
+    def close(self) -> None:
+        """Drop what waits, and block until the last grammar is done."""
+        self.thread.shutdown(cancel_futures=True)
+        if "trials" in self.__dict__:
+            self.trials.close()
 
 
 class GrammarCompiler:
@@ -41,9 +68,9 @@ class GrammarCompiler:
         long each grammar took.
         """
         self._make_vocabulary = make_vocabulary
-        self._seconds = seconds
         self._note_seconds = note_seconds
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        limits = sorted({min(QUICK_SECONDS, seconds), seconds})
+        self._lanes = [_Lane(number, lambda: self._vocabulary, limit) for number, limit in enumerate(limits)]
         self._lock = threading.Lock()
         self._kept: OrderedDict[Grammar, _Entry] = OrderedDict()  # least recently used first
         self._kept_bytes = 0
@@ -56,44 +83,59 @@ class GrammarCompiler:
         with self._lock:
             entry = self._kept.get(grammar)
             if entry is None:
-                entry = self._kept[grammar] = _Entry(self._thread.submit(self._compile, grammar))
+                entry = self._kept[grammar] = _Entry()
+                self._lanes[0].thread.submit(self._run, grammar, entry, self._lanes)
             self._kept.move_to_end(grammar)
         return entry.future
 
     def close(self) -> None:
         """Compile nothing more; futures whose turn has not come are cancelled. Blocks until the last one is done."""
-        self._thread.shutdown(cancel_futures=True)
-        if "_trials" in self.__dict__:
-            self._trials.close()
+        for lane in self._lanes:
+            lane.close()
+        for entry in self._kept.values():
+            entry.future.cancel()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
 
-    @cached_property
-    def _trials(self) -> Trials:
-        return Trials(self._vocabulary, self._seconds)
-
-    def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        begun, memory_bytes = time.monotonic(), 2 * len(grammar.text)
+    def _run(self, grammar: Grammar, entry: _Entry, lanes: Sequence[_Lane]) -> None:
+        """Compile `grammar` in the first of `lanes`, on whose thread this is, or have a later one do it."""
+        begun = time.monotonic()
+        outcome: CompiledGrammar | Exception
         try:
-            if not self._vocabulary.has_text:
-                raise GrammarError("the model has no tokenizer")
-            memory_bytes += self._trials.run(grammar).memory_bytes
-            self._vocabulary.prepare(grammar.kind)
-            return compile_grammar(grammar, self._vocabulary)
-        finally:
-            self._note_seconds(time.monotonic() - begun)
-            self._keep(grammar, memory_bytes)
+            outcome = self._compile(grammar, entry, lanes[0].trials)
+        except Exception as error:
+            outcome = error
+        entry.seconds += time.monotonic() - begun
+        if isinstance(outcome, SlowGrammarError) and len(lanes) > 1:
+            with suppress(RuntimeError):  # it is closed
+                lanes[1].thread.submit(self._run, grammar, entry, lanes[1:])
+            return
+        self._note_seconds(entry.seconds)
+        self._keep(entry)
+        with suppress(InvalidStateError):  # nobody waits any longer
+            if isinstance(outcome, Exception):
+                entry.future.set_exception(outcome)
+            else:
+                entry.future.set_result(outcome)
 
-    def _keep(self, grammar: Grammar, memory_bytes: int) -> None:
-        """Count what `grammar` takes, and drop what was not used for longest where all take too much."""
+    def _compile(self, grammar: Grammar, entry: _Entry, trials: Trials) -> CompiledGrammar:
+        entry.memory_bytes = 2 * len(grammar.text)
+        if not self._vocabulary.has_text:
+            raise GrammarError("the model has no tokenizer")
+        entry.memory_bytes += trials.run(grammar).memory_bytes
+        self._vocabulary.prepare(grammar.kind)
+        return compile_grammar(grammar, self._vocabulary)
+
+    def _keep(self, done: _Entry) -> None:
+        """Count what `done` takes, and drop what was not used for longest where all take too much."""
         with self._lock:
-            self._kept[grammar].memory_bytes = memory_bytes
-            self._kept_bytes += memory_bytes
+            done.is_counted = True
+            self._kept_bytes += done.memory_bytes
             for old, entry in list(self._kept.items()):
                 if len(self._kept) <= MOST_KEPT and self._kept_bytes <= MOST_BYTES:
                     break
-                if entry.future.done():
+                if entry.is_counted and entry is not done:
                     del self._kept[old]
                     self._kept_bytes -= entry.memory_bytes

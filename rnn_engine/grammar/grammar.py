@@ -18,6 +18,10 @@ class GrammarError(Exception):
     """A grammar is wrong, or takes more than is allowed; the message says where and what."""
 
 
+class SlowGrammarError(GrammarError):
+    """A grammar takes more time than is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """All texts that an answer may be. Equal ones are compiled once.

@@ -21,7 +21,7 @@ from typing import IO, Final
 import psutil
 
 from rnn_engine.grammar.compiled import compile_grammar
-from rnn_engine.grammar.grammar import Grammar, GrammarError
+from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
 from rnn_engine.grammar.vocabulary import Vocabulary
 
 MEMORY_BYTES: Final = 256 * 2**20  # that one compiled grammar may take
@@ -51,13 +51,16 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, grammar: Grammar) -> Verdict:
-        """Compile `grammar` in the other process. Raises GrammarError where it is wrong, or takes too much."""
+        """Compile `grammar` in the other process.
+
+        Raises GrammarError where it is wrong, or takes too much; SlowGrammarError where that is time.
+        """
         verdict = self._ask(self._process or self._start(), grammar)
         seconds = min(self._seconds, LOCKED_SECONDS) if grammar.kind == "kbnf" else self._seconds
         if verdict.error is not None:
             raise GrammarError(verdict.error)
         if verdict.seconds > seconds:
-            raise GrammarError(f"it takes {verdict.seconds:.2g} s to compile, and {seconds:g} s are allowed")
+            raise SlowGrammarError(f"it takes {verdict.seconds:.2g} s to compile, and {seconds:g} s are allowed")
         if verdict.memory_bytes > MEMORY_BYTES:
             raise GrammarError(f"it takes {verdict.memory_bytes} bytes, and {MEMORY_BYTES} are allowed")
         return verdict
@@ -87,9 +90,9 @@ class Trials:
         if answer:
             return Verdict(**json.loads(answer))
         self.close()
-        raise GrammarError(
-            f"compiling it takes more than {self._seconds:g} s" if late else "it is too large, or too deeply nested"
-        )
+        if late:
+            raise SlowGrammarError(f"compiling it takes more than {self._seconds:g} s")
+        raise GrammarError("it is too large, or too deeply nested")
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary
 from rnn_engine.grammar import compiler as compiling
+from rnn_engine.grammar.grammar import SlowGrammarError
+from rnn_engine.grammar.trial import Verdict
 from tests.support.grammars import byte_vocabulary
 
 TOO_DEEP = Grammar("lark", "start: a0\n" + "".join(f'a{n}: "x" a{n + 1}\n' for n in range(20_000)) + 'a20000: "y"')
@@ -60,3 +63,40 @@ def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
     compiler = GrammarCompiler(lambda: Vocabulary([b""] * 10))
     assert error_of(compiler, Grammar("regex", "a")) == "the model has no tokenizer"
     compiler.close()
+
+
+def test_a_grammar_that_takes_long_goes_on_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_grammar, may_end = Grammar("regex", "slow"), threading.Event()
+
+    class Lane:
+        def __init__(self, vocabulary: Vocabulary, seconds: float) -> None:
+            self._seconds = seconds
+
+        def run(self, grammar: Grammar) -> Verdict:
+            if grammar == slow_grammar and self._seconds == compiling.QUICK_SECONDS:
+                raise SlowGrammarError("it takes long")
+            if grammar == slow_grammar:
+                assert may_end.wait(30)
+            return Verdict(None)
+
+        def close(self) -> None:
+            """Hold nothing."""
+
+    monkeypatch.setattr(compiling, "Trials", Lane)
+    seconds: list[float] = []
+    compiler = GrammarCompiler(byte_vocabulary, note_seconds=seconds.append)
+    slow, good = compiler.compile(slow_grammar), compiler.compile(Grammar("regex", "b"))
+    assert good.result(timeout=30).start().next().any()
+    assert not slow.done()
+    may_end.set()
+    assert slow.result(timeout=30).start().next().any()
+    compiler.close()
+    assert len(seconds) == 2
+
+
+def test_what_waits_is_cancelled_at_the_end() -> None:
+    compiler = GrammarCompiler(byte_vocabulary)
+    futures = [compiler.compile(Grammar("regex", f"a{number}")) for number in range(20)]
+    compiler.close()
+    assert all(future.done() for future in futures)
+    assert futures[-1].cancelled()
