@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
+from rich.console import Console
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.cli.options import (
     chat_template_option,
     device_memory_option,
@@ -21,16 +19,17 @@ from rnn_engine.cli.options import (
     weights_option,
 )
 from rnn_engine.cli.sampling_options import sampling_options
-from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
+from rnn_engine.cli.terminal.commands import QuitError, run_command
+from rnn_engine.cli.terminal.line import ReadLine, edited_lines, plain_lines
+from rnn_engine.cli.terminal.screen import MarkdownScreen, PlainScreen, Screen
+from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.model import LoraChoice
-from rnn_engine.operations.chat_prompt import make_chat_prompt
-from rnn_engine.operations.naming import text_before_chat
-from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.requests import SamplingParams
 from states.cache.config import CacheConfig
 
-MAX_CHARACTERS = 2**24
-_HINT = "Ctrl-C ends an answer. /new starts over, /exit or Ctrl-D leaves."
+_HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
 
 
 @click.command()
@@ -61,9 +60,10 @@ def command(
 ) -> None:
     """Talk with a model.
 
-    Ctrl-C ends an answer. /new starts a new conversation; /exit or Ctrl-D leaves.
+    Lines can be edited and are remembered; Alt+Enter begins a new line in a message. Ctrl-C ends an answer, Ctrl-D
+    leaves. /help lists the commands: to take a message back, to put a copy of the conversation aside and return to it,
+    to keep its state in a file.
     """
-    beginning = [] if system is None else [ChatMessage(Role.SYSTEM, system)]
     choice = EngineChoice(
         model,
         tokenizer,
@@ -78,71 +78,26 @@ def command(
         chat_template=chat_template,
     )
     with engine_session(choice) as session:
-        click.secho(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}", dim=True)
-        talk = Talk(session, sampling.resolved(session.engine.tokenize), max_tokens, list(beginning))
-        while (said := _read_line()) not in (None, "/exit"):
-            if said == "/new":
-                talk.messages = list(beginning)
-            elif said:
-                talk.say(said)
+        console = Console(highlight=False)
+        screen = MarkdownScreen(console) if console.is_terminal else PlainScreen(console)
+        screen.note(f"{session.engine.info.model} on {session.engine.info.device}. {_HINT}")
+        talk = Talk(session, sampling.resolved(session.engine.tokenize), max_tokens, system)
+        converse(talk, screen, edited_lines() if sys.stdin.isatty() and console.is_terminal else plain_lines)
 
 
-def _read_line() -> str | None:
-    """Return what the user types; None at the end of the input or on Ctrl-C."""
-    try:
-        return input("User: ").strip()
-    except (EOFError, KeyboardInterrupt):
-        click.echo()
-        return None
-
-
-@dataclass
-class Talk:
-    """The messages so far, and the settings of the next answer."""
-
-    session: Session
-    sampling: SamplingParams
-    max_tokens: int
-    messages: list[ChatMessage] = field(default_factory=list)
-
-    def say(self, text: str) -> None:
-        """Print the answer to `text` as it comes. The conversation keeps what was printed before a Ctrl-C."""
-        self.messages.append(ChatMessage(Role.USER, text))
-        reply = _Reply()
-        click.echo("Assistant:", nl=False)
+def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
+    """Answer what is read, until it ends or a command says so."""
+    while (said := read_line()) is not None:
         try:
-            self.session.generate(self._request(), reply.add)
-        except KeyboardInterrupt:
-            click.echo(" …", nl=False)
-        click.echo()
-        if reply.text:
-            self.messages.append(ChatMessage(Role.ASSISTANT, reply.text))
-
-    def _request(self) -> GenerateRequest:
-        engine, initial = self.session.engine, self.session.initial
-        template = engine.info.chat_template
-        before = text_before_chat(engine, initial, template)
-        prompt = make_chat_prompt(engine, template, Conversation(self.messages), MAX_CHARACTERS, before=before)
-        return GenerateRequest(
-            prompt=prompt.tokens,
-            initial_state=None if initial is None else initial.for_request,
-            max_tokens=self.max_tokens,
-            stop=tuple(text.encode() for text in prompt.stop),
-            stop_tokens=(0, *prompt.stop_tokens),
-            sampling=self.sampling,
-            penalised_prompt=self._earlier_replies(self.messages),
-        )
-
-    def _earlier_replies(self, messages: Sequence[ChatMessage]) -> list[int]:
-        replies = [message.content for message in messages if message.role is Role.ASSISTANT]
-        return [token for reply in replies for token in self.session.engine.tokenize(reply)]
+            if said.startswith("/"):
+                run_command(talk, screen, said)
+            elif said:
+                _show_answer(talk, screen, said)
+        except QuitError:
+            return
 
 
-@dataclass
-class _Reply:
-    text: str = ""
-
-    def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
-        click.echo(delta.text, nl=False)
-        sys.stdout.flush()
+def _show_answer(talk: Talk, screen: Screen, said: str) -> None:
+    with screen.answer() as show:
+        finished = talk.say(said, show)
+    screen.end_answer(finished=finished)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from rnn_engine.chat_template import ChatMessage, Role
 from rnn_engine.cli.grammar_options import grammar_options
 from rnn_engine.cli.mix_options import Starts, mix_options
 from rnn_engine.cli.options import (
+    chat_template_option,
     device_memory_option,
     device_option,
     lora_option,
@@ -20,14 +24,16 @@ from rnn_engine.cli.options import (
     weights_option,
 )
 from rnn_engine.cli.sampling_options import sampling_options
-from rnn_engine.cli.session import EngineChoice, engine_session
+from rnn_engine.cli.session import EngineChoice, Session, engine_session
+from rnn_engine.cli.terminal.talk import prompt_of
 from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
+from states.frozen import FrozenState
 
 _BLANK_HINT = (
-    "hint: the model wrote nothing but white space. If it was trained to chat, ask it by `rnn-engine chat`, or give "
-    "the prompt as its chats have it, such as 'User: ...', a blank line, and 'Assistant:'."
+    "hint: the model wrote nothing but white space. If it was trained to chat, add --chat, or "
+    "give the prompt as its chats have it, such as 'User: ...', a blank line, and 'Assistant:'."
 )
 
 
@@ -40,6 +46,8 @@ _BLANK_HINT = (
     metavar="1,2,3|FILE.npy",
     help="Token ids to continue; the answer is token ids, too.",
 )
+@click.option("--chat", is_flag=True, help="Take the text for what a user says to the model, and print the answer.")
+@chat_template_option
 @click.option("--stop", multiple=True, help="End before this text. May be given several times.")
 @sampling_options
 @grammar_options
@@ -54,6 +62,8 @@ def command(
     model: Path,
     prompt: str | None,
     tokens: list[int] | None,
+    chat: bool,
+    chat_template: str,
     stop: tuple[str, ...],
     max_tokens: int,
     tokenizer: str,
@@ -69,6 +79,8 @@ def command(
     """Continue a text and print what follows."""
     if prompt is not None and tokens is not None:
         raise click.UsageError("--prompt and --tokens exclude each other")
+    if chat and tokens is not None:
+        raise click.UsageError("--chat and --tokens exclude each other")
     if prompt is None and tokens is None:
         prompt = _read_prompt()
     choice = EngineChoice(
@@ -81,16 +93,18 @@ def command(
         weights=weights,
         device_memory=device_memory,
         loras=loras,
+        chat_template=chat_template,
     )
     with engine_session(choice) as session:
-        ids = session.engine.tokenize(prompt) or [0] if prompt is not None else tokens
         initial = session.initial
+        asked = _read(session, initial, prompt, chat=chat) if prompt is not None else _Asked(tokens or [])
         request = GenerateRequest(
-            prompt=ids or [],
+            prompt=asked.tokens,
             initial_state=None if initial is None else initial.for_request,
             mix=starts.mix(session),
             max_tokens=max_tokens,
-            stop=tuple(text.encode() for text in stop),
+            stop=tuple(text.encode() for text in (*stop, *asked.stop)),
+            stop_tokens=(0, *asked.stop_tokens),
             sampling=sampling.resolved(session.engine.tokenize),
             grammar=grammar,
         )
@@ -99,6 +113,22 @@ def command(
         click.echo()
         if printer.only_blanks and prompt is not None:
             click.echo(_BLANK_HINT, err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is continued, and what ends the answer beside what the user says."""
+
+    tokens: Sequence[int]
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+
+
+def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: bool) -> _Asked:
+    if not chat:
+        return _Asked(session.engine.tokenize(prompt) or [0])
+    made = prompt_of(session.engine, initial, [ChatMessage(Role.USER, prompt)])
+    return _Asked(made.tokens, made.stop, made.stop_tokens)
 
 
 def _read_prompt() -> str:

@@ -15,7 +15,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.model import LoraChoice
-from rnn_engine.requests import Finished, GenerateRequest, TextDelta
+from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.frozen import FrozenState
 
@@ -95,9 +95,14 @@ class Session:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run(work)
 
-    def generate(self, request: GenerateRequest, on_delta: Callable[[TextDelta], None]) -> Finished:
-        """Run `request` and call `on_delta` with its text as it comes."""
-        return self.run(_generate(self.engine, request, on_delta))
+    def generate(
+        self,
+        request: GenerateRequest,
+        on_delta: Callable[[TextDelta], None],
+        on_start: Callable[[Started], None] = lambda _: None,
+    ) -> Finished:
+        """Run `request`, and call `on_start` when its prompt has run and `on_delta` with its text as it comes."""
+        return self.run(_generate(self.engine, request, on_delta, on_start))
 
 
 @contextmanager
@@ -111,11 +116,19 @@ def engine_session(choice: EngineChoice) -> Iterator[Session]:
             loop.run(engine.close())
 
 
-async def _generate(engine: EngineLike, request: GenerateRequest, on_delta: Callable[[TextDelta], None]) -> Finished:
+async def _generate(
+    engine: EngineLike,
+    request: GenerateRequest,
+    on_delta: Callable[[TextDelta], None],
+    on_start: Callable[[Started], None],
+) -> Finished:
     async with aclosing(engine.generate(request)) as events:
         async for event in events:
-            if isinstance(event, TextDelta):
-                on_delta(event)
-            elif isinstance(event, Finished):
-                return event
+            match event:
+                case Started():
+                    on_start(event)
+                case TextDelta():
+                    on_delta(event)
+                case Finished():
+                    return event
     raise RuntimeError("the engine ended a request without saying so")

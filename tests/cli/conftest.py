@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rnn_engine.cli import main
+from rnn_engine.cli.session import EngineChoice
 from tests.support.cli import Command
+from tests.support.fake_engine import FakeEngine
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 
 
@@ -36,3 +39,20 @@ def rnn_engine() -> Command:
         return result.output
 
     return run
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeEngine], list[EngineChoice]]:
+    """Put a fake engine where a real one would be loaded; gives the list of what was asked to be loaded."""
+
+    def put(engine: FakeEngine) -> list[EngineChoice]:
+        choices: list[EngineChoice] = []
+
+        async def load(choice: EngineChoice) -> FakeEngine:
+            choices.append(choice)
+            return engine
+
+        monkeypatch.setattr("rnn_engine.cli.session.load_engine", load)
+        return choices
+
+    return put

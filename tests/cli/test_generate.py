@@ -22,23 +22,6 @@ from tests.support.fake_engine import FakeEngine, encode
 Install = Callable[[FakeEngine], list[EngineChoice]]
 
 
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put a fake engine where a real one would be loaded; gives the list of what was asked to be loaded."""
-
-    def put(engine: FakeEngine) -> list[EngineChoice]:
-        choices: list[EngineChoice] = []
-
-        async def load(choice: EngineChoice) -> FakeEngine:
-            choices.append(choice)
-            return engine
-
-        monkeypatch.setattr("rnn_engine.cli.session.load_engine", load)
-        return choices
-
-    return put
-
-
 class TestGenerate:
     def test_follows_a_grammar(self, rnn_engine: Command, install: Install, tmp_path: Path) -> None:
         files = {
@@ -127,7 +110,7 @@ class TestGenerate:
         install(FakeEngine(reply=lambda _: "\n\n"))
         said = rnn_engine("generate", "m", "-p", "Hello")
         assert said.startswith("\n\n\nhint: ")
-        assert "`rnn-engine chat`" in said
+        assert "add --chat" in said
         install(FakeEngine(reply=lambda _: "\n\n"))
         assert rnn_engine("generate", "m", "--tokens", "1") == " ".join(map(str, encode("\n\n"))) + " \n"
 
@@ -188,6 +171,16 @@ def interrupt(_: GenerateRequest) -> str:
 
 def prompts(engine: FakeEngine) -> list[str]:
     return [engine.detokenize(request.prompt).decode() for request in engine.requests]
+
+
+def test_a_question_alone_is_asked_as_a_chat_has_it(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine()
+    install(engine)
+    rnn_engine("generate", "m", "--chat", "--prompt", "One", "--stop", "x")
+    assert prompts(engine) == ["User: One\n\nAssistant:"]
+    assert engine.requests[0].stop == (b"x", b"\n\n")
+    said = rnn_engine("generate", "m", "--chat", "--tokens", "1", code=2)
+    assert "--chat and --tokens exclude each other" in said
 
 
 class TestChat:

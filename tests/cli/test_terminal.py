@@ -1,0 +1,158 @@
+"""`rnn-engine chat` in a terminal, and its commands."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.terminal.screen import Blocks, MarkdownScreen
+from rnn_engine.requests import GenerateRequest
+from tests.support.cli import Command
+from tests.support.fake_engine import FakeEngine
+from tests.support.terminal import open_terminal
+
+Install = Callable[[FakeEngine], list[EngineChoice]]
+LEFT, UP, BACKSPACE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[D", "\x1b[A", "\x7f", "\x1b\r", "\x03", "\x04"
+
+
+def prompts(engine: FakeEngine) -> list[str]:
+    return [engine.detokenize(request.prompt).decode() for request in engine.requests]
+
+
+def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    chat = ("chat", "--device", "cpu", "--temperature", 0)
+    state = tmp_path / "paris.st"
+    with open_terminal(*chat, environment=environment) as terminal:
+        terminal.wait_for("User:")
+        terminal.type(f"What is the capital of Frence?{4 * LEFT}{BACKSPACE}a\r")
+        terminal.wait_for("The capital of France is Paris.")
+        terminal.wait_for("User:")
+        terminal.type(f"How much is{ALT_ENTER}12 + 30?")
+        terminal.wait_for("      12 + 30?")
+        terminal.type(CTRL_C)
+        terminal.type("/fork here\r")
+        terminal.wait_for("put aside; /go here goes on from here")
+        terminal.type(f"/save {state}\r")
+        terminal.wait_for("goes on from there")
+        terminal.type("/he\t")
+        terminal.wait_for("User: /help")
+        terminal.type("\r")
+        terminal.wait_for("Alt+Enter begins a line")
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+    assert state.stat().st_size > 0
+    with open_terminal(*chat, environment=environment) as terminal:
+        terminal.wait_for("User:")
+        terminal.type(4 * UP)  # what was typed the last time
+        terminal.wait_for("User: What is the capital of France?")
+        terminal.type(CTRL_C)
+        terminal.type(f"/load {state}\r")
+        terminal.wait_for("a new conversation, from the state in")
+        terminal.type("/quit\r")
+        assert terminal.wait_for_end() == 0
+
+
+def test_commands(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine(reply=lambda request: f" {len(request.prompt)}")
+    install(engine)
+    said = rnn_engine(
+        "chat", "m", stdin="/stats\nOne\n/fork a\nTwo\n/undo\nThree\n/go a\n/retry\n/system Count.\nFour\n/go\n/stats\n"
+    )
+    first, second, third, again, fourth = prompts(engine)
+    assert first == again == "User: One\n\nAssistant:"
+    assert second.startswith(first)
+    assert second.endswith("User: Two\n\nAssistant:")
+    assert third == second.replace("Two", "Three")
+    assert fourth == "System: Count.\n\nUser: Four\n\nAssistant:"
+    for words in (
+        "no answer yet",
+        "taken back: Two",
+        "back at a; said last:",
+        "put aside: a\n",
+        "were in the cache",
+    ):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/nothing", "/nothing is no command; /help lists them"),
+        ("/undo", "expected one in which something was said"),
+        ("/retry", "expected one in which something was said"),
+        ("/save x.st", "expected one in which something was said"),
+        ("/save pyproject.toml", "'pyproject.toml' is not allowed; expected a new name"),
+        ("/load nowhere.st", "nowhere.st"),
+        ("/fork", "/fork lacks NAME"),
+        ("/go away", "expected one of those that /fork made: none"),
+        ("/new now", "/new takes nothing after it"),
+        ("/sampling heat=1", "expected NAME=NUMBER with a name of temperature"),
+        ("/sampling temperature=hot", "expected a number"),
+        ("/sampling temperature=-1", "temperature: -1.0 is not allowed"),
+    ],
+)
+def test_a_command_that_can_not_be_followed(rnn_engine: Command, install: Install, line: str, words: str) -> None:
+    engine = FakeEngine()
+    install(engine)
+    said = rnn_engine("chat", "m", stdin=f"{line}\nOne\n")
+    assert words in said
+    assert prompts(engine) == ["User: One\n\nAssistant:"]
+
+
+def test_sampling_is_changed_for_what_comes_then(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine()
+    install(engine)
+    said = rnn_engine("chat", "m", stdin="One\n/sampling temperature=0.25 top_k=3\nTwo\n")
+    assert "temperature=0.25\n" in said
+    assert [(each.sampling.temperature, each.sampling.top_k) for each in engine.requests] == [(1.0, 128), (0.25, 3)]
+
+
+def test_ctrl_c_ends_an_answer_in_markdown(
+    rnn_engine: Command, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reply(_: GenerateRequest) -> str:
+        if len(engine.requests) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return " **Yes**"
+
+    engine = FakeEngine(reply=reply)
+    install(engine)
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80)
+    monkeypatch.setattr("rnn_engine.cli.chat.Console", lambda **_: console)
+    rnn_engine("chat", "m", stdin="One\nTwo\n")
+    assert "(ended)" in out.getvalue()
+    assert "\x1b[1mYes\x1b[0m" in out.getvalue()
+    assert prompts(engine)[1] == "User: One\n\nUser: Two\n\nAssistant:"
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "word ", "\n", "\n\n", "- item\n", "```\n", "# Title\n", "1. one\n", "> said\n", "    "])
+    )
+)
+def test_blocks_are_the_text_however_it_comes(parts: list[str]) -> None:
+    blocks = Blocks()
+    printed = [block for part in parts for block in blocks.add(part)]
+    assert "".join(printed) + blocks.last == "".join(parts).lstrip()
+
+
+def test_words_are_kept_whole() -> None:
+    out = io.StringIO()
+    screen = MarkdownScreen(Console(file=out, width=20, force_terminal=False))
+    text = "Recurrent models keep their memory in a state.\n\n- all of it"
+    with screen.answer() as show:
+        for start in range(0, len(text), 4):
+            show(text[start : start + 4])
+    assert " ".join(out.getvalue().split()) == "Recurrent models keep their memory in a state. • all of it"
+    assert max(map(len, out.getvalue().splitlines())) <= 20

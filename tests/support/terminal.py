@@ -1,0 +1,66 @@
+"""A program in a terminal of its own, as somebody sees it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pexpect
+import pyte
+
+LINES, COLUMNS = 40, 80
+_TIMEOUT = 120  # seconds until a text has to be there
+
+
+class _Screen(pyte.Screen):
+    """A screen that answers the program, as to where the cursor is."""
+
+    def __init__(self, child: pexpect.spawn) -> None:
+        super().__init__(COLUMNS, LINES)
+        self._child = child
+
+    def write_process_input(self, data: str) -> None:
+        self._child.send(data)
+
+
+class Terminal:
+    """What is typed goes in; what the program draws is on the screen."""
+
+    def __init__(self, child: pexpect.spawn) -> None:
+        self._child = child
+        self._screen = _Screen(child)
+        self._stream = pyte.Stream(self._screen)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of the screen that are not empty."""
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    def type(self, keys: str) -> None:
+        self._child.send(keys)
+
+    def wait_for(self, text: str) -> None:
+        """Take in what the program writes until `text` is in the last lines."""
+        while not any(text in line for line in self.lines[-3:]):
+            self._stream.feed(self._child.read_nonblocking(4096, timeout=_TIMEOUT))
+
+    def wait_for_end(self) -> int | None:
+        """Take in all that comes, and return the program's exit status."""
+        self._child.expect(pexpect.EOF, timeout=_TIMEOUT)
+        self._stream.feed(self._child.before)
+        self._child.close()
+        status: int | None = self._child.exitstatus
+        return status
+
+
+@contextmanager
+def open_terminal(*arguments: object, environment: Mapping[str, str]) -> Iterator[Terminal]:
+    """Run `rnn-engine` with arguments in a terminal; it is ended with the block."""
+    command = ["-m", "rnn_engine.cli", *map(str, arguments)]
+    env = {**environment, "TERM": "xterm-256color"}
+    child = pexpect.spawn(sys.executable, command, env=env, dimensions=(LINES, COLUMNS), encoding="utf-8")
+    try:
+        yield Terminal(child)
+    finally:
+        child.close(force=True)
