@@ -67,12 +67,14 @@ def test_table_has_a_row_for_each_file() -> None:
     outcomes = {
         "test_a.py::test_one[1]": ("passes", ""),
         "test_a.py::test_two": ("does not apply", "images"),
+        "test_a.py::test_four": ("does not apply", "a router"),
+        "test_a.py::test_five": ("does not apply", "images"),
         "test_b.py::test_three": ("fails", "assert 1 == 2"),
     }
     assert list(table(outcomes))[2:] == [
-        "| test_a.py | 1 | 1 | 0 | images (1) |",
+        "| test_a.py | 1 | 3 | 0 | a router; images (2) |",
         "| test_b.py | 0 | 0 | 1 |  |",
-        "| all | 1 | 1 | 1 | |",
+        "| all | 1 | 3 | 1 | |",
         "",
         "Fails:",
         "",

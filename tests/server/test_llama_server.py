@@ -124,6 +124,13 @@ class TestSlotActions:
         error = await error_of(await client.post("/slots/0?action=save", json={"filename": "a"}), 400)
         assert error["param"] == "id_slot"
 
+    @pytest.mark.parametrize("fields", [{"cache_salt": "secret"}, {"state": "a"}, {"id_slot": -1}])
+    async def test_prompts_that_are_not_noted(self, serve: Serve, fields: Body) -> None:
+        client = await serve(FakeEngine())
+        await client.post("/v1/states", json={"name": "a", "prompt": "ab"})
+        assert (await client.post("/completion", json={"prompt": "b", "id_slot": 1, **fields})).status == 200
+        assert (await self.act(client, "erase"))["n_erased"] == 0
+
     async def test_a_state_that_was_not_saved_from_a_slot_restores_no_prompt(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
         await client.post("/v1/states", json={"name": "a", "prompt": "ab"})

@@ -52,7 +52,7 @@ def table(outcomes: Mapping[str, tuple[str, str]]) -> Iterable[str]:
         of_file = [outcome for name, outcome in outcomes.items() if name.startswith(f"{file}::")]
         counts = Counter(kind for kind, _ in of_file)
         reasons = Counter(reason for kind, reason in of_file if kind == "does not apply")
-        shown = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        shown = "; ".join(f"{reason} ({count})" if count > 1 else reason for reason, count in sorted(reasons.items()))
         yield f"| {file} | {counts['passes']} | {counts['does not apply']} | {counts['fails']} | {shown} |"
         totals += counts
     yield f"| all | {totals['passes']} | {totals['does not apply']} | {totals['fails']} | |"

@@ -63,12 +63,9 @@ class Plugin:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            for pattern, reason in DOES_NOT_APPLY:
-                if re.search(pattern, item.nodeid):
-                    item.add_marker(pytest.mark.skip(reason=reason))
-                    break
-            if item.get_closest_marker("slow"):
-                item.add_marker(pytest.mark.skip(reason=LARGE_MODEL))
+            reason = LARGE_MODEL if item.get_closest_marker("slow") else _reason(item.nodeid)
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
             call = getattr(item, "callspec", None)
             if call is not None:
                 call.params.update({name: ANY for name in _OF_THE_MODEL if name in call.params})
@@ -78,7 +75,7 @@ class Plugin:
         if report.failed:
             self.outcomes[name] = ("fails", _last_line(report))
         elif report.skipped:
-            self.outcomes[name] = ("does not apply", _skip_reason(report))
+            self.outcomes[name] = ("does not apply", _reason(report.nodeid) or _skip_reason(report))
         elif report.when == "call":
             self.outcomes[name] = ("passes", "")
 
@@ -90,6 +87,11 @@ def _with_defaults(request: Any) -> Any:  # noqa: ANN401
         return request(server, method, path, body_of(server, path, data), *rest, **more)
 
     return with_defaults
+
+
+def _reason(test: str) -> str | None:
+    """Return why a test does not apply, where that is known of its name."""
+    return next((reason for pattern, reason in DOES_NOT_APPLY if re.search(pattern, test)), None)
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

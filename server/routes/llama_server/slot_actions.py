@@ -23,12 +23,15 @@ _ACTIONS = ("save", "restore", "erase")
 
 
 def note_slot(request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]) -> None:
-    """Note the prompt of a generation under the slot's number that it names, if any."""
+    """Note the prompt of a generation under the slot's number that it names, if any.
+
+    One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
+    """
     slot = body.id_slot
     if slot is None or slot < 0:
         return
     _check_slot(engine, "id_slot", slot)
-    if calls[0].initial_state is None:  # else the prompt alone does not lead to its end
+    if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
         request.app[SLOT_PROMPTS].put(_slot_key(request, engine, slot), calls[0].prompt)
 
 
