@@ -110,17 +110,21 @@ class BrokenMask:
         self._left = tokens
 
     def forced(self) -> tuple[int, ...]:
+        self._check(-1)
         return ()
 
     def next(self) -> None:
-        if self._left == 0:
+        self._check(0)
+
+    def _check(self, left: int) -> None:
+        if self._left == left:
             raise RuntimeError("a fault of the mask")
 
     def accept(self, token: int) -> None:
         self._left -= 1
 
 
-@pytest.mark.parametrize("tokens", [0, 2])
+@pytest.mark.parametrize("tokens", [-1, 0, 2])
 async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
     """At its start, or after a step; both are on the worker's thread."""
     asker = ContextVar("asker", default="nobody")
@@ -141,5 +145,5 @@ async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
     async with engine_of(FakeRunner(HELLO)) as engine:
         await asyncio.gather(fail("Ann"), fail("Bob"))
     logger.removeHandler(handler)
-    message = "a request could not start" if tokens == 0 else "a request failed after its step"
+    message = "a request could not start" if tokens < 0 else "a request failed after its step"
     assert sorted(told) == [(message, "Ann"), (message, "Bob")]
