@@ -105,7 +105,7 @@ def make_app(
     app[MODELS] = models
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
-    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.doors.keys))
+    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.doors.keys), strict=settings.strict)
     app[RESPONSES] = ResponseStore(settings.limits)
     app[CONVERSATIONS] = ConversationStore(settings.limits)
     app[SLOT_PROMPTS] = PromptTable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
@@ -18,29 +18,42 @@ _PLACE = "#/components/schemas/{model}"
 _NULL: Schema = {"type": "null"}
 
 
-def describe_bodies(kinds: Iterable[Kind]) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
-    """Return the schema of each body, which may be a reference, and what the references stand for, by name."""
+def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
+    """Return the schema of each body, which may be a reference, and what the references stand for, by name.
+
+    `strict` says whether the server refuses fields that it does not know.
+    """
     kinds = list(kinds)
     bodies: list[tuple[int, JsonSchemaMode, TypeAdapter[Any]]] = [
         (number, "validation", TypeAdapter(cast(Any, kind))) for number, kind in enumerate(kinds)
     ]
-    schemas, shared = TypeAdapter.json_schemas(bodies, ref_template=_PLACE, schema_generator=_BodySchema)
+    schemas, shared = TypeAdapter.json_schemas(
+        bodies, ref_template=_PLACE, schema_generator=_BodySchema if strict else _LenientSchema
+    )
     return {kinds[number]: schema for (number, _), schema in schemas.items()}, shared.get("$defs", {})
 
 
 class _BodySchema(GenerateJsonSchema):
     """Adds to the schema of a request's body what is accepted beside its fields."""
 
+    unknown: ClassVar[Schema] = _NULL  # what a field may be that is not known
+
     def model_schema(self, schema: ModelSchema) -> Schema:
         made = super().model_schema(schema)
         kind = schema["cls"]
-        return _accepted(kind, made) if issubclass(kind, RequestBody) else made
+        return _accepted(kind, made, self.unknown) if issubclass(kind, RequestBody) else made
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # noqa: ANN401, ARG002
         return False  # a title would say the field's name again
 
 
-def _accepted(kind: type[RequestBody], schema: Schema) -> Schema:
+class _LenientSchema(_BodySchema):
+    """The same for a server that leaves out fields that it does not know."""
+
+    unknown: ClassVar[Schema] = {}
+
+
+def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
     """Return the schema of a body with other names of its fields, null for defaults, and fields without effect."""
     fields: Mapping[str, Schema] = schema.get("properties", {})
     required = schema.get("required", [])
@@ -50,7 +63,7 @@ def _accepted(kind: type[RequestBody], schema: Schema) -> Schema:
     properties.update({name: dict(field) for name, field in kind.unfolded.items()})
     for alias, name in kind.aliases.items():
         properties[alias] = {**_or_null(_bare(fields[name])), "description": f"Another name of `{name}`."}
-    made = {**schema, "properties": properties, "additionalProperties": _NULL}
+    made = {**schema, "properties": properties, "additionalProperties": unknown}
     made.pop("required", None)
     return made | _require(required, kind.aliases)
 

@@ -45,9 +45,9 @@ _RETRY_HEADERS = {"Retry-After": {"description": "Seconds.", "schema": {"type": 
 class DocumentMaker:
     """Makes the document of some routes when it is first asked for; any thread may ask."""
 
-    def __init__(self, routes: Iterable[Route], *, asks_for_key: bool) -> None:
+    def __init__(self, routes: Iterable[Route], *, asks_for_key: bool, strict: bool) -> None:
         self._routes = tuple(routes)
-        self._asks_for_key = asks_for_key
+        self._settings: dict[str, bool] = {"asks_for_key": asks_for_key, "strict": strict}
         self._lock = Lock()
         self._text: str | None = None
 
@@ -55,14 +55,14 @@ class DocumentMaker:
         """Return the document as JSON; takes some tenths of a second the first time."""
         with self._lock:
             if self._text is None:
-                self._text = json.dumps(make_document(self._routes, asks_for_key=self._asks_for_key))
+                self._text = json.dumps(make_document(self._routes, **self._settings))
             return self._text
 
 
-def make_document(routes: Iterable[Route], *, asks_for_key: bool) -> ApiDocument:
-    """Return the document; `asks_for_key` says whether the server has API keys."""
+def make_document(routes: Iterable[Route], *, asks_for_key: bool = False, strict: bool = True) -> ApiDocument:
+    """Return the document of a server that asks for API keys or not, and refuses unknown fields or leaves them out."""
     routes = list(routes)
-    schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)))
+    schemas, shared = describe_bodies(dict.fromkeys(_kinds(routes)), strict=strict)
     operations = _Operations(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:

@@ -67,10 +67,25 @@ class RequestBody(BaseModel):
             raise InvalidRequestError("body", body[:100].decode(errors="replace"), f"JSON ({error})") from None
         try:
             parsed = cls.model_validate(data, context=unknown)
+            parsed.check(limits)
         except ValidationError as error:
-            raise _translate(error.errors(include_url=False)[0]) from None
-        parsed.check(limits)
+            raise cls._as_spelled(data, _translate(error.errors(include_url=False)[0])) from None
+        except InvalidRequestError as error:
+            raise cls._as_spelled(data, error) from None
         return parsed
+
+    @classmethod
+    def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
+        """Return the error with its field under the name that the client uses for it."""
+        if not isinstance(data, dict) or type(error) is not InvalidRequestError:
+            return error
+        objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]
+        sent = {name for fields in objects for name in fields}
+        field, dot, below = error.field.partition(".")
+        for alias, name in cls.aliases.items():
+            if name == field and alias in sent and name not in sent:
+                return InvalidRequestError(f"{alias}{dot}{below}", error.value, error.allowed)
+        return error
 
     def check(self, limits: Limits) -> None:
         """Raise InvalidRequestError for the first field that asks for more than `limits` allow."""

@@ -140,6 +140,15 @@ def test_a_schema_says_what_a_body_accepts(body: dict[str, Any], fits: bool) -> 
             Body.parse(json.dumps(body).encode())
 
 
+@pytest.mark.parametrize("strict", [True, False])
+async def test_it_says_whether_unknown_fields_are_refused(serve: Serve, strict: bool) -> None:
+    client = await serve(FakeEngine(), ServerSettings(strict=strict))
+    schemas = (await (await client.get("/openapi.json")).json())["components"]["schemas"]
+    assert schemas["TokenizeRequest"]["additionalProperties"] == ({"type": "null"} if strict else {})
+    response = await client.post("/tokenize", json={"content": "a", "unknown": 1})
+    assert response.status == (400 if strict else 200)
+
+
 class TestPage:
     @pytest.mark.parametrize("path", ["/docs", "/", "/api-docs"])
     async def test_it_is_served(self, serve: Serve, path: str) -> None:

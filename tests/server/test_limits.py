@@ -144,6 +144,28 @@ async def test_limits_hold_in_the_words_of_other_systems(serve: Serve, path: str
     assert engine.requests == []
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": 61}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": [USER], "max_completion_tokens": "a"}, "max_completion_tokens"),
+        ("/v1/batch/completions", {"prompts": ["a"] * 7, **BRIEF}, "prompts"),
+        ("/v1/batch/completions", {"prompts": [None], **BRIEF}, "prompts"),
+        ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 61}}, "max_new_tokens"),
+        ("/completion", {"prompt": "a", "n_predict": 61}, "n_predict"),
+        ("/completion", {"prompt": "a", "n_predict": 10, "n_probs": 5}, "n_probs"),
+        ("/completion", {"prompt": "a", "n_predict": 61, "max_tokens": 61}, "max_tokens"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 61}, "max_output_tokens"),
+        ("/v1/messages", {"messages": [USER], "stop_sequences": ["a"] * 3, **BRIEF}, "stop_sequences"),
+    ],
+)
+async def test_an_error_names_the_field_as_the_client_does(serve: Serve, path: str, body: Body, field: str) -> None:
+    response = await (await serve(FakeEngine(), ServerSettings(limits=SMALL))).post(path, json=body)
+    answer = await response.json()
+    message = answer["error"] if isinstance(answer["error"], str) else answer["error"]["message"]
+    assert message.startswith(f"{field}: "), message
+
+
 async def test_what_is_not_said_is_within_the_limits(serve: Serve) -> None:
     """The default texts of `dry_sequence_breakers` are more than this server takes."""
     client = await serve(FakeEngine(), ServerSettings(limits=SMALL))

@@ -362,7 +362,7 @@ def test_the_store_is_used_by_several_threads() -> None:
         ({"background": True}, "background", "wait"),
         ({"n": 2}, "n", "one answer"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"max_output_tokens": -1}, "max_tokens", "at least 0"),
+        ({"max_output_tokens": -1}, "max_output_tokens", "at least 0"),
         ({"inptu": "Hi"}, "inptu", "perhaps input"),
     ],
 )
