@@ -7,18 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import LogitRow
+from rnn_engine.scheduler.admission import Admission, FailedStart
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
-from rnn_engine.scheduler.prefixes import Prefixes, Start
-from rnn_engine.scheduler.queue import Queue, Waiting
+from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
 from rnn_engine.telemetry import EngineCounters
@@ -68,8 +67,6 @@ class Scheduler:
         """
         self._runner = runner
         self._prefixes = Prefixes(runner, cache, wake)
-        self._token_bytes = token_bytes
-        self._queue = Queue()
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
@@ -77,6 +74,7 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
+        self._admission = Admission(runner, token_bytes, self._slots, self._prefixes, self._meter)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
@@ -96,7 +94,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return self._admission.num_waiting
 
     @property
     def num_leads(self) -> int:
@@ -106,12 +104,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything: not where all are paused, or have their states read first."""
-        if self._steps or self._slots.num_advancing > 0:
-            return True
-        if self._slots.num_free == 0:
-            return False
-        waiting = next(self._queue.ready(), None)
-        return waiting is not None and len(waiting.members) <= self._slots.num_free
+        return bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start
 
     def wait_seconds(self) -> float | None:
         """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
@@ -127,7 +120,7 @@ class Scheduler:
         now = self._clock()
         if self._ready_since is None:
             self._ready_since = now
-        sequences = self._slots.num_advancing + min(self._queue.num_ready, self._slots.num_free)
+        sequences = self._slots.num_advancing + min(self._admission.num_ready, self._slots.num_free)
         return self._policy.wait_seconds(Load(sequences, self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
@@ -137,19 +130,14 @@ class Scheduler:
         """
         now = self._clock()
         self._policy.arrived(now)
-        members = [Waiting(key, one, self._prefixes.prefix(one)) for one in request.members]
-        waiting = members[0]
-        waiting.arrived = now if arrived is None else arrived
-        waiting.others = tuple(members[1:])
-        self._prefixes.hold_back(waiting)
-        self._queue.add(waiting)
+        self._admission.add(key, request, now if arrived is None else arrived)
 
     def cancel(self, key: int) -> None:
         """Forget a request that waits or runs. Does nothing for one that has ended.
 
         Its slot is free at once, or as soon as the step in flight that it is part of has been collected.
         """
-        self._queue.discard(key)
+        self._admission.discard(key)
         if (live := self._slots.live.get(key)) is not None:
             self._slots.release(live)
 
@@ -162,7 +150,7 @@ class Scheduler:
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
         """End a request with `error` if it waits for a slot."""
-        if key not in self._queue.keys:
+        if key not in self._admission.keys:
             return []
         self.cancel(key)
         return [Delivery(key, error)]
@@ -182,7 +170,7 @@ class Scheduler:
 
         Without `queued`, only those that hold a slot.
         """
-        keys = [*self._slots.live, *(self._queue.keys if queued else ())]
+        keys = [*self._slots.live, *(self._admission.keys if queued else ())]
         for key in keys:
             self.cancel(key)
         while self._steps:
@@ -206,6 +194,7 @@ class Scheduler:
         """Go on with another runner of the same model, settings and sizes. No request may hold a slot."""
         self._runner = runner
         self._prefixes.replace_runner(runner)
+        self._admission.replace_runner(runner)
         self.failed_in_a_row = 0
 
     def step(self) -> list[Delivery]:
@@ -312,55 +301,13 @@ class Scheduler:
 
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        for waiting in self._queue.ready() if self._slots.num_free else ():
-            if len(waiting.members) > self._slots.num_free:
-                break  # nobody passes one that needs several slots, so that it gets them
-            if not self._prefixes.hold_back(waiting):
-                self._queue.take(waiting)
-                deliveries += waiting.context.run(self._start, waiting)
+        for started in self._admission.start_ready():
+            if isinstance(started, FailedStart):
+                self.failure = str(started.error)
+                deliveries.append(Delivery(started.key, step_error(started.error)))
+            else:
+                deliveries += started.context.run(self._begin, started)
         return deliveries
-
-    def _start(self, waiting: Waiting) -> list[Delivery]:
-        slots = [self._slots.take() for _ in waiting.members]
-        starts: list[Start] = []
-        try:
-            live = self._make_live(waiting, slots, starts)
-        except Exception as error:
-            logger.exception("a request could not start")
-            for start in starts:
-                start.plan.close()
-            for slot in slots:
-                self._slots.give_back(slot)
-            self.failure = str(error)
-            return [Delivery(waiting.key, step_error(error))]
-        finally:
-            waiting.end_fetches()
-        self._slots.hold(live)
-        for other in self._queue.ready():
-            if any(self._prefixes.concerns(start, other) for start in starts):
-                self._prefixes.hold_back(other)
-        return self._begin(live)
-
-    def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> LiveSequence:
-        """Put the states of a request into `slots`, and add to `starts` how far they have taken it."""
-        started = self._meter.started(waiting.arrived)
-        for member, slot in zip(waiting.members, slots, strict=True):
-            starts.append(self._prefixes.begin(member, slot))
-        live = LiveSequence(
-            waiting.key,
-            waiting.request,
-            slots[0],
-            starts[0],
-            self._runner.shape.vocab_size,
-            self._token_bytes,
-            self._runner.read_state,
-            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
-            self._meter.read_whole_row,
-            waiting.context,
-        )
-        for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
-            live.join(member.request, slot, start)
-        return live
 
     def _begin(self, live: LiveSequence) -> list[Delivery]:
         """Return the events that are ready before the first step of a sequence."""

@@ -1,0 +1,129 @@
+"""The way of a request from its arrival into its slots, with the state that its prompt starts from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.meter import Meter
+from rnn_engine.scheduler.prefixes import Prefixes, Start
+from rnn_engine.scheduler.queue import Queue, Waiting
+from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.slots import Slots
+from rnn_engine.types import Runner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A request that left the queue and got no slot."""
+
+    key: int
+    error: Exception
+
+
+class Admission:
+    """Keeps the requests that wait, and gives them free slots in the queue's order."""
+
+    def __init__(
+        self, runner: Runner, token_bytes: Callable[[int], bytes], slots: Slots, prefixes: Prefixes, meter: Meter
+    ) -> None:
+        self._runner = runner
+        self._token_bytes = token_bytes
+        self._slots = slots
+        self._prefixes = prefixes
+        self._meter = meter
+        self._queue = Queue()
+
+    @property
+    def keys(self) -> list[int]:
+        """Those that wait, in order of arrival."""
+        return self._queue.keys
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_ready(self) -> int:
+        """How many slots those would take that would start if there were slots for all."""
+        return self._queue.num_ready
+
+    @property
+    def can_start(self) -> bool:
+        """Whether `start_ready` would start any."""
+        if self._slots.num_free == 0:
+            return False
+        waiting = next(self._queue.ready(), None)
+        return waiting is not None and len(waiting.members) <= self._slots.num_free
+
+    def replace_runner(self, runner: Runner) -> None:
+        """Go on with another runner of the same model."""
+        self._runner = runner
+
+    def add(self, key: int, request: GenerateRequest, arrived: float) -> None:
+        """Queue `request`, whose client asked at `arrived` by the scheduler's clock."""
+        members = [Waiting(key, one, self._prefixes.prefix(one)) for one in request.members]
+        waiting = members[0]
+        waiting.arrived = arrived
+        waiting.others = tuple(members[1:])
+        self._prefixes.hold_back(waiting)
+        self._queue.add(waiting)
+
+    def discard(self, key: int) -> None:
+        """Forget a request, if it waits."""
+        self._queue.discard(key)
+
+    def start_ready(self) -> Iterator[LiveSequence | FailedStart]:
+        """Start requests as long as there are slots for the next one; slots may be given back meanwhile."""
+        for waiting in self._queue.ready() if self._slots.num_free else ():
+            if len(waiting.members) > self._slots.num_free:
+                break  # nobody passes one that needs several slots, so that it gets them
+            if not self._prefixes.hold_back(waiting):
+                self._queue.take(waiting)
+                yield waiting.context.run(self._start, waiting)
+
+    def _start(self, waiting: Waiting) -> LiveSequence | FailedStart:
+        slots = [self._slots.take() for _ in waiting.members]
+        starts: list[Start] = []
+        try:
+            live = self._make_live(waiting, slots, starts)
+        except Exception as error:
+            logger.exception("a request could not start")
+            for start in starts:
+                start.plan.close()
+            for slot in slots:
+                self._slots.give_back(slot)
+            return FailedStart(waiting.key, error)
+        finally:
+            waiting.end_fetches()
+        self._slots.hold(live)
+        for other in self._queue.ready():
+            if any(self._prefixes.concerns(start, other) for start in starts):
+                self._prefixes.hold_back(other)
+        return live
+
+    def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> LiveSequence:
+        """Put the states of a request into `slots`, and add to `starts` how far they have taken it."""
+        started = self._meter.started(waiting.arrived)
+        for member, slot in zip(waiting.members, slots, strict=True):
+            starts.append(self._prefixes.begin(member, slot))
+        live = LiveSequence(
+            waiting.key,
+            waiting.request,
+            slots[0],
+            starts[0],
+            self._runner.shape.vocab_size,
+            self._token_bytes,
+            self._runner.read_state,
+            partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
+            self._meter.read_whole_row,
+            waiting.context,
+        )
+        for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
+            live.join(member.request, slot, start)
+        return live
