@@ -47,8 +47,10 @@ _SHOWN = 110  # characters of an outcome
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:65530", help="the server's root")
-    parser.add_argument("packages", nargs="*", choices=ALL, help="what to try; all unless told")
+    parser.add_argument("packages", nargs="*", help=f"what to try, of {', '.join(ALL)}; all unless told")
     arguments = parser.parse_args()
+    if unknown := set(arguments.packages) - set(ALL):
+        parser.error(f"unknown package: {', '.join(sorted(unknown))}")
     url = f"{arguments.url.rstrip('/')}/v1"
     print("| package | what | works | outcome |\n|---|---|---|---|", flush=True)
     failed = False
