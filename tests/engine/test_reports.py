@@ -134,7 +134,7 @@ async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
         def emit(self, record: logging.LogRecord) -> None:
             told.append((record.getMessage(), asker.get()))
 
-    handler, logger = Listener(), logging.getLogger("rnn_engine.scheduler.scheduler")
+    handler, logger = Listener(), logging.getLogger("rnn_engine.scheduler")
     logger.addHandler(handler)
 
     async def fail(name: str) -> None:
