@@ -36,15 +36,19 @@ def test_the_document_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_fields_are_taken_or_refused_as_the_table_says(client: httpx.Client, call: Call) -> None:
-    assert client.post(call.path, json=call.body).status_code == 200
+    path = call.path
+    if call.before is not None:
+        assert client.post(call.before.path, json=call.before.body).status_code == 200
+        path = path.replace("{name}", call.before.body["name"])
+    assert client.post(path, json=call.body).status_code == 200
     for field in call.fields:
         if isinstance(field.value, Kept):
             made = client.post(field.value.path, json=field.value.body)
             field = replace(field, value=made.json()["id"])
-        response = client.post(call.path, json=field.put_into(call.body))
+        response = client.post(path, json=field.put_into(call.body))
         told = f"{field.name}: {response.status_code} {response.text[:300]}"
         if field.verdict == "refused":
-            assert response.status_code in (400, 404, 422), told
+            assert response.status_code in (400, 404, 422, 501), told
             assert field.name in response.text or response.status_code == 404, told
         else:
             assert response.status_code == 200, told

@@ -155,6 +155,8 @@ OPENAI = System(
         "POST /v1/conversations": "",
         "GET /v1/conversations/{id}": "",
         "POST /v1/conversations/{id}/items": "",
+        "GET /v1/conversations/{id}/items": "",
+        "POST /v1/responses/input_tokens": "",
     },
     {
         "POST /v1/images/generations": TEXT_ONLY,

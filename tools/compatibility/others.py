@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tools.compatibility.bodies import CHAT, DEFAULT, MERGED, USER
-from tools.compatibility.table import System, call, different, inside, refused, same
+from tools.compatibility.table import Kept, System, call, different, inside, refused, same
 
 _GENERATE = call(
     "/generate",
@@ -65,10 +65,22 @@ ASTRAI = System(
     {"GET /stats": "", "GET /health": ""},
 )
 
+_ADVANCE = call(
+    "/v1/states/{name}/advance",
+    {"input": "Hello", "top_k": 1},
+    different("`forward`, with text or tokens", input=[5]),
+    different("`forward` with the positions that are wanted", output_positions=[0]),
+    different("`sample_top_k`: ids, texts and log-probabilities", top_k=2),
+    different("of every token that was run", logprobs=1),
+    different("any number; there high, normal or low", priority=1),
+    refused("a state has no pages or places that a mask could hide", mask=[[True]]),
+    before=Kept("/v1/states", {"name": "compatibility", "prompt": "Hello"}),
+)
+
 PIE = System(
     "Pie",
     "Pie has commands on pages of attention; here they are routes on named states.",
-    (),
+    (_ADVANCE,),
     {
         "POST /v1/states": "`allocate` and `export`: for an owner until the lease ends, or persistent",
         "DELETE /v1/states/{name}": "`deallocate` and `unexport`",
@@ -76,6 +88,7 @@ PIE = System(
         "POST /v1/states/{name}/open": "`import`: a copy under another name",
         "POST /v1/states/{name}/take": "`import` of what nobody else keeps",
         "POST /v1/states/{name}/fork": "`copy` of a page: one copy on the device",
-        "POST /v1/states/{name}/advance": "`forward`, log-probabilities at every position, and `sample_top_k`",
+        "GET /v1/leases": "what each owner has",
+        "DELETE /v1/leases/{owner}": "what happens where an instance ends",
     },
 )

@@ -71,14 +71,15 @@ class Call:
     """A route with a body that is accepted as it is, and fields that the system has. A route may have several,
     one after the other, where fields ask for others."""
 
-    path: str
+    path: str  # as the route has it; `{name}` is that of what `before` makes
     body: Body
     fields: Fields
+    before: Kept | None = None
 
 
-def call(path: str, body: Body, *groups: Fields) -> Call:
+def call(path: str, body: Body, *groups: Fields, before: Kept | None = None) -> Call:
     """Return a call with some groups of fields."""
-    return Call(path, body, tuple(one for group in groups for one in group))
+    return Call(path, body, tuple(one for group in groups for one in group), before)
 
 
 @dataclass(frozen=True, slots=True)
