@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
@@ -77,6 +79,7 @@ class GenerateRequest:
     cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     priority: int = 0  # of those that wait for a slot, the greatest comes first
+    embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 
     @property
@@ -96,6 +99,8 @@ class GenerateRequest:
             raise InvalidRequestError("prompt", list(self.prompt), "at least one token")
         if self.score_from is not None:
             check_range("score_from", self.score_from, 0, max(len(self.prompt) - 1, 0))
+        if self.embeddings is not None:
+            self._check_embeddings(self.embeddings, shape)
         for name, positions in (("turn", self.turn_positions), ("checkpoint", self.checkpoint_positions)):
             for position in positions:
                 check_range(f"{name} position", position, 0, len(self.prompt))
@@ -112,6 +117,18 @@ class GenerateRequest:
         if self.grammar is not None and self.token_mask is not None:
             raise InvalidRequestError(self.grammar.field, self.grammar, "null, since the request has a token mask")
         self.sampling.check(shape.vocab_size)
+
+    def _check_embeddings(self, embeddings: F32, shape: ModelShape) -> None:
+        expected = (len(self.prompt), shape.width)
+        if embeddings.shape != expected or not np.isfinite(embeddings).all():
+            allowed = f"finite numbers of the shape {list(expected)}, a vector for each token of the prompt"
+            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
+        if self.mix is not None or self.score_from is not None:
+            allowed = "null where states are mixed or tokens are scored"
+            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
+        if "deepembed" in shape.version:
+            allowed = f"null, since RWKV {shape.version} has vectors for each token in every layer"
+            raise InvalidRequestError("embeddings", list(embeddings.shape), allowed)
 
     def sampling_context(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> SequenceContext:
         """Return what its sampler may ask about it."""

@@ -123,7 +123,8 @@ class TokenRun:
     a row; the read-out then has the logit at that id. `masks`, where given, says which tokens each row's candidates
     are taken from, as [rows, ceil(V / 32)], or None for all tokens: the bit `id % 32` of a row's word `id // 32` is set
     for a token that is allowed. A row allows at least one token; bits beyond the vocabulary do not count. `submit`
-    calls it once, while the device runs the tokens already; it must not raise.
+    calls it once, while the device runs the tokens already; it must not raise. `embeddings`, where given, are what the
+    first layer takes in place of the tokens' rows of the embedding, before its layer norm: [len(tokens), D].
     """
 
     slot: int
@@ -131,6 +132,7 @@ class TokenRun:
     rows: int = 0
     targets: Sequence[int] | None = None
     masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
+    embeddings: F32 | None = field(default=None, compare=False)
 
 
 def mask_words(vocab_size: int) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.types import Batch, ModelShape, State, Ticket, TokenRun, mask_words, unpack_masks
+from rnn_engine.types import F32, Batch, ModelShape, State, Ticket, TokenRun, mask_words, unpack_masks
 from states.checks import check_fields
 
 T = TypeVar("T")
@@ -25,6 +25,26 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
     _check_slots_differ(batch)
     _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
     _check_total("rows", [run.rows for run in batch], max_rows)
+
+
+def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
+    """Return the ids of each run's tokens. Those with embeddings of their own have ids beyond the vocabulary, in the
+    order of `given_rows`."""
+    ids: list[Sequence[int] | NDArray[np.intp]] = []
+    first = vocab_size
+    for run in batch:
+        if run.embeddings is None:
+            ids.append(run.tokens)
+        else:
+            ids.append(np.arange(first, first + len(run.tokens)))
+            first += len(run.tokens)
+    return ids
+
+
+def given_rows(batch: Batch) -> F32 | None:
+    """Return the embeddings that runs bring, [n, D]; None where none does."""
+    given = [run.embeddings for run in batch if run.embeddings is not None]
+    return np.concatenate(given) if given else None
 
 
 def check_slot(slot: int, num_slots: int, field: str = "slot") -> None:
@@ -90,6 +110,9 @@ def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> N
     if len(run.tokens) == 0:
         raise InvalidRequestError(f"{name}: tokens", list(run.tokens), "at least one token")
     check_token_ids(f"{name}: token", run.tokens, shape.vocab_size)
+    if run.embeddings is not None and run.embeddings.shape != (len(run.tokens), shape.width):
+        allowed = f"{(len(run.tokens), shape.width)}, a vector for each token"
+        raise InvalidRequestError(f"{name}: embeddings", run.embeddings.shape, allowed)
     if not 0 <= run.rows <= len(run.tokens):
         raise InvalidRequestError(f"{name}: rows", run.rows, f"a number from 0 to {len(run.tokens)}, its token count")
     if run.targets is not None:

@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
-from rnn_engine.forward.contract import check_batch, check_slot, check_state, make_masks, take_oldest
+from rnn_engine.forward.contract import (
+    check_batch,
+    check_slot,
+    check_state,
+    given_ids,
+    given_rows,
+    make_masks,
+    take_oldest,
+)
 from rnn_engine.forward.host_readout import read_out
 from rnn_engine.reference.functions import project_to_logits
 from rnn_engine.reference.runs import RunLayers
@@ -78,10 +86,13 @@ class CpuRunner:
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]
-        tokens = np.concatenate([np.asarray(run.tokens, np.intp) for run in batch])  # [T]
+        ids = given_ids(batch, self._shape.vocab_size)
+        tokens = np.concatenate([np.asarray(run_ids, np.intp) for run_ids in ids])  # [T]
+        given = given_rows(batch)
+        weights = self._weights if given is None else self._weights.with_rows("emb.weight", given)
         lengths = [len(run.tokens) for run in batch]
         before = {name: values[slots] for name, values in self._live.items()}
-        hidden, after = self._run_layers(self._weights, tokens, lengths, before)  # [T, D]
+        hidden, after = self._run_layers(weights, tokens, lengths, before)  # [T, D]
         for name, values in after.items():
             self._live[name][slots] = values
         logits = project_to_logits(self._weights, hidden[_row_positions(batch)])  # [R, V]

@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.packing import PANEL_ROWS
 from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.step import StepSize
 from rnn_engine.forward.upload import create_weight_buffers, upload_rows
-from rnn_engine.forward.weight_formats import row_blocks
-from rnn_engine.gpu import Buffer
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, row_blocks
+from rnn_engine.gpu import Buffer, Dispatch
+from rnn_engine.types import F32
 from shaders import Constant
 
 
-def embedding_stages(context: BuildContext) -> tuple[Stage, ...]:
-    """Upload the embedding and return the stages that look tokens up in it."""
+class GivenEmbeddings:
+    """The stage that takes in embeddings that runs bring: a table that is written for each step with some."""
+
+    def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
+        self._memory = context.memory
+        self._format = WEIGHT_FORMATS["f32"]
+        shape, limits = context.model.shape, context.limits
+        panel_blocks = PANEL_ROWS * row_blocks(self._format, shape.width)
+        num_blocks = -(-limits.max_tokens // PANEL_ROWS) * panel_blocks
+        part = context.memory.create_buffer("part of the given embeddings", 12)
+        context.memory.upload(part, 0, np.array([shape.vocab_size, limits.max_tokens, panel_blocks], np.uint32))
+        self._stored = create_weight_buffers(context.memory, "given embeddings", self._format, num_blocks)
+        self._stage = context.kernel_stage(
+            "given embeddings",
+            "embed",
+            constants,
+            {"part": part, **buffers, **self._stored},
+            lambda step: (step.num_tokens, 1),
+            {"WEIGHTS": self._format.include},
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if step.has_given:
+            yield from self._stage.dispatches(step)
+
+    def upload(self, rows: F32) -> None:
+        """Write the embeddings of the next step, [n, D]."""
+        for variable, array in self._format.pack(rows).items():
+            self._memory.upload(self._stored[variable], 0, array)
+
+
+def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
+    """Upload the embedding and return the stages that look tokens up in it, and that for embeddings that runs bring."""
     vectors = PackedVectors.load(context, "ln0", "blocks.0.ln0.", ("weight", "bias"))
     constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
     buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
-    return table_stages(context, "embedding", "emb.weight", "embed", constants, buffers)
+    stages = table_stages(context, "embedding", "emb.weight", "embed", constants, buffers)
+    return stages, GivenEmbeddings(context, constants, buffers)
 
 
 def table_stages(

@@ -9,7 +9,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext
-from rnn_engine.forward.embedding import embedding_stages
+from rnn_engine.forward.embedding import make_embedding
 from rnn_engine.forward.head import Head
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.packing import COLUMNS_AT_ONCE
@@ -64,7 +64,8 @@ class ForwardPass:
             state_layout=self.state_layout,
             states=self.states,
         )
-        self._body: list[Stage] = list(embedding_stages(context))
+        embedding, self.given = make_embedding(context)
+        self._body: list[Stage] = [*embedding, self.given]
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):
             self._body += stages

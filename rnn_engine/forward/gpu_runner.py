@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.forward.contract import check_batch, check_slot, check_state, take_oldest
+from rnn_engine.forward.contract import check_batch, check_slot, check_state, given_rows, take_oldest
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
@@ -201,8 +201,11 @@ class GpuRunner:
         side = ticket.number % 2
         num_tokens = sum(len(run.tokens) for run in batch)
         num_rows = sum(run.rows for run in batch)
-        self._memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, self._limits, self._states.sides))
-        size = StepSize(num_tokens, len(batch), num_rows)
+        words = encode_batch(batch, self._limits, self._states.sides, self._shape.vocab_size)
+        self._memory.upload(self._forward.buffers.batch, 0, words)
+        if (given := given_rows(batch)) is not None:
+            self._forward.given.upload(given)
+        size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None)
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)
         if any(run.masks is not None for run in batch):

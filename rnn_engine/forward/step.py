@@ -17,6 +17,7 @@ class StepSize:
     num_runs: int
     num_rows: int
     has_masks: bool = False  # some row has a mask of its own
+    has_given: bool = False  # some run brings embeddings
 
 
 @dataclass(frozen=True, slots=True)

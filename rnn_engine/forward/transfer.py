@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.contract import make_masks, sound_runs
+from rnn_engine.forward.contract import given_ids, make_masks, sound_runs
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.types import F32, I32, Batch, Readout, mask_words
 
@@ -15,7 +15,7 @@ HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = 0xFFFFFFFF
 
 
-def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -> NDArray[np.uint32]:
+def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
     """The words of `struct Batch` up to its last token."""
     num_tokens = sum(len(run.tokens) for run in batch)
     rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
@@ -27,11 +27,11 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int]) -
     tokens = words[tokens_start:].reshape(-1, TOKEN_WORDS)
     rows[:, 2] = NO_MASK
     start = row = num_masks = 0
-    for index, run in enumerate(batch):
-        length = len(run.tokens)
+    for index, (run, ids) in enumerate(zip(batch, given_ids(batch, vocab_size), strict=True)):
+        length = len(ids)
         runs[index] = run.slot, start, length, shift_sides[run.slot]
         tokens[start : start + length, 0] = index
-        tokens[start : start + length, 1] = run.tokens
+        tokens[start : start + length, 1] = ids
         rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
         if run.targets is not None:
             rows[row : row + run.rows, 1] = run.targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.cost import Cost
 from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
 from rnn_engine.sampling import LogitRow, top_logprobs
-from rnn_engine.types import F32, ModelShape
+from rnn_engine.types import F32, InitialState, ModelShape
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import NamedState, Retention, check_changeable
 
@@ -77,13 +78,14 @@ async def advance_state(
     top_k: int = 0,
     output_positions: Sequence[int] = (),
     priority: int = 0,
+    embeddings: F32 | None = None,
 ) -> Advanced:
     """Let a name stand for its state after `tokens`, in one step; who asks later goes on from there.
 
     `logprobs` scores the tokens, each with this many alternatives; `top_k` reads out what may come next, and what may
     have come after the tokens at `output_positions`, counted from the end where they are negative. Without tokens the
-    state stays as it is. Raises NotFoundError where the name is gone or was replaced meanwhile, InvalidRequestError for
-    a state that the operator brings.
+    state stays as it is. `embeddings` are as in `run_tokens`. Raises NotFoundError where the name is gone or was
+    replaced meanwhile, InvalidRequestError for a state that the operator brings.
     """
     most = min(MAX_TOP_K, engine.info.shape.vocab_size)
     if not 0 <= top_k <= most:
@@ -103,7 +105,15 @@ async def advance_state(
         named = await states.get(str(key))
         if tokens:
             check_changeable(named, "state")
-        ran = await run_tokens(engine, named.frozen, tokens, logprobs=alternatives, score_from=first, priority=priority)
+        ran = await run_tokens(
+            engine,
+            named.frozen,
+            tokens,
+            logprobs=alternatives,
+            score_from=first,
+            priority=priority,
+            embeddings=embeddings,
+        )
         if tokens:
             named = await states.compare_and_set(named, ran.frozen, source="advance")
     top = top_logprobs(LogitRow.of_full(ran.logits, max(top_k, 1)), top_k)
@@ -132,15 +142,19 @@ async def run_tokens(
     logprobs: int | None = None,
     score_from: int = 0,
     priority: int = 0,
+    embeddings: F32 | None = None,
     wait_for_room: bool = False,
 ) -> Ran:
     """Run `tokens` from a state, and score those from `score_from` on where `logprobs` says with how many alternatives.
 
-    Raises OverloadedError if the queue is full, unless `wait_for_room` is set.
+    `embeddings` [len(tokens), D] are taken in place of those of `tokens`. Raises OverloadedError if the queue is full,
+    unless `wait_for_room` is set.
     """
+    begin = None if initial_state is None else initial_state.for_request
     request = GenerateRequest(
         prompt=tokens,
-        initial_state=None if initial_state is None else initial_state.for_request,
+        initial_state=begin if embeddings is None else _begin_before(embeddings, begin, engine.info.shape),
+        embeddings=embeddings,
         max_tokens=0,
         logprobs=logprobs,
         score_from=None if logprobs is None else score_from,
@@ -159,6 +173,12 @@ async def run_tokens(
                 initial = await asyncio.to_thread(state_after, engine.info.shape, initial_state, event.end)
                 return Ran(initial, event.end.logits, scored, cost)
     raise StepError("the run of the tokens ended early")
+
+
+def _begin_before(embeddings: F32, begin: InitialState | None, shape: ModelShape) -> InitialState:
+    """Return a state with a root that follows from the embeddings, too, since their tokens stand for nothing."""
+    root = hashlib.blake2b(embeddings.tobytes(), digest_size=16, key=b"" if begin is None else begin.root.encode())
+    return InitialState(root.hexdigest(), shape.initial_state() if begin is None else begin.state)
 
 
 def state_after(shape: ModelShape, initial_state: FrozenState | None, end: EndState) -> FrozenState:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -26,6 +27,7 @@ class Weights:
         self._fetch = fetch
         self._cast: dict[str, Array] = {}
         self._transposed: dict[str, Array] = {}
+        self._more_rows: Mapping[str, Array] = {}
 
     def __call__(self, name: str) -> Array:
         """The tensor `name` in its own orientation."""
@@ -41,8 +43,21 @@ class Weights:
 
     def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
         """Some rows of a table that is not worth casting as a whole."""
-        rows: Array = self._fetch(name)[ids]
-        return rows.astype(self.dtype)
+        table, more = self._fetch(name), self._more_rows.get(name)
+        if more is None:
+            found: Array = table[ids]
+            return found.astype(self.dtype)
+        is_own = ids < len(table)
+        rows = np.empty((len(ids), table.shape[1]), self.dtype)
+        rows[is_own] = table[ids[is_own]]
+        rows[~is_own] = more[ids[~is_own] - len(table)]
+        return rows
+
+    def with_rows(self, name: str, more: Array) -> Self:
+        """Return the same weights with more rows at the end of a table."""
+        extended = copy(self)
+        extended._more_rows = {name: more}
+        return extended
 
     def block(self, layer: int) -> Block:
         return Block(self, f"blocks.{layer}.")

@@ -123,8 +123,16 @@ class Member(ABC):
             return TokenRun(self.slot, tokens, rows=rows, targets=targets[:rows], masks=masks)
         # A state that is to be kept gets a row too, for its logits tell whether it is sound.
         if end == self._prompt_length:
-            return TokenRun(self.slot, tokens, rows=1, masks=self._make_masks(1))
-        return TokenRun(self.slot, tokens, rows=int(self._plan.at(end) is not None))
+            return TokenRun(
+                self.slot, tokens, rows=1, masks=self._make_masks(1), embeddings=self._embeddings_of(start, end)
+            )
+        rows = int(self._plan.at(end) is not None)
+        return TokenRun(self.slot, tokens, rows=rows, embeddings=self._embeddings_of(start, end))
+
+    def _embeddings_of(self, start: int, end: int) -> F32 | None:
+        """Return the embeddings that the request brings for a part of its prompt."""
+        embeddings = self.request.embeddings
+        return None if embeddings is None else embeddings[start:end]
 
     def passed(self) -> None:
         """Note that the checkpoint that was due at this moment, if any, has been kept."""

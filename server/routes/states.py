@@ -100,7 +100,10 @@ async def advance(request: web.Request) -> web.Response:
             "one sum. Fork the state before what is not to be seen; logit_bias and grammars mask what may be drawn"
         )
     engine = engine_of(request)
+    given = body.input_embeddings
     tokens = await work(request, len(body.input), partial(tokens_of, engine, body.input))
+    if given is not None:
+        tokens = [0] * len(given)  # they stand for nothing
     limits = request.app[SETTINGS].limits
     limits.check("max_prompt_tokens", "input", len(tokens))
     if body.logprobs is not None or body.output_positions:
@@ -114,6 +117,7 @@ async def advance(request: web.Request) -> web.Response:
         top_k=body.top_k,
         output_positions=body.output_positions,
         priority=body.priority,
+        embeddings=given,
     )
     answer: AdvancedState = {
         "object": "state.advanced",

@@ -59,7 +59,7 @@ def _parse_state(value: object) -> StateRef:
         case str() if 0 < len(value) <= _MAX_NAME_BYTES:
             return value
         case {"data": data, "shape": [_, _, _, _] as shape, **rest} if rest.keys() <= _LABELS and is_integers(shape):
-            return InlineState(_numbers(data), tuple(shape))
+            return InlineState(parse_numbers(data), tuple(shape))
         case {"path": str(path), **rest} if rest.keys() <= _LABELS:
             if any(len(part.encode()) > _MAX_NAME_BYTES for part in path.split("/")):
                 raise RefusedError(path, f"a path whose parts have at most {_MAX_NAME_BYTES} bytes each", below="path")
@@ -108,7 +108,8 @@ def _as_float(number: int, weight: float) -> float:
         raise RefusedError(weight, "a number of an ordinary size", below=f"{number}.weight") from None
 
 
-def _numbers(data: object) -> F32:
+def parse_numbers(data: object) -> F32:
+    """Return numbers from a list or from base64 of f32. Raises RefusedError."""
     try:
         if isinstance(data, str):
             return np.frombuffer(base64.b64decode(data, validate=True), "<f4").astype(np.float32)

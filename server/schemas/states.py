@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
 
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.requests import MAX_PRIORITY
+from rnn_engine.types import F32
 from server.limits import Limits
-from server.schemas.base import RequestBody
+from server.schemas.base import INTEGERS, RefusedError, RequestBody
 from server.schemas.prompt import Input, check_prompts
 from server.schemas.retention import NewStateBody, RetentionBody
 from server.schemas.state_entry import StateEntry
-from server.schemas.state_ref import StateRefBody
+from server.schemas.state_ref import StateRefBody, parse_numbers
 from server.schemas.usage import Usage
 
 Priority: TypeAlias = Annotated[
@@ -49,6 +51,27 @@ class TakeStateRequest(RetentionBody):
     name: str | None = Field(default=None, description="The name from now on. Null: the one that it has.")
 
 
+def _parse_embeddings(value: object) -> F32 | None:
+    match value:
+        case None:
+            return None
+        case {"data": data, "shape": [int(count), int(width)], **rest} if not rest and count > 0 < width:
+            numbers = parse_numbers(data)
+            if numbers.size == count * width:
+                return numbers.reshape(count, width)
+            raise RefusedError(numbers.size, f"{count} times {width} numbers", below="data")
+    raise RefusedError(value, 'null or {"data": numbers or base64 of f32, "shape": [tokens, width]}')
+
+
+_EMBEDDINGS = {
+    "type": "object",
+    "properties": {"data": {"type": "array", "items": {"type": "number"}}, "shape": INTEGERS},
+}
+GivenEmbeddings: TypeAlias = Annotated[
+    F32, PlainValidator(_parse_embeddings), WithJsonSchema({"anyOf": [_EMBEDDINGS, {"type": "null"}]})
+]
+
+
 class AdvanceStateRequest(RequestBody):
     """Tokens to go on by, and what to read out."""
 
@@ -57,6 +80,12 @@ class AdvanceStateRequest(RequestBody):
         default=None, ge=0, description="Log-probabilities of the tokens, and of this many others in each place."
     )
     top_k: int = Field(default=0, ge=0, description="Tell this many of the tokens that are likeliest to come next.")
+    input_embeddings: GivenEmbeddings | None = Field(
+        default=None,
+        description="What the first layer takes in, before its layer norm, in place of the embeddings of tokens: "
+        '`{"data": ..., "shape": [tokens, width]}`, where `data` is a flat list of numbers or base64 of f32. Not with '
+        "`input` and `logprobs`; `output_positions` then are of the last place alone.",
+    )
     output_positions: Annotated[list[int], FailFast()] = Field(
         default=[],
         max_length=4096,
@@ -71,6 +100,11 @@ class AdvanceStateRequest(RequestBody):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_prompts(limits, "input", [self.input])
+        given = self.input_embeddings
+        if given is not None:
+            limits.check("max_prompt_tokens", "input_embeddings", given.shape[0])
+            if self.input or self.logprobs is not None:
+                raise InvalidRequestError("input_embeddings", list(given.shape), "null beside input and logprobs")
 
 
 class LeaseEntry(TypedDict):
