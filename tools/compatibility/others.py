@@ -77,10 +77,20 @@ _ADVANCE = call(
     before=Kept("/v1/states", {"name": "compatibility", "prompt": "Hello"}),
 )
 
+_GIVEN = {"data": [0.0] * 128, "shape": [1, 128]}
+_ADVANCE_BY_VECTORS = call(
+    "/v1/states/{name}/advance",
+    {"input_embeddings": _GIVEN, "top_k": 1},
+    different(
+        "`forward` with embeddings, which come in the request; not for RWKV-7 with DeepEmbed", input_embeddings=_GIVEN
+    ),
+    before=Kept("/v1/states", {"name": "compatibility of vectors", "prompt": "Hello"}),
+)
+
 PIE = System(
     "Pie",
     "Pie has commands on pages of attention; here they are routes on named states.",
-    (_ADVANCE,),
+    (_ADVANCE, _ADVANCE_BY_VECTORS),
     {
         "POST /v1/states": "`allocate` and `export`: for an owner until the lease ends, or persistent",
         "DELETE /v1/states/{name}": "`deallocate` and `unexport`",
