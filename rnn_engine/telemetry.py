@@ -14,6 +14,7 @@ from typing import Self
 
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, TimeLimitError, UnavailableError
 
+MASK_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 REQUEST_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -76,7 +77,8 @@ class EngineCounters:
         self.inter_token_seconds = Histogram(STEP_SECONDS)
         self.queue_seconds = Histogram(WAIT_SECONDS)  # until a request gets a slot
         self.first_token_seconds = Histogram(WAIT_SECONDS)  # from a request's arrival
-        # Written by the thread that compiles grammars.
+        self.mask_seconds = Histogram(MASK_SECONDS)  # finding out what a token may be, while the device runs
+        # Written by the threads that compile grammars, one at a time.
         self.grammar_compile_seconds = Histogram(WAIT_SECONDS)  # of each grammar that was not kept, wrong ones included
         # Written by the event loop's.
         self.request_seconds = Histogram(REQUEST_SECONDS)  # of requests that came to their end

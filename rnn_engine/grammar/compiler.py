@@ -64,8 +64,8 @@ class GrammarCompiler:
     ) -> None:
         """`seconds` of the processor's time is the most for one grammar.
 
-        `make_vocabulary` is called on another thread when it is first needed. `note_seconds` is told on that thread how
-        long each grammar took.
+        `make_vocabulary` is called on another thread when it is first needed. `note_seconds` is told how long
+        each grammar took, on any thread, but on one at a time.
         """
         self._make_vocabulary = make_vocabulary
         self._note_seconds = note_seconds
@@ -112,7 +112,6 @@ class GrammarCompiler:
             with suppress(RuntimeError):  # it is closed
                 lanes[1].thread.submit(self._run, grammar, entry, lanes[1:])
             return
-        self._note_seconds(entry.seconds)
         self._keep(entry)
         with suppress(InvalidStateError):  # nobody waits any longer
             if isinstance(outcome, Exception):
@@ -131,6 +130,7 @@ class GrammarCompiler:
     def _keep(self, done: _Entry) -> None:
         """Count what `done` takes, and drop what was not used for longest where all take too much."""
         with self._lock:
+            self._note_seconds(done.seconds)
             done.is_counted = True
             self._kept_bytes += done.memory_bytes
             for old, entry in list(self._kept.items()):

@@ -122,6 +122,7 @@ class Admission:
             self._runner.read_state,
             partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
             self._meter.read_whole_row,
+            self._meter.made_mask,
             waiting.context,
         )
         for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -56,10 +57,11 @@ class LiveSequence(Member):
         read_state: Callable[[int], State],
         note_prompt_end: Callable[[], Timing],
         note_whole_row: Callable[[], None],
+        note_mask: Callable[[float], None],
         context: Context,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
-        `note_whole_row` when a draw has read a whole row.
+        `note_whole_row` when a draw has read a whole row, `note_mask` with the seconds that making a mask took.
 
         `context` is that of whoever asked.
         """
@@ -69,6 +71,7 @@ class LiveSequence(Member):
         self._token_bytes = token_bytes
         self._read_state = read_state
         self._note_prompt_end = note_prompt_end
+        self._note_mask = note_mask
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self._sampler = SequenceSampler(
             request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
@@ -170,7 +173,13 @@ class LiveSequence(Member):
             return None
         if self.request.mix is not None:  # the mask is for the mixed row
             return None
-        return partial(self._mask.for_last, num_rows)
+        return partial(self._masks_for_last, self._mask, num_rows)
+
+    def _masks_for_last(self, mask: SequenceMask, num_rows: int) -> NDArray[np.uint32] | None:
+        begun = time.perf_counter()
+        masks = mask.for_last(num_rows)
+        self._note_mask(time.perf_counter() - begun)
+        return masks
 
     def _draw_mixed(self, mix: StateMix) -> list[Event]:
         rows = [member.row for member in self.members if member.row is not None]

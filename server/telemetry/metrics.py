@@ -159,6 +159,8 @@ def _requests(counters: EngineCounters) -> Iterator[Metric]:
     yield _histogram("request_seconds", text, counters.request_seconds)
     text = "Compiling a grammar that was not kept, or finding out that it is wrong."
     yield _histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
+    text = "Finding out which tokens a grammar allows next, for each token that is drawn; the device runs meanwhile."
+    yield _histogram("grammar_mask_seconds", text, counters.mask_seconds)
     yield _histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
     yield _histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
 

@@ -52,6 +52,7 @@ async def test_answers_are_texts_of_the_grammar_and_end_with_it() -> None:
     async with make_engine() as engine:
         answers = await asyncio.gather(*(read(engine, ask(json_grammar(SCHEMA), seed)) for seed in range(12)))
         assert engine.counters().grammar_compile_seconds.count == 1
+        assert 0 < engine.counters().mask_seconds.count < engine.counters().generated_tokens
     for text, finished in answers:
         Draft202012Validator(SCHEMA).validate(json.loads(text))
         assert (finished.reason, finished.stop) == ("stop", None)
