@@ -78,6 +78,7 @@ class GenerateRequest:
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
     cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
+    report_progress: bool = False  # give `PromptProgress` before `Started`
     priority: int = 0  # of those that wait for a slot, the greatest comes first
     embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
@@ -168,8 +169,20 @@ class TokenInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """Comes before `Started`, where `report_progress` was asked for: how many tokens of the prompt have been run.
+
+    The first one is there when the request has a slot, and has the tokens that need not run; each later one has more.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    processed_tokens: int  # the cached ones are among them
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
-    """The first event: the request has a slot and its prompt has been run."""
+    """The first event, but for `PromptProgress`: the request has a slot and its prompt has been run."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -219,7 +232,7 @@ class Finished:
     stop_token: TokenInfo | None = None  # the stop token that ended it, where log-probabilities were asked for
 
 
-Event: TypeAlias = Started | PromptScored | TextDelta | Finished
+Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finished
 
 
 def empty_prompt(initial_state: InitialState | None) -> tuple[int, ...]:

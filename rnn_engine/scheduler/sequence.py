@@ -17,6 +17,7 @@ from rnn_engine.requests import (
     Finished,
     FinishReason,
     GenerateRequest,
+    PromptProgress,
     PromptScored,
     Started,
     StateMix,
@@ -95,10 +96,10 @@ class LiveSequence(Member):
         if self.request.mix is not None:
             for member in self.members:
                 member.row = member.start.logits
-            return self._draw_mixed(self.request.mix)
+            return [*self._progress(), *self._draw_mixed(self.request.mix)]
         if self.start.logits is None:
-            return []
-        return self._go_on(self._whole_row(self.start.logits))
+            return self._progress()
+        return [*self._progress(), *self._go_on(self._whole_row(self.start.logits))]
 
     @property
     def demand(self) -> TokenDemand:
@@ -129,14 +130,22 @@ class LiveSequence(Member):
         if in_prompt and self._scores is not None and run.targets is not None:
             self._scores.take(rows, target_logits)
         self.position += len(run.tokens)
+        progress = self._progress() if in_prompt else []
         if self.position < self._prompt_length:
-            return []
+            return progress
         if self._given is not None:
             if run.targets is not None:
                 self._given.score(rows, target_logits)
             if self.position < self._given.end:
                 return []
-        return self._go_on(rows[-1]) if self.request.mix is None else self.take_row(self, rows[-1])
+        events = self._go_on(rows[-1]) if self.request.mix is None else self.take_row(self, rows[-1])
+        return [*progress, *events] if progress else events
+
+    def _progress(self) -> list[Event]:
+        """Return the event that tells how far the prompt has come, where it is asked for."""
+        if not self.request.report_progress:
+            return []
+        return [PromptProgress(self._prompt_length, self.start.cached_tokens, self.position)]
 
     def take_row(self, member: Member, row: LogitRow) -> list[Event]:
         """Take in the next token's row of a member of a mix; return the events that follow once all have theirs."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
 from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
 from server.formatting.choices import Outcome
 from server.http.errors import Failure, describe
 from server.http.sse import encode_event
@@ -79,7 +79,7 @@ class AnthropicDialect:
             case Finished():
                 blocks = b"".join(map(_encode, [*self._blocks.tell(self._reader.finish()), *self._blocks.close()]))
                 return blocks + _encode({**self._last(event), **extra})
-            case PromptScored():
+            case PromptProgress() | PromptScored():
                 return b""
 
     def ending(self, usage: Usage) -> bytes:  # noqa: ARG002

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 
 from rnn_engine.interface import EngineInfo
-from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, Started, TextDelta
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptProgress, PromptScored, Started, TextDelta
 from server.formatting.choices import Choice, ChoiceFormatter
+from server.formatting.timings import ProgressClock
 from server.http.sse import encode_event
 from server.schemas.usage import Usage
 
@@ -64,10 +65,13 @@ class ChunkEncoder:
         self._formatter = formatter
         self._calls = calls
         self._extra = {"usage": None} if include_usage else _NOTHING
+        self._clock = ProgressClock()
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
 
     def encode(self, index: int, event: Event, saved: Mapping[str, object] = _NOTHING) -> bytes:
         """Return what to send of an event of choice `index`, with the fields `saved`; empty if there is nothing."""
+        if isinstance(event, PromptProgress):
+            return encode_event(self._envelope.chunk([], {"prompt_progress": self._clock.tell(index, event)}))
         if isinstance(event, TextDelta):
             choice = self._formatter.delta(index, event)
             if isinstance(choice, str):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
 from server.formatting.choices import Outcome
 from server.formatting.logprobs import LEAST_LOGPROB
-from server.formatting.timings import timings_of
+from server.formatting.timings import ProgressClock, timings_of
 from server.http.errors import describe
 from server.http.sse import encode_event
 from server.schemas.llama_server.completion import (
@@ -43,6 +43,7 @@ class LlamaDialect:
         self._engine = engine
         self._body = body
         self._progress: dict[int, _Progress] = {}
+        self._clock = ProgressClock()
 
     def whole(
         self,
@@ -56,6 +57,8 @@ class LlamaDialect:
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
         match event:
+            case PromptProgress():
+                return encode_event(self._chosen(self._prompt_chunk(index, event)))
             case Started():
                 self._progress[index] = _Progress(event)
             case TextDelta() if event.text or event.tokens:
@@ -119,6 +122,18 @@ class LlamaDialect:
         if (timings := timings_of(started, finished, ended)) is not None:
             answer["timings"] = timings
         return answer
+
+    def _prompt_chunk(self, index: int, event: PromptProgress) -> Mapping[str, object]:
+        return {
+            "index": index,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": 0,
+            "tokens_evaluated": event.prompt_tokens,
+            "prompt_progress": self._clock.tell(index, event),
+        }
 
     def _chunk(self, index: int, delta: TextDelta) -> Mapping[str, object]:
         progress = self._progress[index]

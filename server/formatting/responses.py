@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.tool_calls import ToolChoice
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import SamplingParams
 from server.formatting.choices import Outcome
 from server.formatting.logprobs import ContentTokens, chat_logprobs
@@ -74,7 +74,7 @@ class ResponsesDialect:
                 last = b"".join(map(self._encode, self._end(event)))
                 response = self._finished(event, extra)
                 return last + self._encode({"type": f"response.{response['status']}", "response": response})
-            case PromptScored():
+            case PromptProgress() | PromptScored():
                 return b""
 
     def ending(self, usage: Usage) -> bytes:  # noqa: ARG002

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from rnn_engine.requests import Finished, Started
+from rnn_engine.requests import Finished, PromptProgress, Started
+from server.schemas.timings import PromptProgress as PromptProgressFields
 from server.schemas.timings import Timings
 
 
@@ -32,3 +33,21 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
+
+
+class ProgressClock:
+    """Tells how far prompts have come, and how long that took."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, float] = {}  # number of the request -> when it began
+
+    def tell(self, index: int, event: PromptProgress) -> PromptProgressFields:
+        """Return what is told of request number `index`."""
+        now = time.monotonic()
+        begun = self._begun.setdefault(index, now)
+        return {
+            "total": event.prompt_tokens,
+            "cache": event.cached_tokens,
+            "processed": event.processed_tokens,
+            "time_ms": 1000 * (now - begun),
+        }

@@ -14,7 +14,7 @@ from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
 from server.limits import Limits
 from server.schemas.base import STRING, RefusedError, RequestBody, only
-from server.schemas.generation import GenerationBody, Stop
+from server.schemas.generation import ProgressBody, Stop
 from server.schemas.messages import Message, check_messages, parse_role
 from server.schemas.tools import ToolFields
 
@@ -47,10 +47,10 @@ def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, dict) else value
 
 
-class ChatRequest(GenerationBody, ToolFields):
+class ChatRequest(ProgressBody, ToolFields):
     """A conversation to continue."""
 
-    ignored: ClassVar = GenerationBody.ignored | {
+    ignored: ClassVar = ProgressBody.ignored | {
         "cache_prompt",
         "n_keep",
         "prediction",
@@ -59,19 +59,18 @@ class ChatRequest(GenerationBody, ToolFields):
         "verbosity",
     }
     neutral: ClassVar = {
-        **GenerationBody.neutral,
+        **ProgressBody.neutral,
         "add_special_tokens": (False,),
         "best_of": (1,),
         "detokenize": (True,),
         "echo": (False,),
         "include_reasoning": (True,),
         "moderation": (),
-        "return_progress": (False,),
         "separate_reasoning": (True,),
         "web_search_options": (),
     }
     aliases: ClassVar = {
-        **GenerationBody.aliases,
+        **ProgressBody.aliases,
         **ToolFields.aliases,
         "max_completion_tokens": "max_tokens",
         "thinking_token_budget": "thinking_budget_tokens",

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from server.schemas.error import ErrorDetail
 from server.schemas.state_entry import StateEntry
-from server.schemas.timings import Timings
+from server.schemas.timings import PromptProgress, Timings
 from server.schemas.usage import Usage
 
 FinishWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
@@ -144,3 +144,4 @@ class ChatCompletionChunk(TypedDict):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]

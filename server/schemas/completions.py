@@ -11,17 +11,17 @@ from rnn_engine.errors import InvalidRequestError
 from server.limits import Limits
 from server.schemas.base import only
 from server.schemas.error import ErrorDetail
-from server.schemas.generation import GenerationBody
+from server.schemas.generation import ProgressBody
 from server.schemas.prompt import Prompts, check_prompts
 from server.schemas.state_entry import StateEntry
-from server.schemas.timings import Timings
+from server.schemas.timings import PromptProgress, Timings
 from server.schemas.usage import Usage
 
 
-class CompletionRequest(GenerationBody):
+class CompletionRequest(ProgressBody):
     """A text or tokens to continue."""
 
-    ignored: ClassVar = GenerationBody.ignored | {"add_special_tokens", "request_id"}
+    ignored: ClassVar = ProgressBody.ignored | {"add_special_tokens", "request_id"}
 
     prompt: Prompts = Field(
         description="What to continue. A list of prompts makes a list of choices, prompt by prompt."
@@ -110,3 +110,4 @@ class Completion(TypedDict):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]

@@ -135,9 +135,15 @@ class GenerationBody(GrammarBody):
                 max_tokens=self.most_tokens(limits),
                 min_tokens=self.min_tokens,
                 stop_tokens=(*call.stop_tokens, *self.stop_token_ids),
+                report_progress=self.reports_progress,
             )
             for sampling in self.samplings(self.copies, tokenize, call.stop_tokens)
         ]
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether the stream tells how far the prompt has come."""
+        return False
 
     def most_tokens(self, limits: Limits) -> int:
         """Return how many tokens an answer has at most."""
@@ -172,3 +178,17 @@ class GenerationBody(GrammarBody):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ProgressBody(GenerationBody):
+    """A generation whose stream may tell how far the prompt has come."""
+
+    return_progress: bool = Field(
+        default=False,
+        description="With `stream`: send `prompt_progress` while the prompt is run: how many tokens it has (`total`), "
+        "how many were known (`cache`), and how many are done (`processed`, the known ones too), after `time_ms`.",
+    )
+
+    @property
+    def reports_progress(self) -> bool:
+        return self.return_progress and self.stream

@@ -18,3 +18,13 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+
+
+class PromptProgress(TypedDict):
+    """How far a prompt has come: its tokens, those that were known, those that are done, and the milliseconds since the
+    first of these events."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float

@@ -156,3 +156,24 @@ async def test_times_of_an_answer_are_told_whole_and_streamed(client: Client, pa
         assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (3, 0, 4)
         assert timings["predicted_per_token_ms"] == pytest.approx(timings["predicted_ms"] / 3)
         assert min(timings["prompt_ms"], timings["predicted_ms"], timings["predicted_per_second"]) > 0
+
+
+@pytest.mark.parametrize("path", [PATH, "/completion"])
+async def test_a_stream_tells_how_far_the_prompt_has_come(client: Client, path: str) -> None:
+    prompt = [number % 90 + 1 for number in range(600)]
+    told = []
+    for _ in range(2):
+        response = await client.post(
+            path, json={"prompt": prompt, "max_tokens": 2, "stream": True, "return_progress": True}
+        )
+        frames = (await response.text()).split("\n\n")
+        events = [json.loads(frame.removeprefix("data: ")) for frame in frames if frame.startswith("data: {")]
+        told.append([event["prompt_progress"] for event in events if "prompt_progress" in event])
+        assert "prompt_progress" in events[0]
+    first, again = told
+    assert {(one["total"], one["cache"]) for one in first} == {(600, 0)}
+    processed = [one["processed"] for one in first]
+    assert processed == sorted(set(processed))
+    assert (processed[0], processed[-1], len(processed) > 2) == (0, 600, True)
+    assert [(one["cache"], one["processed"]) for one in again] == [(600, 600)]
+    assert all(one["time_ms"] >= 0 for one in first)

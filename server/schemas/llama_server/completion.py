@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from server.schemas.base import only
 from server.schemas.completions import CompletionRequest
 from server.schemas.state_entry import StateEntry
-from server.schemas.timings import Timings
+from server.schemas.timings import PromptProgress, Timings
 
 
 class LlamaCompletionRequest(CompletionRequest):
@@ -49,9 +49,6 @@ class LlamaCompletionRequest(CompletionRequest):
     post_sampling_probs: Annotated[
         Literal[False], only(False, because="probabilities are told as the model gives them, before sampling")
     ] = Field(default=False, description="Only false.")
-    return_progress: Annotated[Literal[False], only(False, because="a prompt tells no progress while it runs")] = Field(
-        default=False, description="Only false."
-    )
     image_data: Annotated[list[Any], only([], because="the model reads text only")] = Field(
         default=[], description="Only an empty list."
     )
@@ -105,6 +102,7 @@ class LlamaCompletion(TypedDict):
 class LlamaCompletionChunk(TypedDict):
     """An event of a stream before the last one, which is a LlamaCompletion without text."""
 
+    prompt_progress: NotRequired[PromptProgress]
     index: int
     content: str
     tokens: list[int]
