@@ -44,6 +44,7 @@ _COMPLETION = call(
         return_tokens=True,
         response_fields=["content"],
         n_cmpl=2,
+        return_progress=True,
     ),
     different(DEFAULT, temperature=0.5, top_k=5, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5),
     unused(_FOUND, cache_prompt=True, n_cache_reuse=4),
@@ -52,7 +53,6 @@ _COMPLETION = call(
     unused(_NO_WINDOW, n_keep=4, n_discard=4),
     refused(NOT_HERE, min_keep=1),
     refused("take `timeout`", t_max_predict_ms=100),
-    refused("a prompt tells no progress while it runs", return_progress=True),
     refused("probabilities are told as the model gives them, before sampling", post_sampling_probs=True),
     refused(MERGED, lora=[{"id": 0, "scale": 0.5}]),
     refused("the model knows no lines", n_indent=2),
@@ -70,6 +70,7 @@ _CHATS = call(
         json_schema=SCHEMA,
         samplers=["top_k"],
         add_generation_prompt=True,
+        return_progress=True,
     ),
     unused(_FOUND, cache_prompt=True),
     different(_NOTED, id_slot=0),
@@ -78,7 +79,6 @@ _CHATS = call(
     refused("calls are always told apart from text", parse_tool_calls=True),
     refused("the chat template says it", thinking_forced_open=True),
     refused("take `reasoning_format`", reasoning_in_content=True),
-    refused("a prompt tells no progress while it runs", return_progress=True),
 )
 
 LLAMA_SERVER = System(

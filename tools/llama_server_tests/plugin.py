@@ -21,7 +21,12 @@ from tools.llama_server_tests.forked import ForkedServer
 from tools.llama_server_tests.options import DoesNotApplyError, body_of, options_of
 from tools.llama_server_tests.reasons import DOES_NOT_APPLY, LARGE_MODEL
 
-_OF_THE_MODEL = ("n_prompt", "n_tokens", "n_token_output", "batch_count")  # parameters of tests whose values the tokenizer decides
+_OF_THE_MODEL = (
+    "n_prompt",
+    "n_tokens",
+    "n_token_output",
+    "batch_count",
+)  # parameters of tests whose values the tokenizer decides
 
 
 @dataclass
