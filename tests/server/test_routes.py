@@ -80,6 +80,7 @@ async def test_detokenize(serve: Serve) -> None:
     client = await serve(FakeEngine())
     assert await post(client, "/detokenize", Text, {"tokens": encode("hé")}) == {
         "content": "hé",
+        "prompt": "hé",
         "bytes": [104, 195, 169],
     }
     assert (await post(client, "/detokenize", Text, {"tokens": encode("é")[:1]}))["content"] == "\ufffd"
