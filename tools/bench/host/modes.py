@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 from aiohttp import web
 
@@ -23,6 +22,7 @@ from rnn_engine.grammar import Grammar, Vocabulary, json_grammar
 from rnn_engine.grammar.compiled import compile_grammar
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
+from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.tokenizer.world import WorldTokenizer
 from server.app import ServerSettings, make_app
 from tools.bench.commits import find, random_model
@@ -69,17 +69,6 @@ class Rate:
     per_cpu_second: float
 
 
-class Tokenizer(Protocol):
-    """What the modes need of a tokenizer."""
-
-    @property
-    def name(self) -> str: ...
-
-    def encode(self, text: str, /) -> list[int]: ...
-
-    def decode_bytes(self, token: int, /) -> bytes: ...
-
-
 class WordTokenizer:
     """Stands for any tokenizer: each token is one short word, with the one `clients.MARK` in it."""
 
@@ -87,6 +76,7 @@ class WordTokenizer:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.special_tokens: dict[str, int] = {}
         self._words = [b" " + clients.MARK + b"%x" % token for token in range(size)]
 
     def encode(self, text: str, /) -> list[int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State, TokenRun
 from tools.bench.host.instant_runner import InstantRunner
-
-if TYPE_CHECKING:
-    from tools.bench.host.modes import Tokenizer
 
 _PERSON = {
     "name": "Ada Marie Example",
