@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import only_state, state_option
 from rnn_engine.cli.terminal.commands import QuitError, run_command
 from rnn_engine.cli.terminal.line import ReadLine, edited_lines, plain_lines
-from rnn_engine.cli.terminal.screen import MarkdownScreen, PlainScreen, Screen
+from rnn_engine.cli.terminal.screen import MarkdownScreen, PlainScreen, Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import SamplingParams
@@ -92,12 +93,6 @@ def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
             if said.startswith("/"):
                 run_command(talk, screen, said)
             elif said:
-                _show_answer(talk, screen, said)
+                show_answer(screen, partial(talk.say, said))
         except QuitError:
             return
-
-
-def _show_answer(talk: Talk, screen: Screen, said: str) -> None:
-    with screen.answer() as show:
-        finished = talk.say(said, show)
-    screen.end_answer(finished=finished)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rnn_engine.cli.terminal.screen import Screen
+from rnn_engine.cli.terminal.screen import Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
@@ -76,9 +76,7 @@ def _undo(talk: Talk, screen: Screen, _argument: str) -> None:
 
 
 def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
-    with screen.answer() as show:
-        finished = talk.retry(show)
-    screen.end_answer(finished=finished)
+    show_answer(screen, talk.retry)
 
 
 def _fork(talk: Talk, screen: Screen, argument: str) -> None:

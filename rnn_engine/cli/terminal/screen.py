@@ -36,6 +36,13 @@ class Screen(Protocol):
         ...
 
 
+def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
+    """Show what `answer` says to the function that it gets; it returns whether the answer came to its end."""
+    with screen.answer() as show:
+        finished = answer(show)
+    screen.end_answer(finished=finished)
+
+
 class PlainScreen:
     """Text as it comes, for outputs that are no terminal."""
 

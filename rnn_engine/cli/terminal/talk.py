@@ -157,14 +157,14 @@ class Talk:
             stop=tuple(text.encode() for text in prompt.stop),
             stop_tokens=(0, *prompt.stop_tokens),
             sampling=self.sampling,
-            penalised_prompt=self._earlier_replies(self.messages),
+            penalised_prompt=self._earlier_replies(),
         )
 
     def _prompt(self, *, answers: bool = True) -> ChatPrompt:
         return prompt_of(self.session.engine, self._initial, self.messages, answers=answers)
 
-    def _earlier_replies(self, messages: Sequence[ChatMessage]) -> list[int]:
-        replies = [message.content for message in messages if message.role is Role.ASSISTANT]
+    def _earlier_replies(self) -> list[int]:
+        replies = [message.content for message in self.messages if message.role is Role.ASSISTANT]
         return [token for reply in replies for token in self.session.engine.tokenize(reply)]
 
 
