@@ -20,6 +20,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "ChatRequest": {"messages": _ASKED, "max_tokens": 64},
         "ChoicesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
         "ChoosesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
+        "CompareStatesRequest": {"state": "guide", "other": "guide 2"},
         "CompletionRequest": {"prompt": "The sky is", "max_tokens": 16},
         "CountTokensRequest": {"model": "rwkv", "messages": _ASKED},
         "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},

@@ -52,6 +52,7 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
+    ("/v1/states/compare", {"other": "none"}),
     ("/embedding", {"input": "a"}),
     ("/api/embed", {"input": "a"}),
     ("/api/embeddings", {"prompt": "a"}),
