@@ -26,6 +26,7 @@ from rnn_engine.cli.terminal.commands import QuitError, run_command
 from rnn_engine.cli.terminal.line import ReadLine, edited_lines, plain_lines
 from rnn_engine.cli.terminal.screen import MarkdownScreen, PlainScreen, Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
+from rnn_engine.errors import RnnEngineError
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import SamplingParams
 from states.cache.config import CacheConfig
@@ -96,3 +97,5 @@ def converse(talk: Talk, screen: Screen, read_line: ReadLine) -> None:
                 show_answer(screen, partial(talk.say, said))
         except QuitError:
             return
+        except (RnnEngineError, OSError) as error:
+            screen.complain(str(error))

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.chat_template import ChatMessage, Role
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.cli.grammar_options import grammar_options
 from rnn_engine.cli.mix_options import Starts, mix_options
 from rnn_engine.cli.options import (
     chat_template_option,
     device_memory_option,
     device_option,
+    find_model,
     lora_option,
-    model_argument,
+    names_model,
     parse_tokens,
     tokenizer_option,
     v5_epsilon_option,
@@ -26,6 +27,7 @@ from rnn_engine.cli.options import (
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.terminal.talk import prompt_of
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
@@ -35,10 +37,14 @@ _BLANK_HINT = (
     "hint: the model wrote nothing but white space. If it was trained to chat, add --chat, or "
     "give the prompt as its chats have it, such as 'User: ...', a blank line, and 'Assistant:'."
 )
+_TURNS_HINT = (
+    "hint: this model expects turns of a conversation, and the prompt has none; --chat asks it as a user does."
+)
+_MAX_CHARACTERS = 2**16
 
 
 @click.command()
-@model_argument
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
 @click.option("-p", "--prompt", help="The text to continue.  [default: what comes on standard input]")
 @click.option(
     "--tokens",
@@ -59,7 +65,7 @@ _BLANK_HINT = (
 @lora_option
 @mix_options
 def command(
-    model: Path,
+    words: tuple[str, ...],
     prompt: str | None,
     tokens: list[int] | None,
     chat: bool,
@@ -76,11 +82,17 @@ def command(
     sampling: SamplingParams,
     grammar: Grammar | None,
 ) -> None:
-    """Continue a text and print what follows."""
+    """Continue a text and print what follows.
+
+    The text is PROMPT, or what comes on standard input. One word alone is MODEL where it names a file, a folder or a
+    model that `pull` knows, and PROMPT where it does not.
+    """
     if prompt is not None and tokens is not None:
         raise click.UsageError("--prompt and --tokens exclude each other")
     if chat and tokens is not None:
         raise click.UsageError("--chat and --tokens exclude each other")
+    model, argument = _divide(words, has_prompt=prompt is not None or tokens is not None)
+    prompt = argument if prompt is None else prompt
     if prompt is None and tokens is None:
         prompt = _read_prompt()
     choice = EngineChoice(
@@ -108,11 +120,44 @@ def command(
             sampling=sampling.resolved(session.engine.tokenize),
             grammar=grammar,
         )
+        lacks_turns = bool(prompt) and not chat and _lacks_turns(session.engine.info.chat_template, prompt or "")
+        if lacks_turns:
+            click.echo(_TURNS_HINT, err=True)
         printer = _TextPrinter()
         session.generate(request, printer.print if prompt is not None else _print_ids)
         click.echo()
-        if printer.only_blanks and prompt is not None:
+        if printer.only_blanks and prompt is not None and not lacks_turns:
             click.echo(_BLANK_HINT, err=True)
+
+
+def _divide(words: Sequence[str], *, has_prompt: bool) -> tuple[Path, str | None]:
+    """Return the model and the prompt among the arguments. With `has_prompt` an option has the prompt.
+
+    Raises UsageError.
+    """
+    if len(words) > (1 if has_prompt else 2):
+        allowed = "MODEL alone beside --prompt or --tokens" if has_prompt else "MODEL and PROMPT; quote a prompt"
+        raise click.UsageError(f"{len(words)} arguments are not allowed; expected {allowed}")
+    match words:
+        case [model, prompt]:
+            return find_model(model), prompt
+        case [word] if has_prompt or names_model(word):
+            return find_model(word), None
+        case [word]:
+            return find_model(None), word
+    return find_model(None), None
+
+
+def _lacks_turns(template: ChatTemplate, prompt: str) -> bool:
+    """Return whether the model has a chat template of its own, and `prompt` does not begin a turn as that does."""
+    if template == WorldTemplate():  # of models that bring none
+        return False
+    content = "\ue000"  # of private use, so that no template has it
+    try:
+        text = template.render(Conversation([ChatMessage(Role.USER, content)]), _MAX_CHARACTERS).text
+    except InvalidRequestError:  # the template wants more than a message of the user
+        return False
+    return text.partition(content)[0].strip().rpartition("\n")[2] not in prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +178,7 @@ def _read(session: Session, initial: FrozenState | None, prompt: str, *, chat: b
 
 def _read_prompt() -> str:
     if sys.stdin.isatty():
-        raise click.UsageError("nothing to continue: give --prompt TEXT or --tokens, or pipe a text in")
+        raise click.UsageError("nothing to continue: give PROMPT or --tokens, or pipe a text in")
     prompt = sys.stdin.read()
     if not prompt:
         raise click.UsageError("nothing to continue: standard input is empty; --prompt '' starts from nothing")

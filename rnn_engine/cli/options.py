@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.hub import locate_model
+from rnn_engine.hub.wanted import WEIGHTS, could_be_wanted
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.model import LoraChoice
 from rnn_engine.scheduler import parse_policy
@@ -33,6 +35,13 @@ def find_model(value: str | None) -> Path:
     if not demo.is_file():
         raise click.UsageError(f"no MODEL was given, and the one that comes with rnn-engine is missing: {demo}")
     return demo
+
+
+def names_model(word: str) -> bool:
+    """Return whether an argument is a path, or ends or reads as the name of a model does."""
+    if len(word.split()) == 1 and could_be_wanted(word):
+        return True
+    return word.endswith((*WEIGHTS, ".prefab")) or os.path.exists(word)  # which, unlike Path, takes any text
 
 
 def _find(_context: click.Context, _parameter: click.Parameter, value: str | None) -> Path:

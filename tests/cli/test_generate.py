@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.chat_template.jinja import JinjaTemplate
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.demo import model_path
 from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import GenerateRequest, SamplingParams
@@ -97,14 +100,60 @@ class TestGenerate:
         said = rnn_engine("generate", "m", "-p", "a", "--logit-bias", bias, code=2)
         assert f"{bias!r} is not allowed; expected ID=NUMBER" in said
 
-    def test_reads_the_prompt_from_standard_input(self, rnn_engine: Command, install: Install) -> None:
-        engine = FakeEngine()
-        install(engine)
-        rnn_engine("generate", "m", stdin="from a pipe")
-        assert list(engine.requests[0].prompt) == encode("from a pipe")
+    def test_where_the_prompt_comes_from(self, rnn_engine: Command, install: Install, tmp_path: Path) -> None:
+        demo, folder, long = model_path(), tmp_path / "a model", "Once upon a time. " * 1000
+        folder.mkdir()
+        for arguments, stdin, model, prompt in (
+            ((), "from a pipe", demo, "from a pipe"),
+            (("m.st",), "from a pipe", Path("m.st"), "from a pipe"),
+            ((folder,), "from a pipe", folder, "from a pipe"),
+            (("Say",), None, demo, "Say"),
+            (("yes/no: Is it so?",), None, demo, "yes/no: Is it so?"),
+            ((long,), None, demo, long),
+            (("a name", "Say"), None, Path("a name"), "Say"),
+            (("a name", "--prompt", "Say"), None, Path("a name"), "Say"),
+        ):
+            engine = FakeEngine()
+            choices = install(engine)
+            rnn_engine("generate", *arguments, stdin=stdin)
+            [choice] = choices
+            assert (choice.model, prompts(engine)) == (model, [prompt])
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("Once", "upon", "a", "time"), "4 arguments are not allowed; expected MODEL and PROMPT; quote a prompt"),
+            (("m.st", "Say", "--prompt", "Say"), "2 arguments are not allowed; expected MODEL alone beside --prompt"),
+            (("rwkv7-0.1b",), "`rnn-engine pull rwkv7-0.1b` fetches it"),
+        ],
+    )
+    def test_arguments_that_are_not_allowed(
+        self, rnn_engine: Command, install: Install, arguments: tuple[str, ...], words: str
+    ) -> None:
+        install(FakeEngine())
+        said = rnn_engine("generate", *arguments, stdin="", code=2)
+        assert words in " ".join(said.split())
+
+    def test_a_model_that_expects_turns_says_so_once(self, rnn_engine: Command, install: Install) -> None:
+        jinja = JinjaTemplate(
+            "Be kind.\n{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}", {}
+        )
+        for template, turn in (
+            (WorldTemplate(thinks=True), "User: Say\n\nAssistant:"),
+            (jinja, "<|user|>\nSay\n"),
+        ):
+            install(FakeEngine(chat_template=template, reply=lambda _: "\n"))
+            said = rnn_engine("generate", "Say")
+            assert said.count("hint: ") == 1
+            assert "expects turns" in said
+            for arguments in (("Say", "--chat"), (turn,), ("--prompt", ""), ("--tokens", "1")):
+                install(FakeEngine(chat_template=template))
+                assert "expects turns" not in rnn_engine("generate", *arguments)
+        install(FakeEngine(chat_template=WorldTemplate()))
+        assert "hint: " not in rnn_engine("generate", "Say")
 
     def test_empty_standard_input_is_refused(self, rnn_engine: Command, install: Install) -> None:
-        assert "standard input is empty" in rnn_engine("generate", "m", stdin="", code=2)
+        assert "standard input is empty" in rnn_engine("generate", "m.st", stdin="", code=2)
 
     def test_an_answer_of_blanks_alone_comes_with_a_hint(self, rnn_engine: Command, install: Install) -> None:
         install(FakeEngine(reply=lambda _: "\n\n"))

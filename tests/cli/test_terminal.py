@@ -136,6 +136,31 @@ def test_ctrl_c_ends_an_answer_in_markdown(
     assert prompts(engine)[1] == "User: One\n\nUser: Two\n\nAssistant:"
 
 
+def test_a_failure_of_the_engine_leaves_the_conversation_going(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine(fail_at=0)
+
+    def reply(_: GenerateRequest) -> str:
+        engine.fail_at = {1: 0, 2: None, 3: 2, 4: None}[len(engine.requests)]
+        return " Yes"
+
+    engine.reply = reply
+    install(engine)
+    said = rnn_engine("chat", "m", stdin="One\n/retry\nTwo\n/retry\n/stats\n")
+    assert "Assistant:\nthe device was lost\n" in said
+    assert "Assistant: Y\nthe device was lost\n" in said
+    first, second = "User: One\n\nAssistant:", "User: One\n\nAssistant: Yes\n\nUser: Two\n\nAssistant:"
+    assert prompts(engine) == [first, first, second, second]
+
+
+def test_a_message_that_was_not_answered_may_be_taken_back(rnn_engine: Command, install: Install) -> None:
+    engine = FakeEngine(fail_at=0)
+    install(engine)
+    said = rnn_engine("chat", "m", stdin="One\n/undo\n/undo\nTwo\n")
+    assert "taken back: One\n" in said
+    assert "expected one in which something was said" in said
+    assert prompts(engine) == ["User: One\n\nAssistant:", "User: Two\n\nAssistant:"]
+
+
 @given(
     st.lists(
         st.sampled_from(["a", "word ", "\n", "\n\n", "- item\n", "```\n", "# Title\n", "1. one\n", "> said\n", "    "])

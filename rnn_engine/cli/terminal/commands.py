@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rnn_engine.cli.terminal.screen import Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
-from rnn_engine.errors import InvalidRequestError, RnnEngineError
+from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
 
 _NUMBERS: Final = (float, int, Seed)
@@ -34,7 +34,10 @@ class Command:
 
 
 def run_command(talk: Talk, screen: Screen, line: str) -> None:
-    """Run a line that begins with a slash, and show what went wrong. Raises QuitError where it says to leave."""
+    """Run a line that begins with a slash, and show where it is no command or lacks what it needs.
+
+    Raises QuitError where it says to leave, and what the command raises.
+    """
     word, _, argument = line.removeprefix("/").partition(" ")
     command = COMMANDS.get(word)
     argument = argument.strip()
@@ -45,10 +48,7 @@ def run_command(talk: Talk, screen: Screen, line: str) -> None:
     elif argument and not command.arguments:
         screen.complain(f"/{word} takes nothing after it")
     else:
-        try:
-            command.run(talk, screen, argument)
-        except (RnnEngineError, OSError) as error:
-            screen.complain(str(error))
+        command.run(talk, screen, argument)
 
 
 def _help(_talk: Talk, screen: Screen, _argument: str) -> None:

@@ -52,7 +52,11 @@ class PlainScreen:
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
         self._write("Assistant:")
-        yield self._write
+        try:
+            yield self._write
+        except BaseException:
+            self._write("\n")
+            raise
 
     def end_answer(self, *, finished: bool) -> None:
         self._write("\n" if finished else " …\n")

@@ -58,11 +58,13 @@ class Talk:
 
     def __post_init__(self) -> None:
         self._initial = self.session.initial
+        self._unanswered: str | None = None  # a message whose answer failed before its first text
         self.messages: list[ChatMessage] = []
         self.new()
 
     def new(self) -> None:
         """Begin again, with the same system text and the same initial state."""
+        self._unanswered = None
         self.messages = [] if self.system is None else [ChatMessage(Role.SYSTEM, self.system)]
 
     def begin_with(self, system: str | None) -> None:
@@ -79,21 +81,26 @@ class Talk:
     def say(self, text: str, on_text: Callable[[str], None]) -> bool:
         """Let the model answer; return whether it came to its end.
 
-        Ctrl-C ends the answer early; the conversation keeps what was shown before.
+        Ctrl-C ends the answer early, and so does a failure, which is raised; the conversation keeps what was shown
+        before. Where nothing was shown, a failure leaves the conversation as it was, and `retry` says the message
+        again.
         """
         self.messages.append(ChatMessage(Role.USER, text))
+        self._unanswered = text
         return self._answer(on_text)
 
     def retry(self, on_text: Callable[[str], None]) -> bool:
         """Let the model answer the last message anew. Raises InvalidRequestError where nothing was said yet."""
-        last = self.undo()
-        return self.say(last, on_text)
+        return self.say(self.undo(), on_text)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message.
 
         Raises InvalidRequestError where nothing was said yet.
         """
+        if self._unanswered is not None:
+            text, self._unanswered = self._unanswered, None
+            return text
         said = [place for place, message in enumerate(self.messages) if message.role is Role.USER]
         if not said:
             raise InvalidRequestError("conversation", "empty", "one in which something was said")
@@ -111,6 +118,7 @@ class Talk:
         if place is None:
             raise InvalidRequestError("NAME", name, f"one of {', '.join(self.forks) or 'those that /fork made: none'}")
         self._initial, self.messages = place.initial, list(place.messages)
+        self._unanswered = None
 
     def save(self, path: Path) -> int:
         """Write the state after all that was said to a file, and return how many tokens it has taken in.
@@ -140,12 +148,20 @@ class Talk:
         except KeyboardInterrupt:
             finished = None
         except BaseException:
-            self.messages.pop()
+            if reply.text:
+                self._keep(reply.text)
+            else:
+                self.messages.pop()
             raise
-        if reply.text:
-            self.messages.append(ChatMessage(Role.ASSISTANT, reply.text))
+        self._keep(reply.text)
         self.statistics = reply.statistics(start, finished)
         return finished is not None
+
+    def _keep(self, answer: str) -> None:
+        """Take an answer, which may be empty, into the conversation."""
+        self._unanswered = None
+        if answer:
+            self.messages.append(ChatMessage(Role.ASSISTANT, answer))
 
     def _request(self) -> GenerateRequest:
         prompt = self._prompt()
