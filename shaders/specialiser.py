@@ -60,17 +60,20 @@ def specialise(
     """
     chosen = dict(includes or {})
     header = [f"const {key} = {_literal(value)};" for key, value in constants.items()]
-    text: list[str] = list(header)
-    origins = [("constants", number) for number in range(1, len(header) + 1)]
+    text: list[str] = []
+    origins: list[tuple[str, int]] = []
     used: set[str] = set()
     _append(name, chosen, used, text, origins)
-    body = "\n".join(text[len(header) :])
+    body = "\n".join(text)
     if unknown := set(chosen) - used:
         raise KeyError(f"{name}.wgsl includes none of {sorted(unknown)}")
     if unused := [key for key in constants if not re.search(rf"\b{key}\b", body)]:
         raise KeyError(f"{name}.wgsl uses none of the constants {unused}")
     bindings = {match[4]: Binding(int(match[1]), match[3] == "read") for match in _BINDING.finditer(body)}
-    return ShaderSource(name, "\n".join(text) + "\n", bindings, tuple(origins))
+    lines = [(line, ("constants", number)) for number, line in enumerate(header, 1)]
+    lines += zip(text, origins, strict=True)
+    lines.sort(key=lambda line: not line[0].startswith("enable "))  # WGSL wants these first
+    return ShaderSource(name, "".join(f"{line}\n" for line, _ in lines), bindings, tuple(origin for _, origin in lines))
 
 
 def _append(

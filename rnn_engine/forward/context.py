@@ -62,11 +62,13 @@ class BuildContext:
         buffers: Mapping[str, Buffer],
         workgroups: Callable[[StepSize], tuple[int, int]],
         includes: Mapping[str, Include] | None = None,
+        *,
+        state_bytes: int = 0,
     ) -> KernelStage:
         """Compile `name`.wgsl and bind `buffers`, and the step's batch, to its variables."""
         kernel = self.kernels.get(name, {**self.limits.constants(), **constants}, includes)
         bind_group = self.kernels.bind(kernel.source, {"batch": self.buffers.batch, **buffers})
-        return KernelStage(label, kernel, bind_group, workgroups)
+        return KernelStage(label, kernel, bind_group, workgroups, state_bytes)
 
     def matmul_stage(
         self, label: str, matrices: Sequence[Matrix], vectors: Buffer, inputs: Buffer, outputs: Buffer

@@ -40,6 +40,7 @@ class _LoadedPart:
 
     format: WeightFormat
     num_rows: int
+    num_weights: int
     weight_bytes: int
     weights: Mapping[str, Buffer]  # the format's buffers, by the variable's name
     segments: Buffer  # struct MatMul of segments.wgsl
@@ -126,7 +127,7 @@ class MatMul:
         segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
         memory.upload(segments, 0, np.array(table, np.uint32))
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
-        return _LoadedPart(part.format, part.num_rows, weight_bytes, buffers, segments)
+        return _LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +152,6 @@ class BoundMatMul:
                 kernel, rows, tokens = self.kernels.tiled(part.format), ROW_ALIGNMENT, 64
             else:
                 kernel, rows, tokens = self.kernels.small(variant, part.format), variant.rows, variant.tokens
-            yield Dispatch(self.label, kernel, bind_group, part.num_rows // rows, -(-count // tokens))
+            tiles = -(-count // tokens)
+            moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
+            yield Dispatch(self.label, kernel, bind_group, part.num_rows // rows, tiles, moved_bytes, operations)

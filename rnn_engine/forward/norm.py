@@ -43,4 +43,6 @@ def norm_shift_stage(
         "state": context.states[layer],
         "mixes": outputs,
     }
-    return context.kernel_stage(label, "norm_shift", constants, buffers, lambda step: (step.num_tokens, 1))
+    return context.kernel_stage(
+        label, "norm_shift", constants, buffers, lambda step: (step.num_tokens, 1), state_bytes=4 * width
+    )

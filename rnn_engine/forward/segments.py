@@ -122,6 +122,11 @@ class Part:
         return last.first_row + round_up(last.end - last.start, ROW_ALIGNMENT)
 
     @property
+    def num_weights(self) -> int:
+        """Weights without what pads them."""
+        return sum((s.end - s.start) * s.matrix.weights.values.shape[1] for s in self.segments)
+
+    @property
     def num_blocks(self) -> int:
         last = self.segments[-1]
         return last.weights_start + round_up(last.end - last.start, ROW_ALIGNMENT) * last.row_blocks

@@ -29,10 +29,12 @@ class KernelStage:
     kernel: Kernel
     bind_group: BindGroup
     workgroups: Callable[[StepSize], tuple[int, int]]  # in x and in y
+    state_bytes: int = 0  # of a run's state, which it reads and writes
 
     @property
     def weight_bytes(self) -> int:
         return 0
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
-        yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step))
+        moved_bytes = 2 * step.num_runs * self.state_bytes
+        yield Dispatch(self.label, self.kernel, self.bind_group, *self.workgroups(step), moved_bytes)

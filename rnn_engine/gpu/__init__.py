@@ -4,9 +4,11 @@ from rnn_engine.gpu.adapters import DeviceInfo, economical_device, list_devices
 from rnn_engine.gpu.device import Device, allocated_on, open_device
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.memory import Buffer, Memory
+from rnn_engine.gpu.peaks import DevicePeaks, measure_copy, measure_peaks
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
 from rnn_engine.gpu.sizing import SizingDevice
 from rnn_engine.gpu.subgroups import measure_subgroup_size
+from rnn_engine.gpu.timing import time_dispatches
 
 __all__ = [
     "BindGroup",
@@ -14,6 +16,7 @@ __all__ = [
     "BufferCopy",
     "Device",
     "DeviceInfo",
+    "DevicePeaks",
     "Dispatch",
     "Download",
     "Kernel",
@@ -25,6 +28,9 @@ __all__ = [
     "allocated_on",
     "economical_device",
     "list_devices",
+    "measure_copy",
+    "measure_peaks",
     "measure_subgroup_size",
     "open_device",
+    "time_dispatches",
 ]

@@ -11,6 +11,7 @@ from rnn_engine.gpu.device_errors import device_errors, is_lost
 from rnn_engine.gpu.kernels import Kernels
 from rnn_engine.gpu.memory import Memory
 
+_FEATURES = ("subgroup", "timestamp-query", "shader-f16")  # used where a device has them
 _LIMITS = (
     "max-buffer-size",
     "max-storage-buffer-binding-size",
@@ -29,11 +30,14 @@ class Device:
 
     def __init__(self, info: DeviceInfo, adapter: wgpu.GPUAdapter, *, checked: bool) -> None:
         self.info = info
-        self.has_subgroups = "subgroup" in adapter.features
+        features = [feature for feature in _FEATURES if feature in adapter.features]
+        self.has_subgroups = "subgroup" in features
+        self.has_timestamps = "timestamp-query" in features
+        self.has_f16 = "shader-f16" in features
         with device_errors(f"device {info.name!r} can't be opened"):
             self.wgpu_device = adapter.request_device_sync(
                 label="rnn-engine",
-                required_features=["subgroup"] if self.has_subgroups else [],
+                required_features=features,
                 required_limits={name: adapter.limits[name] for name in _LIMITS},
             )
         self.max_binding_bytes: int = min(

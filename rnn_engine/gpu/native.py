@@ -1,8 +1,9 @@
 """The few calls that go past wgpu's public Python API, straight to wgpu-native.
 
-The public API has no shader module without run-time checks, no way to wait for one submission, and costs several times
-the native call for a dispatch. Its own mapping wakes a thread that waits for all submitted work, while which no other
-thread can submit; the one here starts no thread. The package's version is pinned, since these names are not promised.
+The public API has no shader module without run-time checks, no way to wait for one submission, no length of a clock's
+tick, and costs several times the native call for a dispatch. Its own mapping wakes a thread that waits for all
+submitted work, while which no other thread can submit; the one here starts no thread. The package's version is pinned,
+since these names are not promised.
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ def submit(device: wgpu.GPUDevice, commands: wgpu.GPUCommandBuffer) -> int:
     """Submit `commands`, after all pending writes, and return the submission's index for `wait`."""
     commands_array = ffi.new("WGPUCommandBuffer[]", [handle(commands)])
     return int(_api.libf.wgpuQueueSubmitForIndex(handle(device.queue), 1, commands_array))
+
+
+def timestamp_period(device: wgpu.GPUDevice) -> float:
+    """Nanoseconds of a tick of the device's clock."""
+    return float(_api.libf.wgpuQueueGetTimestampPeriod(handle(device.queue)))
 
 
 def wait(device: wgpu.GPUDevice, submission: int) -> None:

@@ -20,13 +20,19 @@ from rnn_engine.gpu.memory import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One kernel over x * y workgroups. `label` says what it computes."""
+    """One kernel over x * y workgroups. `label` says what it computes.
+
+    `moved_bytes` are those of matrices and states that it reads and writes, `operations` the products and sums of its
+    matrices. What activations take is not counted.
+    """
 
     label: str
     kernel: Kernel
     bind_group: BindGroup
     x: int
     y: int = 1
+    moved_bytes: int = 0
+    operations: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import itertools
 import json
 from pathlib import Path
 
-from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
+from rnn_engine.cli.benchmark.measure import Measurement, measure_decode, measure_prefill
 from tests.support.cli import Command
 from tests.support.fake_runner import FakeRunner, random_logits
 
@@ -60,3 +60,38 @@ def test_command_prints_a_table(rnn_engine: Command, model_file: Path) -> None:
 def test_command_refuses_counts(rnn_engine: Command, model_file: Path) -> None:
     assert "--slots: '0,1' is not allowed" in rnn_engine("bench", model_file, "--slots", "0,1", code=2)
     assert "--lengths: 'x' is not allowed" in rnn_engine("bench", model_file, "--lengths", "x", code=2)
+
+
+def test_kernels_are_timed_beside_what_the_device_reaches(
+    rnn_engine: Command, model_file: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    arguments = ("--slots", "1", "--lengths", "3", "--repeats", "1", "--profile")
+    said = rnn_engine("bench", model_file, *arguments, "--report", page)
+    assert "the device reaches" in said
+    assert "decode, 1 slot(s): device" in said
+    assert [line.split()[0] for line in said.splitlines() if " wkv7 " in line] == ["recurrence"] * 2
+    html = page.read_text("utf-8")
+    assert html.count('<td class="text">recurrence') == 2
+    assert "tiny.safetensors on" in html
+    assert "src=" not in html
+    assert "href=" not in html
+    report = json.loads(rnn_engine("bench", model_file, *arguments, "--json"))
+    assert [profile["step"] for profile in report["profiles"]] == ["decode, 1 slot(s)", "prefill, 3 tokens"]
+    assert {"part", "kernel", "dispatches", "seconds", "moved_bytes", "operations"} == set(
+        report["profiles"][0]["kernels"][0]
+    )
+    assert report["peaks"]["copy"] > 0
+
+
+def test_a_report_without_a_profile_shows_whole_steps(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    rnn_engine(
+        "bench", model_file, "--device", "cpu", "--slots", "1", "--lengths", "2", "--repeats", "1", "--report", page
+    )
+    assert "Whole steps" in page.read_text("utf-8")
+    assert "Kernels" not in page.read_text("utf-8")
+
+
+def test_numpy_has_no_kernels_to_time(rnn_engine: Command, model_file: Path) -> None:
+    assert "the device 'cpu' has none" in rnn_engine("bench", model_file, "--device", "cpu", "--profile", code=1)

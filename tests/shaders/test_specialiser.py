@@ -48,3 +48,10 @@ def test_an_include_may_be_a_file_elsewhere(tmp_path: Path) -> None:
     line = source.text.splitlines().index("// plain") + 1
     assert source.origin(line) == "plain.wgsl:1"
     assert source.origin(line + 1) == "eight.wgsl:1"
+
+
+def test_what_wgsl_wants_first_comes_before_the_constants() -> None:
+    source = specialise("peak", {"THREADS": 8, "ROUNDS": 4}, {"NUMBER": "number_f16"})
+    lines = source.text.splitlines()
+    assert lines[:2] == ["enable f16;", "const THREADS = 8u;"]
+    assert (source.origin(1), source.origin(2)) == ("number_f16.wgsl:1", "constants:1")

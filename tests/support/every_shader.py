@@ -34,6 +34,8 @@ def every_shader() -> dict[str, str]:
 
 def _each() -> Iterator[tuple[str, str]]:
     yield "subgroup size", specialise("subgroup_size", {"THREADS": 64}).text
+    for number in ("number_f32", "number_f16"):
+        yield f"peak, {number}", specialise("peak", {"THREADS": 64, "ROUNDS": 256}, {"NUMBER": number}).text
     shape = tiny_shape()
     shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20))
     for kind in ("software", "discrete"):

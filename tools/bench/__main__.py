@@ -15,11 +15,12 @@ from typing import Any
 
 import click
 
-from rnn_engine.cli.bench import Measurement, measure_decode, measure_prefill
+from rnn_engine.cli.benchmark.measure import Measurement, measure_decode, measure_prefill
+from rnn_engine.cli.benchmark.profile import profile_decode, profile_prefill
 from rnn_engine.forward import GpuRunner
+from rnn_engine.gpu import measure_copy
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.types import TokenRun
-from tools.bench.measure import copy_bandwidth, host_seconds, seconds_by_part
+from tools.bench.measure import host_seconds
 from tools.bench.random_model import SHAPES, RandomModel
 from tools.bench.turns import against, against_option, measure_forward, rounds_option
 
@@ -35,7 +36,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @click.option("--slots", callback=_numbers, default="1,8", show_default=True, help="Sequences at decode.")
 @click.option("--lengths", callback=_numbers, default="64", show_default=True, help="Prompts at prefill.")
 @click.option("--repeats", default=10, show_default=True, help="Timed runs of each figure.")
-@click.option("--parts", is_flag=True, help="Also time each part of a step alone.")
+@click.option("--parts", is_flag=True, help="Also time the kernels of a step.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 @against_option
 @rounds_option
@@ -75,7 +76,7 @@ def measure(
         raise click.UsageError("--device cpu has no kernels to measure; use rnn-engine bench")
     with closing(runner):
         info = runner.device.info
-        bandwidth = copy_bandwidth(runner.device, repeats)
+        bandwidth = measure_copy(runner.device)
         result: dict[str, Any] = {
             "shape": name,
             "sizes": asdict(runner.shape),
@@ -95,7 +96,7 @@ def measure(
             click.echo("  " + "  ".join(f"{key} {_short(value)}" for key, value in line.items()))
         result["results"] = lines
         if parts:
-            result["parts"] = _parts(runner, max(slots), min(runner.max_tokens, max(lengths)), repeats)
+            result["parts"] = _parts(runner, max(slots), max(lengths), repeats)
     return result
 
 
@@ -115,16 +116,14 @@ def _decode(runner: GpuRunner, slots: int, repeats: int, bandwidth: float) -> di
 
 
 def _parts(runner: GpuRunner, slots: int, length: int, repeats: int) -> dict[str, dict[str, float]]:
-    batches = {
-        "decode, 1 slot": [TokenRun(0, [1], 1)],
-        f"decode, {slots} slots": [TokenRun(slot, [1], 1) for slot in range(slots)],
-        f"prefill, {length} tokens": [TokenRun(0, [1] * length, 1)],
-    }
+    profiles = [profile_decode(runner, count, repeats) for count in sorted({1, slots})]
+    profiles.append(profile_prefill(runner, length, repeats))
     found = {}
-    for title, batch in batches.items():
-        seconds = seconds_by_part(runner, batch, repeats)
-        found[title] = {part: round(1e3 * time_taken, 3) for part, (_, time_taken) in seconds.items()}
-        click.echo(f"  {title}, ms: " + ", ".join(f"{part} {ms:.2f}" for part, ms in found[title].items()))
+    for profile in profiles:
+        found[profile.step] = {kernel.part: round(1e3 * kernel.seconds, 3) for kernel in profile.kernels}
+        click.echo(
+            f"  {profile.step}, ms: " + ", ".join(f"{part} {ms:.2f}" for part, ms in found[profile.step].items())
+        )
     return found
 
 

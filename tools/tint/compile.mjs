@@ -6,7 +6,7 @@ import { create } from "webgpu";
 
 const gpu = create(["backend=null"]); // kept: Dawn ends the process once it is collected
 const adapter = await gpu.requestAdapter();
-const device = await adapter.requestDevice({ requiredFeatures: ["subgroups"] });
+const device = await adapter.requestDevice({ requiredFeatures: ["subgroups", "shader-f16"] });
 const refused = {};
 for (const [name, text] of Object.entries(JSON.parse(readFileSync(0, "utf8")))) {
   device.pushErrorScope("validation");

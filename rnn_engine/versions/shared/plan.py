@@ -213,4 +213,5 @@ def head_stage(
         {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
         lambda step: (num_heads, step.num_runs),
         {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
+        state_bytes=4 * shape.width * shape.head_size,
     )

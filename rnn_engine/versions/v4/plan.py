@@ -78,4 +78,5 @@ def _recurrence(builder: LayerBuilder, scratch: ScratchBuffers) -> KernelStage:
         constants,
         buffers,
         lambda step: (-(-width // _THREADS), step.num_runs),
+        state_bytes=4 * 3 * width,
     )

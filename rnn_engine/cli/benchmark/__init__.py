@@ -1,0 +1,1 @@
+"""What `rnn-engine bench` measures, and how it shows it."""

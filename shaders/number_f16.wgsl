@@ -1,0 +1,2 @@
+enable f16;
+alias Number = f16;

@@ -1,0 +1,1 @@
+alias Number = f32;
