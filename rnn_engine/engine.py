@@ -33,7 +33,7 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.sampling.thinking import ThinkingMask
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
-from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount
+from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.watchdog import Watchdog, stack_of
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
@@ -182,6 +182,9 @@ class Engine:
     def stats(self) -> EngineStats:
         active = min(self._scheduler.num_live, len(self._inboxes))
         return EngineStats(active, len(self._inboxes) - active)
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        return self._scheduler.slot_uses()
 
     def health(self) -> Health:
         if self._closing:

@@ -11,7 +11,7 @@ from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.health import Health
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.telemetry import EngineCounters
+from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import ModelShape
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
@@ -63,6 +63,10 @@ class EngineLike(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """What each slot that is held is used for, the oldest request first. For any thread; waits for nothing."""
+        ...
 
     def counters(self) -> EngineCounters:
         """What was run since the start, and how long it took."""

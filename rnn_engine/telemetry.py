@@ -58,6 +58,21 @@ class Outcome(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class SlotUse:
+    """A slot that a request holds, at one moment. Of a mix, each state has a slot."""
+
+    slot: int
+    request: int  # a number that no other request of the engine has
+    scope: str  # of the cache, by which it is known whose request it is
+    paused: bool  # its reader is far behind
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, that were not run
+    run_tokens: int  # of prompt and answer, cached ones included: the state's position
+    generated_tokens: int
+    max_tokens: int
+
+
 class EngineCounters:
     """Counts since the start. To be read on any thread; single numbers may be from neighbouring moments."""
 

@@ -18,6 +18,7 @@ from rnn_engine.sampling import AllowedTokens, LogitRow
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
+from rnn_engine.telemetry import SlotUse
 from rnn_engine.types import F32, TokenRun
 from states.cache.checkpoint import CheckpointKind
 
@@ -106,6 +107,20 @@ class Member(ABC):
         if self.finished and self.position > self._prompt_length:
             return CheckpointPoint(self.position, CheckpointKind.GENERATION_END, logits=True)
         return None
+
+    def use(self, *, paused: bool) -> SlotUse:
+        """Return what the slot is used for at this moment. For any thread."""
+        return SlotUse(
+            slot=self.slot,
+            request=self.key,
+            scope=self.request.cache_scope,
+            paused=paused,
+            prompt_tokens=self._prompt_length,
+            cached_tokens=self.start.cached_tokens,
+            run_tokens=self.position,
+            generated_tokens=self.num_generated,
+            max_tokens=self.request.max_tokens,
+        )
 
     def run(self, count: int) -> TokenRun:
         """Return the next `count` tokens as part of a step that is submitted now."""

@@ -20,7 +20,7 @@ from rnn_engine.scheduler.meter import Meter, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
-from rnn_engine.telemetry import EngineCounters
+from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, Readout, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
@@ -91,6 +91,10 @@ class Scheduler:
     def num_live(self) -> int:
         """How many requests hold a slot and have not been cancelled."""
         return len(self._slots.live)
+
+    def slot_uses(self) -> list[SlotUse]:
+        """What each slot that is held is used for. For any thread."""
+        return self._slots.uses()
 
     @property
     def num_waiting(self) -> int:

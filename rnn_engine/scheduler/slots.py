@@ -6,6 +6,7 @@ import heapq
 
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.telemetry import SlotUse
 
 
 class Slots:
@@ -56,6 +57,10 @@ class Slots:
         """The members that a step that is submitted now can run."""
         members = [one for one in self._members.values() if one.can_run]
         return [one for one in members if one.key not in self._paused] if self._paused else members
+
+    def uses(self) -> list[SlotUse]:
+        """What each slot that is held is used for, the oldest request first. For any thread."""
+        return [member.use(paused=member.key in self._paused) for member in list(self._members.values())]
 
     def any_awaits_token(self) -> bool:
         """Whether a step in flight gives a token, which a live request waits for."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.telemetry import EngineCounters
+from rnn_engine.telemetry import EngineCounters, SlotUse
 from server.doors.scopes import Principal, Scope
 from server.doors.states import OwnStates
 from states.cache.counters import CacheStats
@@ -52,6 +52,10 @@ class OwnEngine:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """Return what slots are used for; whose a request is, is told of this principal's own, or to an admin."""
+        return [self._shown(use) for use in self._engine.slot_uses()]
+
     def counters(self) -> EngineCounters:
         return self._engine.counters()
 
@@ -89,6 +93,10 @@ class OwnEngine:
 
     async def close(self) -> None:
         await self._engine.close()
+
+    def _shown(self, use: SlotUse) -> SlotUse:
+        owner = use.scope.partition("/")[0]
+        return replace(use, scope=owner if self._sees_all or owner == self._own_scope else "")
 
 
 def _scope(namespace: str, salt: str | None) -> str:

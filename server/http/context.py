@@ -35,13 +35,17 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._active = 0
-        self._closing = False
+        self._closing = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def closing(self) -> bool:
-        return self._closing
+        return self._closing.is_set()
+
+    async def wait_closing(self) -> None:
+        """Return when no more requests are taken."""
+        await self._closing.wait()
 
     @property
     def active(self) -> int:
@@ -50,7 +54,7 @@ class Lifecycle:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one request while the block runs. Raises EngineClosedError once closing."""
-        if self._closing:
+        if self.closing:
             raise EngineClosedError("the server is stopping and takes no new requests")
         self._active += 1
         self._idle.clear()
@@ -63,7 +67,7 @@ class Lifecycle:
 
     async def drain(self, seconds: float) -> bool:
         """Take no more requests and wait for the running ones; return False if some still run after `seconds`."""
-        self._closing = True
+        self._closing.set()
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:

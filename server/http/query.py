@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -20,6 +21,20 @@ def query_count(request: web.Request, name: str, default: int, most: int) -> int
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
         raise InvalidRequestError(name, text, f"a whole number from 0 to {most}")
     return int(text)
+
+
+def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
+    """Return the number of seconds `name` of the query. Raises InvalidRequestError for what is none in the bounds."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not least <= seconds <= most:
+        raise InvalidRequestError(name, text, f"a number of seconds from {least:g} to {most:g}")
+    return seconds
 
 
 _MOST_ITEMS = 100  # of a page

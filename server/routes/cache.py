@@ -6,12 +6,12 @@ from aiohttp import web
 
 from rnn_engine.interface import EngineLike
 from server.doors.scopes import Scope
+from server.formatting.cache import cache_tier, cache_totals
 from server.http.bodies import json_response
 from server.http.context import engine_of
 from server.http.query import query_count
 from server.http.routing import Route
-from server.schemas.cache import Cache, CacheDropped, CacheNode, CacheTier, CacheTotals
-from states.cache.counters import CacheStats, TierStats
+from server.schemas.cache import Cache, CacheDropped, CacheNode
 from states.cache.snapshot import SnapshotNode
 
 DEFAULT_NODES = 100
@@ -26,8 +26,8 @@ async def get_cache(request: web.Request) -> web.Response:
     body: Cache = {
         "object": "cache",
         "enabled": stats is not None,
-        "totals": None if stats is None else _totals(stats),
-        "tiers": [] if stats is None else [_tier(tier) for tier in stats.tiers],
+        "totals": None if stats is None else cache_totals(stats),
+        "tiers": [] if stats is None else [cache_tier(tier) for tier in stats.tiers],
         "nodes": [_node(engine, number, node) for number, node in enumerate(nodes)],
     }
     return json_response(body)
@@ -36,40 +36,6 @@ async def get_cache(request: web.Request) -> web.Response:
 async def drop_cache(request: web.Request) -> web.Response:
     body: CacheDropped = {"object": "cache.dropped", "dropped": await engine_of(request).drop_cache()}
     return json_response(body)
-
-
-def _totals(stats: CacheStats) -> CacheTotals:
-    return {
-        "look_ups": stats.look_ups,
-        "hits": stats.hits,
-        "exact_hits": stats.exact_hits,
-        "tokens_looked_up": stats.tokens_looked_up,
-        "tokens_saved": stats.tokens_saved,
-        "misses": {reason.value: count for reason, count in stats.misses.items()},
-        "checkpoints": stats.checkpoints,
-        "path_marks": stats.ghosts,
-        "not_stored": stats.not_stored,
-        "writes_refused": stats.writes_refused,
-        "lost_files": stats.lost_files,
-        "failed_writes": stats.failed_writes,
-        "device_logits_bytes": stats.device_logits_bytes,
-        "index_bytes": stats.index_bytes,
-        "index_capacity": stats.index_capacity,
-    }
-
-
-def _tier(stats: TierStats) -> CacheTier:
-    return {
-        "tier": stats.tier,
-        "capacity": stats.capacity,
-        "used": stats.used,
-        "copies": stats.copies,
-        "hits": stats.hits,
-        "stored": stats.stored,
-        "promotions": stats.promotions,
-        "demotions": stats.demotions,
-        "evictions": stats.evictions,
-    }
 
 
 def _node(engine: EngineLike, number: int, node: SnapshotNode) -> CacheNode:

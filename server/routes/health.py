@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from rnn_engine.health import Health as EngineHealth
+from server.formatting.engine_status import readiness
 from server.http.bodies import json_response
 from server.http.context import LIFECYCLE, MODELS
 from server.http.errors import retry_headers
@@ -51,7 +52,7 @@ def _find_health(request: web.Request) -> EngineHealth:
 
 
 def _answer(found: EngineHealth, *, healthy: bool) -> web.Response:
-    body: Readiness = {"status": found.status, "reason": found.reason, "seconds": round(found.seconds, 1)}
+    body = readiness(found)
     if healthy:
         return json_response(body)
     return json_response(body, status=503, headers=retry_headers(found.retry_after))

@@ -134,6 +134,7 @@ class TestRoutes:
             "/v1/responses/{id}",  # those of the key itself
             *(route.path for route in conversations.ROUTES),
             "/v1/responses/{id}/cancel",
+            "/v1/states/compare",
         )
         for route in ALL_ROUTES:
             if route.scope is Scope.USE:

@@ -32,7 +32,7 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.telemetry import EngineCounters, RequestAccount, Timing
+from rnn_engine.telemetry import EngineCounters, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32
 from states.cache.cache import StateCache
 from states.cache.counters import CacheStats
@@ -80,6 +80,7 @@ class FakeEngine:
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
     registry: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
+    slots_held: Sequence[SlotUse] = ()  # as it tells of them
     active: int = 0
     most_active: int = 0
     produced: int = 0  # tokens, over all requests
@@ -119,6 +120,9 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         return EngineStats(active=self.active, queued=0)
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        return self.slots_held
 
     def health(self) -> Health:
         return self.condition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 
@@ -11,9 +12,9 @@ from rnn_engine.gpu import list_devices
 from server.doors.scopes import Scope
 from server.formatting.ai00_models import describe_load
 from server.http.bodies import json_response
-from server.http.context import LIFECYCLE, MODELS, engine_of, folder_of
+from server.http.context import MODELS, engine_of, folder_of
+from server.http.repeating import send_repeatedly
 from server.http.routing import EVENTS, Route
-from server.http.sse import EventStream, encode_event
 from server.models.listing import describe_file
 from server.models.orders import ModelFolder
 from server.schemas.ai00.models import Adapters, ModelFileEntry, ModelFiles, ModelsInfo
@@ -26,12 +27,7 @@ async def info(request: web.Request) -> web.Response:
 
 
 async def state(request: web.Request) -> web.StreamResponse:
-    stream = EventStream(request)
-    await stream.open()
-    while not request.app[LIFECYCLE].closing:
-        await stream.write(encode_event(await _info(request)))
-        await asyncio.sleep(_STATE_SECONDS)
-    return await stream.close()
+    return await send_repeatedly(request, _STATE_SECONDS, partial(_info, request))
 
 
 async def list_files(request: web.Request) -> web.Response:

@@ -1,0 +1,77 @@
+"""How the engines stand: what runs in their slots, what they have counted, and the memory that they take."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from prometheus_client import ProcessCollector
+
+from server.doors.engine import OwnEngine
+from server.formatting.engine_status import engine_status
+from server.http.bodies import json_response
+from server.http.context import BUDGET, CONNECTIONS, LIFECYCLE, METRICS, MODELS, PRINCIPAL, SETTINGS
+from server.http.query import query_seconds
+from server.http.repeating import send_repeatedly
+from server.http.routing import EVENTS, Route
+from server.schemas.engine_status import ServerStatus
+
+_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
+_PROCESS = ProcessCollector(registry=None)
+
+
+async def status(request: web.Request) -> web.Response:
+    return json_response(await _status(request))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
+    return await send_repeatedly(request, seconds, lambda: _status(request))
+
+
+async def _status(request: web.Request) -> ServerStatus:
+    app, principal = request.app, request[PRINCIPAL]
+    share_cache = app[SETTINGS].doors.share_cache
+    engines = {model.name: model.open_engine for model in app[MODELS]}
+    process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
+    resident = process.get("process_resident_memory_bytes")
+    return {
+        "object": "engine.status",
+        "time": time.time(),
+        "started": app[METRICS].started,
+        "requests": app[LIFECYCLE].active,
+        "connections": app[CONNECTIONS].open,
+        "body_bytes": app[BUDGET].held,
+        "body_capacity": app[BUDGET].capacity,
+        "cpu_seconds": process.get("process_cpu_seconds_total"),
+        "resident_bytes": None if resident is None else int(resident),
+        "default": app[MODELS].default.name,
+        "models": {model.name: model.status for model in app[MODELS]},
+        "engines": [
+            engine_status(name, OwnEngine(engine, principal, share_cache=share_cache))
+            for name, engine in engines.items()
+            if engine is not None
+        ],
+    }
+
+
+_STATUS = "How the engines stand: slots and who holds them, counts, times, memory"
+
+ROUTES = (
+    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False, ai00_paths=False),
+    Route(
+        "GET",
+        "/v1/engine/events",
+        events,
+        f"{_STATUS}: as events, until the server stops or the time for a request is up.",
+        ServerStatus,
+        content_type=EVENTS,
+        query={
+            "interval": f"Seconds between two events: {_SECONDS:g} unless told, {_LEAST_SECONDS:g} to "
+            f"{_MOST_SECONDS:g}."
+        },
+        routine=True,
+        uses_model=False,
+        ai00_paths=False,
+    ),
+)
