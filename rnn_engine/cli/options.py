@@ -54,7 +54,7 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="auto|INDEX|NAME|cpu",
-    help="auto, the index or a part of the name of a device that `rnn-engine devices` lists, or cpu (numpy, slow).",
+    help="auto, the index or a part of the name of a device that `rnn-engine devices` lists, or cpu (numpy).",
 )
 
 

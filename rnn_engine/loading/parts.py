@@ -20,6 +20,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
+from rnn_engine.loading.device_choice import choose_device
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
@@ -117,6 +118,9 @@ def open_parts(
         registry = open_registry(model, states)
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
         plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
+        if (chosen_device := choose_device(model, device, plan.weights, num_slots)) != device:
+            device = chosen_device
+            plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(

@@ -57,7 +57,7 @@ def nothing() -> None:
 
 def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(path: Path) -> None:
     state_bytes = SHAPE.state_bytes
-    with parts_of(path, "auto", CacheConfig(device_capacity=3 * state_bytes)) as parts:
+    with parts_of(path, "0", CacheConfig(device_capacity=3 * state_bytes)) as parts:
         first = parts.runner
         assert isinstance(first, GpuRunner)
         assert first.num_slots == 4
@@ -83,7 +83,7 @@ def test_a_device_that_was_destroyed_is_opened_again_with_what_the_host_keeps(pa
 
 
 def test_a_device_that_answers_is_opened_again_too(path: Path) -> None:
-    with parts_of(path, "auto") as parts:
+    with parts_of(path, "0") as parts:
         first = parts.runner
         assert isinstance(first, GpuRunner)
         second = parts.reopen(nothing)
@@ -113,7 +113,7 @@ def test_a_load_can_be_given_up(path: Path) -> None:
     def give_up() -> None:
         raise InterruptedError
 
-    with parts_of(path, "auto") as parts:
+    with parts_of(path, "0") as parts:
         with pytest.raises(InterruptedError):
             parts.reopen(give_up)
         assert parts.reopen(nothing) is parts.runner

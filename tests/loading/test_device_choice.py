@@ -1,0 +1,115 @@
+"""Which device is taken where there is no GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.gpu import DeviceInfo
+from rnn_engine.loading import device_choice
+from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
+from rnn_engine.loading.model import open_merged
+from rnn_engine.loading.runner import load_runner
+from rnn_engine.model import OpenModel
+from rnn_engine.types import Model, Runner, TokenRun, run_step
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+SOFTWARE = DeviceInfo(0, "software", "software", "Vulkan", "any")
+DISCRETE = DeviceInfo(1, "discrete", "discrete", "Vulkan", "any")
+
+
+def devices(monkeypatch: pytest.MonkeyPatch, *found: DeviceInfo) -> None:
+    monkeypatch.setattr(device_choice, "list_devices", lambda: list(found))
+
+
+def speeds(monkeypatch: pytest.MonkeyPatch, software: Speed, numpy: Speed) -> None:
+    found = iter((software, numpy))
+    monkeypatch.setattr(device_choice, "measure_speed", lambda *_: next(found))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[OpenModel]:
+    path = tmp_path / "tiny.safetensors"
+    save_safetensors(random_model(tiny_shape(), seed=1), path, "f32")
+    with open_merged(path, ()) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("software", "numpy", "chosen"),
+    [
+        (Speed(100, 10), Speed(210, 21), "cpu"),
+        (Speed(100, 10), Speed(190, 19), "auto"),
+        (Speed(1000, 10), Speed(100, 10), "auto"),
+        (Speed(100, 100), Speed(1000, 100), "cpu"),
+    ],
+)
+def test_numpy_is_taken_where_a_request_takes_half_the_time(
+    model: OpenModel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    software: Speed,
+    numpy: Speed,
+    chosen: str,
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    speeds(monkeypatch, software, numpy)
+    with caplog.at_level(logging.INFO):
+        assert choose_device(model, "auto", "f16", 4) == chosen
+    assert f"{software.prompt:.0f} and {software.answer:.0f} tokens/s on software" in caplog.text
+    assert f"--device {chosen} is taken" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("found", "device"), [((SOFTWARE, DISCRETE), "auto"), ((), "auto"), ((SOFTWARE,), "0"), ((SOFTWARE,), "cpu")]
+)
+def test_nothing_is_measured_where_there_is_no_choice(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch, found: tuple[DeviceInfo, ...], device: str
+) -> None:
+    devices(monkeypatch, *found)
+    monkeypatch.setattr(device_choice, "measure_speed", None)
+    assert choose_device(model, device, "f16", 4) == device
+
+
+@pytest.mark.parametrize("choice", ["cpu", "auto"])
+def test_both_devices_are_measured_on_a_real_model(model: OpenModel, choice: str) -> None:
+    speed = measure_speed(model, lambda part: load_runner(part, choice, num_slots=2))
+    assert 0 < speed.request_seconds < 600
+
+
+def test_the_time_of_all_layers_follows_from_that_of_a_few() -> None:
+    model = random_model(replace(tiny_shape(), num_layers=9), seed=1)
+    loaded: list[int] = []
+
+    def load(part: Model) -> Runner:
+        loaded.append(part.shape.num_layers)
+        return load_runner(part, "cpu", num_slots=1)
+
+    now = 0.0
+
+    def clock() -> float:  # a step of one layer lasts 3 s, one of three layers 5 s
+        nonlocal now
+        now += 2 + loaded[-1]
+        return now
+
+    speed = measure_speed(model, load, clock)
+    assert loaded == [1, 3]
+    assert speed.answer == pytest.approx(1 / 11)
+    assert speed.prompt == pytest.approx(64 / 11)
+
+
+def test_the_first_layers_of_a_model_are_a_model() -> None:
+    model = random_model(tiny_shape(layers=3), seed=1)
+    part = FirstLayers(model, 1)
+    assert part.has("emb.weight")
+    assert part.has("blocks.0.att.key.weight")
+    assert not part.has("blocks.1.att.key.weight")
+    assert {name.split(".")[1] for name in part.names if name.startswith("blocks.")} == {"0"}
+    runner = load_runner(part, "cpu", num_slots=1)
+    readout = run_step(runner, [TokenRun(0, [1, 2], rows=1)])
+    assert readout.full_row(0).shape == (model.shape.vocab_size,)
+    runner.close()
