@@ -2,7 +2,8 @@
 
     RnnEngineError
     ├── InvalidRequestError    a request field holds a value that is not allowed      (HTTP 400)
-    │   └── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
+    │   ├── PromptTooLongError it has more tokens than are allowed                    (HTTP 400)
+    │   └── InvalidGrammarError a grammar is wrong, or takes too much                 (HTTP 400)
     ├── ForbiddenError         whoever asks may not do that                           (HTTP 403)
     ├── NotFoundError          a named thing does not exist                           (HTTP 404)
     │   └── ModelNotFoundError no model has that name                                 (HTTP 404)
@@ -47,6 +48,14 @@ class PromptTooLongError(InvalidRequestError):
         self.num_tokens = num_tokens
         self.most = most
         super().__init__(field, num_tokens, allowed)
+
+
+class InvalidGrammarError(InvalidRequestError):
+    """A grammar can't be used. `position` is the line and column of its text, from 1, where the reason is, if known."""
+
+    def __init__(self, field: str, value: object, allowed: str, position: tuple[int, int] | None) -> None:
+        self.position = position
+        super().__init__(field, value, allowed)
 
 
 class ForbiddenError(RnnEngineError):

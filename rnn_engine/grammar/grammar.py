@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from llguidance.gbnf_to_lark import is_lark_syntax
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidGrammarError, InvalidRequestError
+from rnn_engine.grammar.position import error_position
 
 GrammarKind: TypeAlias = Literal["json_schema", "json_object", "regex", "choice", "lark", "gbnf", "kbnf"]
 
@@ -39,11 +41,15 @@ class Grammar:
 
     kind: GrammarKind
     text: str = ""
-    field: str = field(default="grammar", compare=False)  # of the client's request, for error messages
+    field: str = dataclasses.field(default="grammar", compare=False)  # of the client's request, for error messages
+    is_written: bool = dataclasses.field(default=True, compare=False)  # the client sent `text` itself
 
-    def refused(self, reason: str) -> InvalidRequestError:
-        """Return the error for a grammar that can't be used."""
-        return InvalidRequestError(self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}")
+    def refused(self, reason: str) -> InvalidGrammarError:
+        """Return the error for a grammar that can't be used, with its place in a text that the client sent."""
+        position = error_position(self.kind, self.text, reason) if self.is_written else None
+        return InvalidGrammarError(
+            self.field, self.text or self.kind, f"a {self.kind} that can be used: {reason}", position
+        )
 
 
 def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema", *, strict: bool = True) -> Grammar:
@@ -54,14 +60,14 @@ def json_grammar(schema: Mapping[str, object] | bool, name: str = "json_schema",
     if not strict and isinstance(schema, Mapping):
         schema = {**schema, "x-guidance": {"lenient": True}}
     try:
-        return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name)
+        return Grammar("json_schema", json.dumps(schema, ensure_ascii=False), name, is_written=False)
     except RecursionError:
         raise InvalidRequestError(name, "a JSON schema", "less deeply nested objects and lists") from None
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> Grammar:
     """Return the grammar of the texts in `choices`; `name` is the field of the request that has them."""
-    return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name)
+    return Grammar("choice", json.dumps(list(choices), ensure_ascii=False), name, is_written=False)
 
 
 def written_grammar(text: str, name: str = "grammar") -> Grammar:

@@ -77,4 +77,9 @@ def _parts(schema: object) -> Iterator[tuple[str, object]]:
             children = list(enumerate(part))
         else:
             continue
-        unseen.extend((f"{place}/{key}", child) for key, child in reversed(children))
+        unseen.extend((f"{place}/{_escaped(str(key))}", child) for key, child in reversed(children))
+
+
+def _escaped(key: str) -> str:
+    """Return a key as JSON pointers have it."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -15,6 +15,7 @@ from rnn_engine.errors import (
     DeviceMemoryError,
     EngineClosedError,
     ForbiddenError,
+    InvalidGrammarError,
     InvalidRequestError,
     ModelError,
     ModelNotFoundError,
@@ -44,12 +45,15 @@ class Failure:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     too_long: PromptTooLongError | None = None
+    position: tuple[int, int] | None = None  # line and column of a grammar
 
     @property
     def body(self) -> ErrorBody:
         error: ErrorDetail = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if self.too_long is not None:
             error |= {"n_prompt_tokens": self.too_long.num_tokens, "n_ctx": self.too_long.most}
+        if self.position is not None:
+            error["line"], error["column"] = self.position
         return {"error": error}
 
     def response(self, form: ErrorForm) -> web.Response:
@@ -72,6 +76,10 @@ def describe(error: Exception) -> Failure:
         case PromptTooLongError():
             kind, code = "exceed_context_size_error", "context_length_exceeded"
             return Failure(400, str(error), kind, code, error.field, too_long=error)
+        case InvalidGrammarError():
+            return Failure(
+                400, str(error), "invalid_request_error", "invalid_value", error.field, position=error.position
+            )
         case InvalidRequestError():
             return Failure(400, str(error), "invalid_request_error", "invalid_value", error.field)
         case DeviceMemoryError():

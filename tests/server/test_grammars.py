@@ -128,6 +128,17 @@ WRONG: list[tuple[Body, str, str]] = [
 ]
 
 
+async def test_an_error_of_a_grammar_has_its_line_and_column_where_the_client_wrote_a_text(client: Client) -> None:
+    for fields, place in (
+        ({"grammar": 'root ::= "a" |\n  b'}, (2, 3)),
+        ({"json_schema": '{"type":\n 3 4}'}, (2, 4)),
+        ({"json_schema": {"type": "strin"}}, None),
+        ({"temperature": -1}, None),
+    ):
+        error = await error_of(await client.post(COMPLETIONS, json={"prompt": "Hi", **fields}), 400)
+        assert (error.get("line"), error.get("column")) == (place or (None, None))
+
+
 async def test_wrong_grammars_are_a_400_in_bounded_time_and_disturb_nobody(client: Client) -> None:
     others = [asyncio.create_task(post(client, COMPLETIONS, Completion, {"prompt": "Hi", "max_tokens": 500}))]
     for number, (fields, param, words) in enumerate(WRONG):

@@ -78,5 +78,5 @@ async def error_of(response: ClientResponse, status: int) -> Body:
     assert response.status == status, body
     assert set(body) == {"error"}
     error: Body = body["error"]
-    assert set(error) - {"n_prompt_tokens", "n_ctx"} == {"message", "type", "param", "code"}
+    assert set(error) - {"n_prompt_tokens", "n_ctx", "line", "column"} == {"message", "type", "param", "code"}
     return error
