@@ -35,12 +35,15 @@ from rnn_engine.sampling.thinking import ThinkingMask
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.watchdog import Watchdog, stack_of
+from states.cache.browse import CacheTree, TreeQuery, list_positions, make_tree
 from states.cache.cache import StateCache
+from states.cache.checkpoint import position_missing
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
 from states.files.exchange import StateFiles
 from states.named.store import LocalStateStore, StateStore
+from states.tokens import unpack
 
 logger = logging.getLogger(__name__)
 
@@ -201,6 +204,24 @@ class Engine:
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         cache = self._cache
         return () if cache is None else await self._ask_worker(lambda: snapshot(cache.checkpoints(scope), limit))
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        cache = self._cache
+        if cache is None:
+            return CacheTree((), 0, truncated=False)
+        found, count = await self._ask_worker(lambda: list_positions(cache.checkpoints(), cache.now()))
+        return await asyncio.to_thread(make_tree, found, count, query, self.detokenize)
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        cache = self._cache
+        if cache is None:
+            raise position_missing(position)
+        return unpack(await self._ask_worker(lambda: cache.find_position(position).known_place().tokens()))
+
+    async def drop_cache_position(self, position: str) -> bool:
+        if self._cache is None:
+            raise position_missing(position)
+        return await self._ask_worker(partial(self._cache.drop_position, position))
 
     async def drop_cache(self) -> int:
         return 0 if self._cache is None else await self._ask_worker(self._cache.drop_all)

@@ -13,6 +13,7 @@ from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import ModelShape
+from states.cache.browse import CacheTree, TreeQuery
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
 from states.files.exchange import StateFiles
@@ -83,6 +84,18 @@ class EngineLike(Protocol):
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """The `limit` kept positions that were asked for most, of all or of a scope, as a tree; see
         `states.cache.snapshot`."""
+        ...
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        """The kept positions that `query` asks for, with their texts. Raises NotFoundError for an id that is none."""
+        ...
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        """The tokens from the root to the kept position with this id. Raises NotFoundError."""
+        ...
+
+    async def drop_cache_position(self, position: str) -> bool:
+        """Forget one kept position; False where it is in use. Raises NotFoundError."""
         ...
 
     async def drop_cache(self) -> int:

@@ -12,6 +12,7 @@ from rnn_engine.requests import Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from server.doors.scopes import Principal, Scope
 from server.doors.states import OwnStates
+from states.cache.browse import CacheTree, TreeQuery
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode
 from states.files.exchange import StateFiles
@@ -73,6 +74,16 @@ class OwnEngine:
         if self._sees_all:
             return await self._engine.cache_nodes(limit, scope)
         return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        """Return kept positions of all principals, for routes that want the scope `admin`, as the next two."""
+        return await self._engine.cache_tree(query)
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        return await self._engine.cache_tokens(position)
+
+    async def drop_cache_position(self, position: str) -> bool:
+        return await self._engine.drop_cache_position(position)
 
     async def drop_cache(self) -> int:
         return await self._engine.drop_cache()

@@ -119,5 +119,15 @@ def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike
 
     The body, where the route has one, is to be read first. `cache_salt` divides the cache further.
     """
+    return _own(request, request[MODEL_USE].engine, cache_salt)
+
+
+def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
+    """Return the engines of all models that are loaded, by the models' names, as whoever asks sees them."""
+    engines = {model.name: model.open_engine for model in request.app[MODELS]}
+    return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
+
+
+def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None) -> EngineLike:
     share_cache = request.app[SETTINGS].doors.share_cache
-    return OwnEngine(request[MODEL_USE].engine, request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)
+    return OwnEngine(engine, request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)

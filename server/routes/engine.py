@@ -7,10 +7,9 @@ import time
 from aiohttp import web
 from prometheus_client import ProcessCollector
 
-from server.doors.engine import OwnEngine
 from server.formatting.engine_status import engine_status
 from server.http.bodies import json_response
-from server.http.context import BUDGET, CONNECTIONS, LIFECYCLE, METRICS, MODELS, PRINCIPAL, SETTINGS
+from server.http.context import BUDGET, CONNECTIONS, LIFECYCLE, METRICS, MODELS, open_engines_of
 from server.http.query import query_seconds
 from server.http.repeating import send_repeatedly
 from server.http.routing import EVENTS, Route
@@ -30,9 +29,7 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def _status(request: web.Request) -> ServerStatus:
-    app, principal = request.app, request[PRINCIPAL]
-    share_cache = app[SETTINGS].doors.share_cache
-    engines = {model.name: model.open_engine for model in app[MODELS]}
+    app = request.app
     process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
     resident = process.get("process_resident_memory_bytes")
     return {
@@ -47,11 +44,7 @@ async def _status(request: web.Request) -> ServerStatus:
         "resident_bytes": None if resident is None else int(resident),
         "default": app[MODELS].default.name,
         "models": {model.name: model.status for model in app[MODELS]},
-        "engines": [
-            engine_status(name, OwnEngine(engine, principal, share_cache=share_cache))
-            for name, engine in engines.items()
-            if engine is not None
-        ],
+        "engines": [engine_status(name, engine) for name, engine in open_engines_of(request).items()],
     }
 
 

@@ -89,6 +89,63 @@ class Cache(TypedDict):
     nodes: list[CacheNode]
 
 
+class CacheTreeNode(TypedDict):
+    """A position in the tree of kept prompts and answers.
+
+    `id` stands for it as long as it is kept. `length` tokens lie before it; those from `start` on, which is the
+    length of its `parent`, begin with `text`, which is `whole` or the first of them. `root` is the digest of what the
+    prompt started from, or `none`, and after a slash the name of the key, and a hash of its `cache_salt`, that share
+    the position. `bytes` has the size of the copy in each tier that has one; where it is empty, the state is gone and
+    the position only marks a known path. `saves` is how many tokens a hit here need not run beyond those that a
+    shorter state saves; `idle_seconds` have passed since the last hit. `match` is false for what only lies above a
+    match of the filter. `children` counts all positions right below it, told or not.
+    """
+
+    id: str
+    parent: str | None
+    root: str
+    start: int
+    length: int
+    text: str
+    whole: bool
+    kind: KindName
+    bytes: dict[str, int]
+    hits: int
+    saves: int
+    has_logits: bool
+    in_use: bool
+    idle_seconds: float
+    match: bool
+    children: int
+
+
+class CacheTreeList(TypedDict):
+    """`nodes` are told from the roots down, the last used first among siblings. `total` positions are kept or known;
+    `truncated` says that some of those that were asked for are not told, for there are too many or they lie too deep.
+    """
+
+    object: Literal["cache.tree"]
+    nodes: list[CacheTreeNode]
+    total: int
+    truncated: bool
+
+
+class CachePosition(TypedDict):
+    """All that lies before a kept position: what a prompt has to begin with to go on from it."""
+
+    object: Literal["cache.position"]
+    id: str
+    length: int
+    tokens: list[int]
+    text: str
+
+
+class CachePositionDropped(TypedDict):
+    object: Literal["cache.position.deleted"]
+    id: str
+    deleted: Literal[True]
+
+
 class CacheDropped(TypedDict):
     """How many positions were forgotten."""
 

@@ -16,6 +16,8 @@ forward pass. A match that is not restored is given back by `release`.
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, position_missing
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats, TierStats
 from states.cache.device import DevicePool, LiveStates
@@ -71,6 +73,8 @@ class StateCache:
         self._ghosts = GhostEntries(config.max_mark_tokens)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
         self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config, clock)
+        self._clock = clock
+        self._ids = itertools.count(secrets.randbits(40))  # so that an id of another process means nothing
         self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
         self._tree_bytes = 0
         for tier in tiers:
@@ -172,6 +176,7 @@ class StateCache:
             self._stats.not_stored += 1
             return False
         checkpoint = self._record(root, packed, kind)
+        checkpoint.used = self._clock()
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
             self._tiers.touch(checkpoint)
             return True
@@ -197,6 +202,14 @@ class StateCache:
         """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
         return self._drop_trees(list(self._trees))
 
+    def drop_position(self, position: str) -> bool:
+        """Forget the position with this id; False where it is locked. Raises NotFoundError."""
+        checkpoint = self.find_position(position)
+        if checkpoint.locks > 0:
+            return False
+        self._drop(checkpoint)
+        return True
+
     def lose_device(self) -> None:
         """Forget the states on the device, and those on their way from it: it has failed."""
         self._tiers.lose_device()
@@ -206,9 +219,22 @@ class StateCache:
         self._tiers.use_device(live, pool)
 
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
-        """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.snapshot`."""
+        """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.snapshot`
+        and `states.cache.browse`."""
         trees = (tree for root, tree in self._trees.items() if scope is None or is_within(root, scope))
         return [checkpoint for tree in trees for checkpoint in tree]
+
+    def find_position(self, position: str) -> Checkpoint:
+        """The position with this id. Raises NotFoundError."""
+        for tree in self._trees.values():
+            for checkpoint in tree:
+                if str(checkpoint.id) == position:
+                    return checkpoint
+        raise position_missing(position)
+
+    def now(self) -> float:
+        """This moment, by the clock of `Checkpoint.used`."""
+        return self._clock()
 
     def stats(self) -> CacheStats:
         """The counts and sizes of this moment. Thread-safe; single numbers may be from neighbouring moments."""
@@ -277,6 +303,7 @@ class StateCache:
         tier = self._tiers.quickest(checkpoint)
         exact = checkpoint.length == length
         checkpoint.hits += 1
+        checkpoint.used = self._clock()
         checkpoint.locks += 1
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         self._tiers.touch(checkpoint)
@@ -298,7 +325,7 @@ class StateCache:
             self._tree_bytes += tree.num_bytes
         checkpoint = tree.get(tokens)
         if checkpoint is None:
-            checkpoint = Checkpoint(root, kind)
+            checkpoint = Checkpoint(root, kind, next(self._ids), self._clock())
             before = tree.num_bytes
             checkpoint.place = tree.put(tokens, checkpoint)
             self._tree_bytes += tree.num_bytes - before

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rnn_engine.errors import NotFoundError
 from states.cache.tree import Place
 
 
@@ -37,6 +38,8 @@ class Checkpoint:
 
     root: str
     kind: CheckpointKind
+    id: int = 0  # one that no other position of the cache has had
+    used: float = 0.0  # when it was last inserted or hit, by the cache's clock
     place: Place[Checkpoint] | None = None  # None once the tree has forgotten it
     has_logits: bool = False  # its copies keep the logits of its last token too
     sizes: dict[str, int] = field(default_factory=dict)  # tier -> bytes of its copy, for each tier that has one
@@ -59,3 +62,8 @@ class Checkpoint:
     def length(self) -> int:
         """Its position: the number of tokens before it."""
         return self.known_place().length
+
+
+def position_missing(position: str) -> NotFoundError:
+    """Return the error for the id of a position that the cache does not know."""
+    return NotFoundError(f"there is no kept position {position[:80]!r}; it may have been dropped or have given way")

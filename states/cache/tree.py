@@ -57,9 +57,13 @@ class Place(Generic[V]):
     tail: bytes
     length: int  # tokens from the root
 
+    def blocks(self) -> tuple[bytes, ...]:
+        """The packed tokens from the root to here, in pieces."""
+        return (*self.node.path(), self.tail)
+
     def tokens(self) -> bytes:
         """The packed tokens from the root to here."""
-        return b"".join((*self.node.path(), self.tail))
+        return b"".join(self.blocks())
 
     def values_back(self) -> Iterator[V]:
         """The values here and at the prefixes of this, the longest first."""

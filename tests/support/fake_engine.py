@@ -34,12 +34,15 @@ from rnn_engine.requests import (
 )
 from rnn_engine.telemetry import EngineCounters, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32
+from states.cache.browse import CacheTree, TreeQuery, list_positions, make_tree
 from states.cache.cache import StateCache
+from states.cache.checkpoint import position_missing
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
 from states.files.exchange import StateFiles
 from states.named.registry import StateRegistry
 from states.named.store import LocalStateStore, StateStore
+from states.tokens import unpack
 from tests.support.models import tiny_shape
 from tests.support.named_states import make_registry
 
@@ -135,6 +138,21 @@ class FakeEngine:
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         return () if self.cache is None else snapshot(self.cache.checkpoints(scope), limit)
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        if self.cache is None:
+            return CacheTree((), 0, truncated=False)
+        return make_tree(*list_positions(self.cache.checkpoints(), self.cache.now()), query, self.detokenize)
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        if self.cache is None:
+            raise position_missing(position)
+        return unpack(self.cache.find_position(position).known_place().tokens())
+
+    async def drop_cache_position(self, position: str) -> bool:
+        if self.cache is None:
+            raise position_missing(position)
+        return self.cache.drop_position(position)
 
     async def drop_cache(self) -> int:
         return 0 if self.cache is None else self.cache.drop_all()

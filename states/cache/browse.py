@@ -1,0 +1,253 @@
+"""The kept positions as a tree with their texts: filtered, cut at a depth and bounded, for people to look at.
+
+What is read of the cache itself is little (`list_positions`, on the thread that owns it); texts are made and searched
+elsewhere (`make_tree`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
+from states.tokens import TOKEN_BYTES, unpack
+
+HEAD_TOKENS = 48
+"""How many tokens of a node's text are told."""
+
+MOST_POSITIONS = 4000  # that are looked at: those that were used last
+MOST_SEARCHED = 1 << 20  # tokens whose text is searched
+
+
+@dataclass(frozen=True, slots=True)
+class TreeQuery:
+    """Which positions to tell."""
+
+    text: str = ""  # in the text after the next shorter position, whatever the case of its letters; empty: all
+    under: str | None = None  # the id of a position: it and those below
+    depth: int | None = None  # levels below `under` or the roots; None = all
+    limit: int = 200  # those that were used last, with those above them
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What is read of one kept position. `parent` is an index in the same list."""
+
+    id: str
+    parent: int | None
+    root: str
+    length: int
+    blocks: tuple[bytes, ...]  # packed tokens from the root on
+    kind: CheckpointKind
+    hits: int
+    saves: int
+    sizes: dict[str, int]
+    has_logits: bool
+    in_use: bool
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A position that is told: where it lies in the tree, and the beginning of its text."""
+
+    position: Position
+    parent: str | None
+    start: int  # tokens before the text: the parent's length
+    text: str
+    is_whole: bool  # `text` is all of it
+    is_match: bool  # it has what was searched for; those that have not lie above one that has
+    num_children: int  # told or not
+
+
+@dataclass(frozen=True, slots=True)
+class CacheTree:
+    """Nodes from the roots down, each before those below it, the last used first among siblings."""
+
+    nodes: tuple[TreeNode, ...]
+    num_positions: int  # that are known, told or not
+    truncated: bool  # positions that were asked for are left out, because of `depth` or of a bound
+
+
+def list_positions(
+    checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS
+) -> tuple[list[Position], int]:
+    """Return the `most` positions that were used last, shorter ones first, and how many there are.
+
+    `now` is by the cache's clock. Called on the thread that owns the cache.
+    """
+    newest = sorted(checkpoints, key=attrgetter("used"), reverse=True)[:most]
+    newest.sort(key=attrgetter("length"))
+    index = {checkpoint: number for number, checkpoint in enumerate(newest)}
+    return [_position(checkpoint, index, now) for checkpoint in newest], len(checkpoints)
+
+
+def make_tree(
+    positions: Sequence[Position], num_known: int, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]
+) -> CacheTree:
+    """Return what `query` asks of `positions`. Raises NotFoundError where `under` is none of them.
+
+    `decode` gives the bytes of tokens. For any thread; takes as long as the texts that are searched.
+    """
+    asked = _below(positions, query.under)
+    texts = _Texts(positions, decode)
+    matches, searched_all = _search(asked, texts, query.text)
+    wanted = _with_above(positions, matches, asked)
+    levels = _levels(positions, asked)
+    near = [one for one in wanted if query.depth is None or levels[one] <= query.depth]
+    told = _bounded(positions, near, query.limit)
+    children = Counter(position.parent for position in positions)
+    nodes = [
+        TreeNode(
+            position=positions[one],
+            parent=None if (above := positions[one].parent) is None else positions[above].id,
+            start=texts.start(one),
+            text=texts.head(one),
+            is_whole=positions[one].length - texts.start(one) <= HEAD_TOKENS,
+            is_match=one in matches,
+            num_children=children[one],
+        )
+        for one in _down(positions, told)
+    ]
+    complete = searched_all and len(told) == len(wanted) and num_known == len(positions)
+    return CacheTree(tuple(nodes), num_known, not complete)
+
+
+class _Texts:
+    """The texts of positions after the ones above them."""
+
+    def __init__(self, positions: Sequence[Position], decode: Callable[[Sequence[int]], bytes]) -> None:
+        self._positions = positions
+        self._decode = decode
+
+    def start(self, one: int) -> int:
+        above = self._positions[one].parent
+        return 0 if above is None else self._positions[above].length
+
+    def length(self, one: int) -> int:
+        return self._positions[one].length - self.start(one)
+
+    def head(self, one: int) -> str:
+        start = self.start(one)
+        return self._between(one, start, min(start + HEAD_TOKENS, self._positions[one].length))
+
+    def has(self, one: int, wanted: str) -> bool:
+        """Whether `wanted`, in lower case, ends in the text. It may begin in the text above it."""
+        start = self.start(one)
+        first = max(start - len(wanted.encode()), 0)
+        before = len(self._between(one, first, start).lower())
+        text = self._between(one, first, self._positions[one].length).lower()
+        return text.find(wanted, max(before - len(wanted) + 1, 0)) >= 0
+
+    def _between(self, one: int, start: int, end: int) -> str:
+        packed = b"".join(_cut(self._positions[one].blocks, start * TOKEN_BYTES, end * TOKEN_BYTES))
+        return self._decode(unpack(packed)).decode(errors="replace")
+
+
+def _position(checkpoint: Checkpoint, index: dict[Checkpoint, int], now: float) -> Position:
+    place = checkpoint.known_place()
+    above = next((index[other] for other in place.values_back() if other in index and other is not checkpoint), None)
+    return Position(
+        id=str(checkpoint.id),
+        parent=above,
+        root=checkpoint.root,
+        length=checkpoint.length,
+        blocks=place.blocks(),
+        kind=checkpoint.kind,
+        hits=checkpoint.hits,
+        saves=checkpoint.saves,
+        sizes=dict(checkpoint.sizes),
+        has_logits=checkpoint.has_logits,
+        in_use=checkpoint.locks > 0,
+        idle_seconds=max(now - checkpoint.used, 0.0),
+    )
+
+
+def _below(positions: Sequence[Position], under: str | None) -> list[int]:
+    """Return the positions from `under` on, each after the one above it."""
+    if under is None:
+        return list(range(len(positions)))
+    found = {one for one, position in enumerate(positions) if position.id == under}
+    if not found:
+        raise position_missing(under)
+    for one, position in enumerate(positions):
+        if position.parent in found:
+            found.add(one)
+    return sorted(found)
+
+
+def _search(asked: Sequence[int], texts: _Texts, text: str) -> tuple[set[int], bool]:
+    """Return the positions that have `text`, and whether all were searched."""
+    if not text:
+        return set(asked), True
+    matches: set[int] = set()
+    left, wanted = MOST_SEARCHED, text.lower()
+    for one in asked:
+        left -= texts.length(one)
+        if left < 0:
+            return matches, False
+        if texts.has(one, wanted):
+            matches.add(one)
+    return matches, True
+
+
+def _with_above(positions: Sequence[Position], matches: Iterable[int], asked: Iterable[int]) -> list[int]:
+    """Return the matches and those of `asked` that lie above them."""
+    wanted, allowed = set(matches), set(asked)
+    for one in sorted(wanted, reverse=True):
+        above = positions[one].parent
+        while above is not None and above in allowed and above not in wanted:
+            wanted.add(above)
+            above = positions[above].parent
+    return sorted(wanted)
+
+
+def _levels(positions: Sequence[Position], asked: Iterable[int]) -> dict[int, int]:
+    """Return how deep each lies below the first above it that was asked for."""
+    levels: dict[int, int] = {}
+    for one in asked:
+        above = positions[one].parent
+        levels[one] = 0 if above is None or above not in levels else levels[above] + 1
+    return levels
+
+
+def _bounded(positions: Sequence[Position], near: Sequence[int], limit: int) -> set[int]:
+    """Return at most `limit` of `near`: those that were used last, with those above them."""
+    told: set[int] = set()
+    allowed = set(near)
+    for one in sorted(near, key=lambda one: positions[one].idle_seconds):
+        way = []
+        above: int | None = one
+        while above is not None and above in allowed and above not in told:
+            way.append(above)
+            above = positions[above].parent
+        if len(told) + len(way) <= limit:
+            told.update(way)
+    return told
+
+
+def _down(positions: Sequence[Position], told: set[int]) -> Iterator[int]:
+    """Yield each before those below it, the last used first among siblings."""
+    below: dict[int | None, list[int]] = defaultdict(list)
+    for one in told:
+        above = positions[one].parent
+        below[above if above in told else None].append(one)
+    for siblings in below.values():
+        siblings.sort(key=lambda one: -positions[one].idle_seconds)
+    waiting = below[None]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting += below[one]
+
+
+def _cut(blocks: Sequence[bytes], start: int, end: int) -> Iterator[bytes]:
+    """Yield the bytes from `start` to `end` of what the blocks are together."""
+    first = 0
+    for block in blocks:
+        last = first + len(block)
+        if last > start and first < end:
+            yield block[max(start - first, 0) : end - first]
+        first = last
