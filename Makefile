@@ -42,7 +42,7 @@ test: device lint types unit ## Check everything that must hold: lint, types, te
 
 .PHONY: device
 device:
-	@$(SETUP) --dev --device required >/dev/null
+	@$(SETUP) --dev --device required --browser >/dev/null
 
 lint: setup-dev ## Check style and format
 	$(BIN)/ruff check .
@@ -56,13 +56,19 @@ types: setup-dev ## Check types
 	$(BIN)/mypy
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
-unit: setup-dev tools/tint/node_modules ## Run the tests
+unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
 	$(BIN)/pytest
 
 # A second WGSL compiler, which the tests use where it is there.
 tools/tint/node_modules: tools/tint/package-lock.json
 	@if command -v npm >/dev/null; then \
 	cd tools/tint && npm ci --ignore-scripts --no-audit --no-fund || echo 'the shaders are not compiled with Tint: npm failed'; \
+	fi
+
+# TypeScript's compiler, which checks the types of the web page's modules.
+tools/web/node_modules: tools/web/package-lock.json
+	@if command -v npm >/dev/null; then \
+	cd tools/web && npm ci --ignore-scripts --no-audit --no-fund || echo 'the types of the web page are not checked: npm failed'; \
 	fi
 
 bench: setup-dev ## Measure speed on this machine (tools/bench)
@@ -79,5 +85,5 @@ demo-model-check: setup-dev ## Check that training and export still work (minute
 	tools/demo_model/check.sh
 
 clean: ## Delete all that the other targets made, the virtual environment too
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info tools/tint/node_modules
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info tools/tint/node_modules tools/web/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,6 +25,7 @@ class ServerSettings:
     admin_folders: tuple[Path, ...] = ()  # in which admins may read and write files, too
     unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
     embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
+    web: bool = True  # serve the web page at /; else that of the routes
     strict: bool = True  # refuse fields of bodies that nothing knows; else they are left out, and the answer says so
     any_model: bool = False  # the default model answers for names that no model has, too
     idle_unload_seconds: float | None = None  # after which an unused model is freed; None = never

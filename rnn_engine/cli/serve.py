@@ -123,6 +123,12 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
         help="Who may connect to it: the file's permissions, in octal digits.",
     ),
     click.option(
+        "--web/--no-web",
+        default=_DEFAULT.web,
+        show_default=True,
+        help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
+    ),
+    click.option(
         "--drain-seconds",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
@@ -168,6 +174,7 @@ def command(
     port: int,
     unix_socket: Path | None,
     unix_socket_mode: int,
+    web: bool,
     drain_seconds: float,
     exit_on_failure: bool,
     reasoning_format: ReasoningFormat,
@@ -207,6 +214,7 @@ def command(
         port=port,
         unix_socket=unix_socket,
         unix_socket_mode=unix_socket_mode,
+        web=web,
         drain_seconds=drain_seconds,
         exit_on_failure=exit_on_failure,
         reasoning_format=reasoning_format,

@@ -30,6 +30,7 @@ from server.routes import (
     states,
     tgi,
     tokens,
+    web,
 )
 
 ALL_ROUTES: tuple[Route, ...] = (
@@ -58,5 +59,6 @@ ALL_ROUTES: tuple[Route, ...] = (
     *props.ROUTES,
     *health.ROUTES,
     *api_document.ROUTES,
+    *web.ROUTES,
     *metrics.ROUTES,
 )

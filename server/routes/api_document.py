@@ -52,6 +52,6 @@ ROUTES = (
         content_type=HTML,
         always=True,
         uses_model=False,
-        also=("/", "/api-docs"),
+        also=("/api-docs",),
     ),
 )

@@ -150,7 +150,7 @@ async def test_it_says_whether_unknown_fields_are_refused(serve: Serve, strict: 
 
 
 class TestPage:
-    @pytest.mark.parametrize("path", ["/docs", "/", "/api-docs"])
+    @pytest.mark.parametrize("path", ["/docs", "/api-docs"])
     async def test_it_is_served(self, serve: Serve, path: str) -> None:
         response = await (await serve(FakeEngine())).get(path)
         assert (response.status, response.content_type) == (200, "text/html")

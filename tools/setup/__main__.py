@@ -1,4 +1,4 @@
-"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred]`.
+"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser]`.
 
 Messages go to stderr. With `--device`, stdout gets one line: the device that the engine should be asked for.
 """
@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from tools.setup.browser import see_to_browser
 from tools.setup.device import find_device
 from tools.setup.environment import Environment
 from tools.setup.shell import SetupError, Shell
@@ -26,6 +27,7 @@ def main() -> int:
         choices=["required", "preferred"],
         help="also see to a GPU driver; where none can be had, fail (required) or print cpu (preferred)",
     )
+    parser.add_argument("--browser", action="store_true", help="also see to a browser for the tests of the web page")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once
@@ -33,6 +35,8 @@ def main() -> int:
     try:
         environment = Environment(ROOT, shell)
         environment.ensure("dev" if options.dev else "run")
+        if options.browser:
+            see_to_browser(shell)
         if options.device is not None:
             print(find_device(environment, shell, required=options.device == "required"))
     except SetupError as error:

@@ -1,0 +1,149 @@
+// Calls of the server. A call that fails throws an ApiError; the API key is asked for once and kept.
+
+import { readSetting, writeSetting } from "./storage.js";
+import { t } from "./strings/index.js";
+
+const KEY_SETTING = "api-key";
+
+/** What went wrong with a call, in the server's words where it answered. */
+export class ApiError extends Error {
+  /**
+   * @param {string} message
+   * @param {{status?: number, type?: string, param?: string | null}} [details] Status 0: there was no answer.
+   */
+  constructor(message, { status = 0, type = "connection", param = null } = {}) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.type = type;
+    this.param = param;
+  }
+}
+
+/** @type {(wrong: boolean) => Promise<string | null>} */
+let askForKey = async () => null;
+/** @type {Promise<string | null> | undefined} */
+let asking;
+
+/**
+ * Set how a person is asked for the API key; null as the answer means that there is none.
+ * @param {(wrong: boolean) => Promise<string | null>} ask
+ */
+export function onKeyNeeded(ask) {
+  askForKey = ask;
+}
+
+/**
+ * Send a request and return its answer, which is a success.
+ * @param {string} method
+ * @param {string} path
+ * @param {{body?: unknown, signal?: AbortSignal}} [options] A Blob as body is sent as it is, anything else as JSON.
+ * @returns {Promise<Response>}
+ */
+export async function send(method, path, { body, signal } = {}) {
+  const key = readSetting(KEY_SETTING, "");
+  const isBlob = body instanceof Blob;
+  /** @type {Record<string, string>} */
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  if (body !== undefined) headers["Content-Type"] = isBlob ? "application/octet-stream" : "application/json";
+  const answer = await fetchOrThrow(path, { method, headers, signal, body: isBlob ? body : JSON.stringify(body) });
+  if (answer.status === 401 && (await replaceKey(key))) return send(method, path, { body, signal });
+  if (!answer.ok) throw await errorOf(answer);
+  return answer;
+}
+
+/** @param {string} path @param {RequestInit} options */
+async function fetchOrThrow(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(t("error.unreachable"));
+  }
+}
+
+/**
+ * Get another key than `used`: one that another call has got meanwhile, or from the person. Whether there is one.
+ * @param {string} used
+ */
+async function replaceKey(used) {
+  if (readSetting(KEY_SETTING, "") !== used) return true;
+  asking ??= askForKey(used !== "").finally(() => (asking = undefined));
+  const key = await asking;
+  if (key) writeSetting(KEY_SETTING, key);
+  return Boolean(key);
+}
+
+/** @param {Response} answer */
+async function errorOf(answer) {
+  const text = await answer.text();
+  try {
+    return apiError(JSON.parse(text).error, answer.status);
+  } catch {
+    return new ApiError(text || answer.statusText, { status: answer.status, type: "http" });
+  }
+}
+
+/** @param {{message: string, type: string, param: string | null}} error @param {number} status */
+function apiError({ message, type, param }, status) {
+  return new ApiError(message, { status, type, param });
+}
+
+/** @param {string} path @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */
+export const get = async (path, options) => (await send("GET", path, options)).json();
+
+/** @param {string} path @param {unknown} body @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */
+export const post = async (path, body, options) => (await send("POST", path, { body, ...options })).json();
+
+/** @param {string} path @param {unknown} body @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */
+export const put = async (path, body, options) => (await send("PUT", path, { body, ...options })).json();
+
+/** @param {string} path @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */
+export const remove = async (path, options) => (await send("DELETE", path, options)).json();
+
+/**
+ * Give the JSON of each server-sent event until `[DONE]`; a GET where there is no body. Throws an ApiError where an
+ * event is an error, or where the stream of a POST breaks off.
+ * @param {string} path
+ * @param {unknown} [body]
+ * @param {{signal?: AbortSignal}} [options]
+ * @returns {AsyncGenerator<any, void, void>}
+ */
+export async function* stream(path, body, { signal } = {}) {
+  const answer = await send(body === undefined ? "GET" : "POST", path, { body, signal });
+  for await (const data of eventData(answer)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw apiError(event.error, answer.status);
+    yield event;
+  }
+  if (body !== undefined) throw new ApiError(t("error.broken"));
+}
+
+/** @param {Response} answer */
+async function* eventData(answer) {
+  if (answer.body === null) return;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await readOrThrow(reader);
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop() ?? "";
+      for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trim();
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** @param {ReadableStreamDefaultReader<string>} reader */
+async function readOrThrow(reader) {
+  try {
+    return await reader.read();
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    throw new ApiError(t("error.broken"));
+  }
+}

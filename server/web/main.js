@@ -1,0 +1,47 @@
+// The frame around all pages: header, navigation, the page that is open, notices and the question for the API key.
+
+import { KeyDialog } from "./components/key_dialog.js";
+import { Notices } from "./components/notices.js";
+import { Header } from "./header.js";
+import { PAGES } from "./pages.js";
+import { place } from "./router.js";
+import { watchServer } from "./server.js";
+import { useStore } from "./store.js";
+import { language, t } from "./strings/index.js";
+import { html, render, useEffect, useState } from "./vendor/preact.js";
+
+function App() {
+  const chosen = useStore(language);
+  const { page, rest } = useStore(place);
+  const entry = PAGES.find(({ name }) => name === page) ?? PAGES[0];
+  useEffect(() => {
+    document.documentElement.lang = chosen;
+    document.title = `${t(entry.title)} · rnn-engine`;
+  }, [chosen, entry]);
+  return html`
+    <a class="skip" href="#main">${t("shell.skip")}</a>
+    <${Header} pages=${PAGES} current=${entry.name} />
+    <main id="main" tabindex="-1"><${LoadedPage} key=${entry.name} entry=${entry} rest=${rest} /></main>
+    <${Notices} />
+    <${KeyDialog} />
+  `;
+}
+
+/** @param {{entry: import("./pages.js").PageEntry, rest: string}} props */
+function LoadedPage({ entry, rest }) {
+  const [Page, setPage] = useState(/** @type {((props: any) => any) | null} */ (null));
+  const [failed, setFailed] = useState(false);
+  useEffect(() => {
+    entry.load().then(
+      (module) => setPage(() => module.Page),
+      () => setFailed(true),
+    );
+  }, [entry]);
+  if (failed) return html`<p class="page-failed" role="alert">${t("error.unreachable")}</p>`;
+  return Page === null ? null : html`<${Page} rest=${rest} />`;
+}
+
+const root = /** @type {HTMLElement} */ (document.getElementById("app"));
+root.replaceChildren();
+render(html`<${App} />`, root);
+watchServer();

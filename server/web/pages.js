@@ -1,0 +1,14 @@
+// The pages, in the order of the navigation. A page is loaded when it is first opened.
+
+/**
+ * @typedef {object} PageEntry
+ * @property {string} name What the address calls it: #/name.
+ * @property {import("./strings/index.js").StringKey} title
+ * @property {import("./components/icons.js").IconName} icon
+ * @property {() => Promise<{Page: (props: any) => any}>} load
+ */
+
+/** @type {PageEntry[]} */
+export const PAGES = [
+  { name: "chat", title: "nav.chat", icon: "chat", load: () => import("./pages/chat/page.js") },
+];

@@ -1,0 +1,54 @@
+// The field where a message is written: Enter sends, Shift+Enter begins a new line, Escape stops an answer.
+
+import { IconButton } from "../../components/button.js";
+import { t } from "../../strings/index.js";
+import { html, useLayoutEffect, useRef, useState } from "../../vendor/preact.js";
+
+/** @param {{running: boolean, onSend: (text: string) => void, onStop: () => void}} props */
+export function Composer({ running, onSend, onStop }) {
+  const [text, setText] = useState("");
+  const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
+  useLayoutEffect(() => fitHeight(area.current), [text]);
+  const send = () => {
+    if (running || text.trim() === "") return;
+    setText("");
+    onSend(text.trim());
+  };
+  /** @param {KeyboardEvent} event */
+  const onKey = (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  };
+  return html`
+    <form
+      class="composer"
+      onSubmit=${(/** @type {Event} */ event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <textarea
+        ref=${area}
+        rows="1"
+        aria-label=${t("chat.message")}
+        placeholder=${t("chat.placeholder")}
+        value=${text}
+        onInput=${(/** @type {any} */ event) => setText(event.target.value)}
+        onKeyDown=${onKey}
+      ></textarea>
+      ${
+        running
+          ? html`<${IconButton} icon="stop" label=${t("chat.stop")} onClick=${onStop} />`
+          : html`<${IconButton} icon="send" label=${t("chat.send")} type="submit" disabled=${text.trim() === ""} />`
+      }
+    </form>
+  `;
+}
+
+/** @param {HTMLTextAreaElement | null} area */
+function fitHeight(area) {
+  if (area === null) return;
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight}px`;
+}

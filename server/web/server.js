@@ -1,0 +1,52 @@
+// What is known of the server: whether it answers, and which models it has.
+
+import { get } from "./api.js";
+import { createStore } from "./store.js";
+
+/** @typedef {"connecting" | "ok" | "busy" | "failed" | "unreachable"} Connection */
+/** @typedef {{id: string, meta: Record<string, any>}} Model */
+
+const LOOK_MS = 5000;
+
+/** Whether the server answers, and whether it takes requests. */
+export const connection = createStore(/** @type {Connection} */ ("connecting"));
+
+/** The models of the server, the default one first. */
+export const models = createStore(/** @type {Model[]} */ ([]));
+
+/** The name of the model that the person chose; empty = the default one. */
+export const chosenModel = createStore("");
+
+/** Return the name of the model that calls are for; empty while none is known. */
+export function modelName() {
+  return chosenModel.get() || models.get()[0]?.id || "";
+}
+
+/** Load the models anew. */
+export async function loadModels() {
+  models.set((await get("/v1/models")).data);
+}
+
+/** Look every few seconds whether the server answers, while somebody sees the page. */
+export async function watchServer() {
+  for (;;) {
+    if (!document.hidden) await look();
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
+
+async function look() {
+  try {
+    const health = await (await fetch("/health")).json();
+    connection.set(connectionOf(health.status));
+    if (models.get().length === 0) await loadModels();
+  } catch {
+    connection.set("unreachable");
+  }
+}
+
+/** @param {string} status @returns {Connection} */
+function connectionOf(status) {
+  if (status === "ok") return "ok";
+  return status === "failed" || status === "stalled" ? "failed" : "busy";
+}

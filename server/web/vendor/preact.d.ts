@@ -1,0 +1,3 @@
+export { createContext } from "preact";
+export { Component, h, html, render } from "htm/preact";
+export * from "preact/hooks";

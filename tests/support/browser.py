@@ -1,0 +1,70 @@
+"""What pages of the browser may not have, and how the tests of the web page open them."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+from playwright.async_api import ConsoleMessage, Page, Request, ViewportSize
+
+ColorScheme: TypeAlias = Literal["light", "dark"]
+
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 360, "height": 720}
+
+
+class Visit(Protocol):
+    """Opens a page in a new context."""
+
+    async def __call__(
+        self,
+        path: str = "/",
+        *,
+        viewport: ViewportSize = DESKTOP,
+        color_scheme: ColorScheme = "light",
+        locale: str = "en-GB",
+    ) -> Page:
+        """Open a path of the session's server, or an address that begins with http."""
+        ...
+
+
+class Guard:
+    """Notes what no page may have: errors, and requests to other hosts than `roots`."""
+
+    def __init__(self, *roots: str) -> None:
+        self._hosts = {urlsplit(root).netloc for root in roots}
+        self._allowed: list[re.Pattern[str]] = []
+        self._noted: list[str] = []
+
+    def allow(self, pattern: str) -> None:
+        """Let pass what matches `pattern`: the browser reports an answer such as 400 as an error."""
+        self._allowed.append(re.compile(pattern))
+
+    def add_host(self, root: str) -> None:
+        """Let pages ask another server, too."""
+        self._hosts.add(urlsplit(root).netloc)
+
+    def watch(self, page: Page) -> None:
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self._noted.append(f"page error: {error}"))
+        page.on("request", self._on_request)
+
+    def check(self) -> None:
+        """Fail where something was noted that is not allowed."""
+        assert [line for line in self._noted if not any(pattern.search(line) for pattern in self._allowed)] == []
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self._noted.append(f"console: {message.text} {message.location.get('url', '')}")
+
+    def _on_request(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.scheme not in ("data", "blob") and parts.netloc not in self._hosts:
+            self._noted.append(f"request to another host: {request.url}")
+
+
+async def sideways_scroll(page: Page) -> int:
+    """Return by how many pixels the page is wider than its window."""
+    width: int = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return width

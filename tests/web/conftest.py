@@ -1,0 +1,105 @@
+"""A browser, and a server over the demo model, both for the whole session; pages that must not have errors.
+
+Browser and server are in the event loop of the session, so tests that use them are asynchronous functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp.test_utils import TestServer
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright
+
+from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.engine import Engine
+from rnn_engine.loading.states import StateFile, StateSettings
+from server.app import make_app
+from server.doors.keys import ApiKey
+from server.doors.settings import DoorSettings
+from server.settings import ServerSettings
+from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
+
+FOLDER = Path(__file__).parent
+TIMEOUT_MS = 20_000  # the machine may have much else to do
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if FOLDER in item.path.parents and inspect.iscoroutinefunction(getattr(item, "function", None)):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    found = next((path for name in BROWSERS if (path := shutil.which(name)) is not None), None)
+    if found is not None:
+        return found
+    message = "the web page is tested in Chromium, which is not there; `make test` says what to install"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser(chromium_path: str) -> AsyncIterator[Browser]:
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium_path, args=options)
+        yield browser
+        await browser.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def web_server() -> AsyncIterator[str]:
+    """The root URL of a server with the demo model and its state `pirate`, as `rnn-engine serve` starts it."""
+    states = StateSettings(files=[StateFile(pirate_state_path(), "pirate")])
+    engine = await Engine.load(model_path(), device="cpu", num_slots=8, states=states)
+    async with TestServer(make_app(engine, ServerSettings())) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+@pytest.fixture
+def guard(web_server: str) -> Guard:
+    return Guard(web_server)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterator[Visit]:
+    """Opens pages; the test fails where one has an error."""
+    contexts = []
+
+    async def open_page(
+        path: str = "/",
+        *,
+        viewport: ViewportSize = DESKTOP,
+        color_scheme: ColorScheme = "light",
+        locale: str = "en-GB",
+    ) -> Page:
+        context = await browser.new_context(viewport=viewport, color_scheme=color_scheme, locale=locale)
+        contexts.append(context)
+        page = await context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        guard.watch(page)
+        await page.goto(path if path.startswith("http") else web_server + path)
+        return page
+
+    yield open_page
+    for context in contexts:
+        await context.close()
+    guard.check()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def keyed_server() -> AsyncIterator[str]:
+    """The root URL of a server that asks for the API key `secret`."""
+    engine = await Engine.load(model_path(), device="cpu", num_slots=1)
+    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret"),)))
+    async with TestServer(make_app(engine, settings)) as server:
+        yield str(server.make_url("")).rstrip("/")

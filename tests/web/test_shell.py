@@ -1,0 +1,78 @@
+"""The frame around the pages: languages, colours, phone width, and the API key."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.async_api import expect
+
+from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+
+
+async def test_the_header_tells_the_model_and_the_connection(visit: Visit) -> None:
+    page = await visit()
+    header = page.get_by_role("banner")
+    await expect(header.get_by_text("Connected")).to_be_visible()
+    await expect(header.get_by_text("demo", exact=True)).to_be_visible()
+    await expect(header.get_by_role("link", name="Chat")).to_have_attribute("aria-current", "page")
+
+
+async def test_the_language_is_the_browsers_until_another_is_chosen(visit: Visit) -> None:
+    page = await visit(locale="zh-CN")
+    await expect(page.get_by_role("link", name="对话")).to_be_visible()
+    await page.get_by_role("button", name="English").click()
+    await expect(page.get_by_role("link", name="Chat")).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_role("link", name="Chat")).to_be_visible()
+    assert await page.evaluate("document.documentElement.lang") == "en"
+
+
+async def test_every_text_has_a_translation(visit: Visit) -> None:
+    page = await visit()
+    tables = await page.evaluate(
+        "Promise.all([import('/web/strings/en.js'), import('/web/strings/zh.js')]).then(([a, b]) => [a.en, b.zh])"
+    )
+    english, chinese = tables
+    assert list(english) == list(chinese)
+    assert [key for key in english if not english[key].strip() or not chinese[key].strip()] == []
+    holes = [[sorted(re.findall(r"{\w+}", text)) for text in table.values()] for table in tables]
+    assert holes[0] == holes[1]
+
+
+async def test_colours_follow_the_system_until_others_are_chosen(visit: Visit) -> None:
+    page = await visit(color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = await page.evaluate(background)
+    await page.get_by_role("button", name="Colours: as the system").click()
+    await expect(page.get_by_role("button", name="Colours: light")).to_be_visible()
+    light = await page.evaluate(background)
+    assert dark != light
+    await page.reload()
+    assert await page.evaluate(background) == light
+
+
+async def test_a_phone_needs_no_sideways_scroll(visit: Visit) -> None:
+    page = await visit(viewport=PHONE)
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()
+    assert await sideways_scroll(page) == 0
+
+
+async def test_the_api_key_is_asked_for_once(visit: Visit, guard: Guard, keyed_server: str) -> None:
+    guard.add_host(keyed_server)
+    guard.allow("401")
+    page = await visit(keyed_server)
+    dialog = page.get_by_role("dialog", name="API key")
+    await dialog.get_by_label("Key", exact=True).fill("wrong")
+    await dialog.get_by_role("button", name="Use this key").click()
+    await expect(dialog.get_by_text("does not accept this key")).to_be_visible()
+    await dialog.get_by_label("Key", exact=True).fill("secret")
+    await dialog.get_by_role("button", name="Use this key").click()
+    await expect(page.get_by_text("demo", exact=True)).to_be_visible()
+    await page.reload()
+    await expect(page.get_by_text("demo", exact=True)).to_be_visible()
+    await expect(dialog).to_have_count(0)
+
+
+async def test_a_page_that_there_is_not_shows_the_first(visit: Visit) -> None:
+    page = await visit("/#/nothing")
+    await expect(page.get_by_role("textbox", name="Message")).to_be_visible()

@@ -1,0 +1,38 @@
+"""The types of the web page's modules, where node is at hand; and that no file and no library is a surprise."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from server.web import FOLDER, web_files
+from tools.web import TSC, VENDOR, check_types, digest, read_list
+
+MOST_BYTES = 500_000
+MOST_LINES = 200
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None or not TSC.exists(), reason="needs node, and `npm ci --ignore-scripts` in tools/web"
+)
+def test_the_types_are_right() -> None:
+    assert check_types() == ""
+
+
+def test_every_library_is_listed_and_is_what_was_fetched() -> None:
+    listed = {library.file: library.sha256 for library in read_list()}
+    assert {
+        path.name: digest(path.read_bytes()) for path in VENDOR.iterdir() if path.suffix in (".js", ".css")
+    } == listed
+    licences = (VENDOR / "LICENSES.txt").read_text()
+    assert [library.package for library in read_list() if f"==== {library.package}\n" not in licences] == []
+
+
+def test_all_files_together_are_small() -> None:
+    assert sum(path.stat().st_size for path in web_files().values()) < MOST_BYTES
+
+
+def test_a_module_holds_one_idea() -> None:
+    own = [path for path in FOLDER.rglob("*.js") if path.parent.name not in ("vendor", "strings")]
+    assert [path.name for path in own if len(path.read_text().splitlines()) > MOST_LINES] == []

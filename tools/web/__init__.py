@@ -1,0 +1,74 @@
+"""The libraries that the web page brings along, each one file of an npm package; and the check of its types.
+
+`server/web/vendor/vendored.json` lists them: file, package, version, path in the package, licence, text that is
+appended to make an ES module of it, and SHA-256. `python -m tools.web` fetches all of them again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import tarfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+from server.web import FOLDER
+
+VENDOR = FOLDER / "vendor"
+LIST = VENDOR / "vendored.json"
+
+TSC = Path(__file__).parent / "node_modules" / ".bin" / "tsc"
+"""There once `npm ci` was run in this folder."""
+
+_REGISTRY = "https://registry.npmjs.org"
+
+
+@dataclass(frozen=True, slots=True)
+class Vendored:
+    """A file of an npm package that is kept in the repository."""
+
+    file: str
+    package: str
+    version: str
+    path: str
+    licence: str
+    append: str
+    sha256: str
+
+    def fetch(self) -> bytes:
+        """Download the package and return the file as it is kept."""
+        with urlopen(f"{_REGISTRY}/{self.package}/-/{self.package}-{self.version}.tgz") as answer:
+            packed = io.BytesIO(answer.read())
+        with tarfile.open(fileobj=packed, mode="r:gz") as archive:
+            member = archive.extractfile(f"package/{self.path}")
+            assert member is not None, self.path
+            text = member.read().decode()
+        without_map = re.sub(r"\n?//# sourceMappingURL=\S+\s*$", "", text)
+        return f"{without_map.rstrip()}\n{self.append}".encode()
+
+
+def read_list() -> list[Vendored]:
+    """Return the libraries that are listed."""
+    return [Vendored(**entry) for entry in json.loads(LIST.read_text("utf-8"))]
+
+
+def write_list(libraries: list[Vendored]) -> None:
+    """Write the list."""
+    LIST.write_text(json.dumps([asdict(each) for each in libraries], indent=2) + "\n", "utf-8")
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def check_types() -> str:
+    """Return what TypeScript's compiler finds wrong with the page's modules. Needs node and `TSC`."""
+    done = subprocess.run(
+        [TSC, "--project", "."], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
