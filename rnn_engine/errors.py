@@ -17,7 +17,8 @@
     ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
-    └── StepError              the forward pass failed for the requests of one step   (HTTP 500)
+    ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
+    └── ServerError            a server that was asked refuses or can't be reached    (as a client)
 
 A message names what is wrong, shows the bad value and says what is allowed.
 """
@@ -120,6 +121,10 @@ class EngineClosedError(RnnEngineError):
 
 class StepError(RnnEngineError):
     """The forward pass failed; only the requests of that step are lost."""
+
+
+class ServerError(RnnEngineError):
+    """A server that was asked refuses, can't be reached, or broke off its answer."""
 
 
 def _shorten(value: object, limit: int = 80) -> str:

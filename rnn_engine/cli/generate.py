@@ -26,7 +26,7 @@ from rnn_engine.cli.options import (
 )
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
-from rnn_engine.cli.terminal.talk import prompt_of
+from rnn_engine.cli.terminal.local import prompt_of
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
 from rnn_engine.model import LoraChoice

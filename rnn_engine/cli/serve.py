@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -34,10 +33,9 @@ from rnn_engine.cli.options import (
 )
 from rnn_engine.cli.served_models import NamedModel, load_models, models_argument, models_options
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.cli.state_options import state_options
-from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
-from rnn_engine.loading.states import StateFile, StateSettings
+from rnn_engine.loading.states import StateSettings
 from rnn_engine.model import LoraChoice
 from server.app import ServerSettings, run
 from server.connections.settings import ConnectionSettings
@@ -198,7 +196,7 @@ def command(
         device,
         slots,
         cache=cache,
-        states=_with_demo_state(models[0].path, states),
+        states=with_demo_state(models[0].path, states),
         batching=batching,
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
@@ -233,14 +231,6 @@ def command(
     with log_on_stderr(logs):
         load = partial(load_models, choice, models, default_model)
         run(load, settings, partial(_announce, has_keys=bool(doors.keys)))
-
-
-def _with_demo_state(model: Path, states: StateSettings) -> StateSettings:
-    """Add the demo model's own state to `states`, unless a file there has its name. It is not the default."""
-    demo = StateFile(pirate_state_path(), "pirate")
-    if model != model_path() or any(file.name == demo.name for file in states.files):
-        return states
-    return replace(states, files=[*states.files, demo])
 
 
 def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:

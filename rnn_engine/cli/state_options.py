@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import click
 import cloup
 
 from rnn_engine.cli.sizes import parse_size, size_in_words
+from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateFile, StateSettings
 from states.named.entry import check_new_name
@@ -18,7 +20,6 @@ from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY
 
 _QUOTA = Quota()
-_ONLY = "state"  # what a command calls the one state that it was given
 
 
 class _NamedFile(click.ParamType[StateFile]):
@@ -132,6 +133,9 @@ state_option = click.option(
 )
 
 
-def only_state(file: Path | None) -> StateSettings:
-    """Return the settings of a command that starts from one file, if any."""
-    return StateSettings() if file is None else StateSettings([StateFile(file, _ONLY)], default=_ONLY)
+def with_demo_state(model: Path, states: StateSettings) -> StateSettings:
+    """Add the demo model's own state to `states`, unless a file there has its name. It is not the default."""
+    demo = StateFile(pirate_state_path(), "pirate")
+    if model != model_path() or any(file.name == demo.name for file in states.files):
+        return states
+    return replace(states, files=[*states.files, demo])

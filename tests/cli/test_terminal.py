@@ -33,31 +33,42 @@ def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     chat = ("chat", "--device", "cpu", "--temperature", 0)
     state = tmp_path / "paris.st"
     with open_terminal(*chat, environment=environment) as terminal:
-        terminal.wait_for("User:")
+        terminal.wait_for_prompt()
         terminal.type(f"What is the capital of Frence?{4 * LEFT}{BACKSPACE}a\r")
         terminal.wait_for("The capital of France is Paris.")
-        terminal.wait_for("User:")
+        terminal.wait_for_prompt()
         terminal.type(f"How much is{ALT_ENTER}12 + 30?")
         terminal.wait_for("      12 + 30?")
         terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
         terminal.type("/fork here\r")
         terminal.wait_for("put aside; /go here goes on from here")
+        terminal.wait_for_prompt()
+        terminal.type("/state pi\t")
+        terminal.wait_for("User: /state pirate")
+        terminal.type("\r/retry\r")
+        terminal.wait_for("Arr!")
+        terminal.wait_for_prompt()
         terminal.type(f"/save {state}\r")
         terminal.wait_for("goes on from there")
+        terminal.wait_for_prompt()
         terminal.type("/he\t")
         terminal.wait_for("User: /help")
         terminal.type("\r")
         terminal.wait_for("Alt+Enter begins a line")
+        terminal.wait_for_prompt()
         terminal.type(CTRL_D)
         assert terminal.wait_for_end() == 0
     assert state.stat().st_size > 0
     with open_terminal(*chat, environment=environment) as terminal:
-        terminal.wait_for("User:")
-        terminal.type(4 * UP)  # what was typed the last time
+        terminal.wait_for_prompt()
+        terminal.type(6 * UP)  # what was typed the last time
         terminal.wait_for("User: What is the capital of France?")
         terminal.type(CTRL_C)
+        terminal.wait_for_prompt()
         terminal.type(f"/load {state}\r")
-        terminal.wait_for("a new conversation, from the state in")
+        terminal.wait_for("called paris")
+        terminal.wait_for_prompt()
         terminal.type("/quit\r")
         assert terminal.wait_for_end() == 0
 

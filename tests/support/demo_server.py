@@ -1,10 +1,10 @@
-"""A server over the demo model, as clients in other programs meet it: its event loop runs on a thread of its own."""
+"""A server as clients in other programs meet it: its event loop runs on a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -12,15 +12,25 @@ from aiohttp.test_utils import TestServer
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.interface import EngineLike
 from server.app import make_app
 from server.settings import ServerSettings
 
 
 @contextmanager
 def demo_server(settings: ServerSettings) -> Iterator[str]:
-    """Serve while the block runs; gives the server's root URL."""
+    """Serve the demo model while the block runs; gives the server's root URL."""
+    with engine_server(lambda: Engine.load(model_path(), device="cpu", num_slots=4), settings) as url:
+        yield url
+
+
+@contextmanager
+def engine_server(load: Callable[[], Awaitable[EngineLike]], settings: ServerSettings | None = None) -> Iterator[str]:
+    """Serve an engine, which is loaded on the server's thread, while the block runs; gives the server's root URL."""
     started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, started)), name="demo server")
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_serve(load, settings or ServerSettings(), started)), name="server"
+    )
     thread.start()
     url, loop, stop = started.result()
     try:
@@ -31,10 +41,12 @@ def demo_server(settings: ServerSettings) -> Iterator[str]:
 
 
 async def _serve(
-    settings: ServerSettings, started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]
+    load: Callable[[], Awaitable[EngineLike]],
+    settings: ServerSettings,
+    started: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]],
 ) -> None:
     try:
-        engine = await Engine.load(model_path(), device="cpu", num_slots=4)
+        engine = await load()
         async with TestServer(make_app(engine, settings)) as server:
             stop = asyncio.Event()
             started.set_result((str(server.make_url("")).rstrip("/"), asyncio.get_running_loop(), stop))

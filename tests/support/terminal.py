@@ -45,6 +45,11 @@ class Terminal:
         while not any(text in line for line in self.lines[-3:]):
             self._stream.feed(self._child.read_nonblocking(4096, timeout=_TIMEOUT))
 
+    def wait_for_prompt(self) -> None:
+        """Take in what the program writes until it asks for a line."""
+        while self.lines[-1:] != ["User:"]:
+            self._stream.feed(self._child.read_nonblocking(4096, timeout=_TIMEOUT))
+
     def wait_for_end(self) -> int | None:
         """Take in all that comes, and return the program's exit status."""
         self._child.expect(pexpect.EOF, timeout=_TIMEOUT)

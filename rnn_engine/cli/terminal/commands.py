@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,7 @@ from rnn_engine.cli.terminal.screen import Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
+from states.frozen import NO_INITIAL_STATE
 
 _NUMBERS: Final = (float, int, Seed)
 
@@ -27,10 +28,15 @@ class Command:
     arguments: str
     help: str
     run: Callable[[Talk, Screen, str], None]
+    names: Callable[[Talk], Iterable[str]] = lambda _: ()  # what its argument may be, to complete it
 
     @property
     def needs_argument(self) -> bool:
         return bool(self.arguments) and not self.arguments.startswith("[")
+
+    @property
+    def takes_file(self) -> bool:
+        return self.arguments == "FILE"
 
 
 def run_command(talk: Talk, screen: Screen, line: str) -> None:
@@ -93,6 +99,28 @@ def _go(talk: Talk, screen: Screen, argument: str) -> None:
         screen.note(f"put aside: {', '.join(talk.forks) or 'nothing'}")
 
 
+def _state(talk: Talk, screen: Screen, argument: str) -> None:
+    if argument:
+        kept = talk.begin_from(argument)
+        screen.note(
+            f"the conversation begins from {argument} now, with all that was said; /retry answers the last message anew"
+            if kept and talk.messages
+            else f"a new conversation, from the state {argument}"
+        )
+        return
+    known = talk.states()
+    default = known.default or NO_INITIAL_STATE
+    current = talk.start or default
+    for name in talk.state_names:
+        screen.note(f"{'*' if name == current else ' '} {name}{' (the default)' if name == default else ''}")
+    screen.note("* the conversation begins from it")
+
+
+def _name(talk: Talk, screen: Screen, argument: str) -> None:
+    num_tokens = talk.name_state(argument)
+    screen.note(f"the state after {num_tokens} tokens is called {argument}; /state {argument} goes on from there")
+
+
 def _save(talk: Talk, screen: Screen, argument: str) -> None:
     path = Path(argument)
     if path.exists():
@@ -102,8 +130,8 @@ def _save(talk: Talk, screen: Screen, argument: str) -> None:
 
 
 def _load(talk: Talk, screen: Screen, argument: str) -> None:
-    talk.begin_from(Path(argument))
-    screen.note(f"a new conversation, from the state in {argument}")
+    name = talk.load(Path(argument))
+    screen.note(f"a new conversation, from the state in {argument}, which is called {name}")
 
 
 def _sampling(talk: Talk, screen: Screen, argument: str) -> None:
@@ -151,6 +179,7 @@ def _shortened(text: str) -> str:
 
 
 _SHOWN: Final = 60
+_STATE_HELP: Final = "begins from the state of that name, or lists them"
 _PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for each in PARAMETERS if each.type in _NUMBERS}
 COMMANDS: Final = {
     command.name: command
@@ -161,7 +190,9 @@ COMMANDS: Final = {
         Command("undo", "", "takes the last message and its answer back", _undo),
         Command("retry", "", "has the last message answered anew", _retry),
         Command("fork", "NAME", "puts a copy of the conversation aside", _fork),
-        Command("go", "[NAME]", "goes on from such a copy, or lists them", _go),
+        Command("go", "[NAME]", "goes on from such a copy, or lists them", _go, lambda talk: talk.forks),
+        Command("state", "[NAME]", _STATE_HELP, _state, lambda talk: talk.state_names),
+        Command("name", "NAME", "gives the state of the conversation a name", _name),
         Command("save", "FILE", "writes the state of the conversation to a file", _save),
         Command("load", "FILE", "starts a new conversation from the state in a file", _load),
         Command("sampling", "[NAME=NUMBER ...]", "shows or changes how tokens are drawn", _sampling),

@@ -13,13 +13,13 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from rnn_engine.cli.terminal.commands import COMMANDS
+from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.model.known_fingerprints import cache_folder
 
 ReadLine: TypeAlias = Callable[[], str | None]
 """Returns what the user typed, without blanks around it; None at the end."""
 
 _PROMPT = "User: "
-_FILES = ("save", "load")
 
 
 def plain_lines() -> str | None:
@@ -33,12 +33,12 @@ def plain_lines() -> str | None:
     return line.strip()
 
 
-def edited_lines() -> ReadLine:
+def edited_lines(talk: Talk) -> ReadLine:
     """Return what reads lines with editing, and keeps them for the next time."""
     session: PromptSession[str] = PromptSession(
         _PROMPT,
         history=_history(),
-        completer=_CommandCompleter(),
+        completer=_CommandCompleter(talk),
         complete_while_typing=False,
         key_bindings=_bindings(),
         prompt_continuation="      ",
@@ -77,6 +77,7 @@ def _bindings() -> KeyBindings:
         event.current_buffer.validate_and_handle()
 
     @bindings.add("escape", "enter")
+    @bindings.add("escape", "c-j")  # as it comes where it was typed before the prompt was there
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
@@ -84,9 +85,10 @@ def _bindings() -> KeyBindings:
 
 
 class _CommandCompleter(Completer):
-    """Completes the names of commands, and paths after those that take a file."""
+    """Completes the names of commands, and after them paths or names, as they take them."""
 
-    def __init__(self) -> None:
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -98,5 +100,10 @@ class _CommandCompleter(Completer):
             for name, command in COMMANDS.items():
                 if name.startswith(word):
                     yield Completion(name, -len(word), display_meta=command.help)
-        elif word in _FILES:
-            yield from self._paths.get_completions(Document(rest), complete_event)
+        elif word in COMMANDS:
+            command = COMMANDS[word]
+            if command.takes_file:
+                yield from self._paths.get_completions(Document(rest), complete_event)
+            for name in command.names(self._talk):
+                if name.startswith(rest):
+                    yield Completion(name, -len(rest))

@@ -52,8 +52,17 @@ class PlainScreen:
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
         self._write("Assistant:")
+        begun = False
+
+        def show(text: str) -> None:
+            nonlocal begun
+            text = text if begun else text.lstrip()
+            if text:
+                self._write(text if begun else f" {text}")
+                begun = True
+
         try:
-            yield self._write
+            yield show
         except BaseException:
             self._write("\n")
             raise

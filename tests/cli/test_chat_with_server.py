@@ -1,0 +1,175 @@
+"""`rnn-engine chat --url`: the same conversation against a server."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.terminal.backend import Reply
+from rnn_engine.errors import OverloadedError
+from rnn_engine.requests import GenerateRequest
+from server.doors.keys import ApiKey
+from server.doors.scopes import Scope
+from server.doors.settings import DoorSettings
+from server.settings import ServerSettings
+from tests.support.broken_server import broken_server
+from tests.support.cli import Command
+from tests.support.demo_server import demo_server, engine_server
+from tests.support.fake_engine import FakeEngine
+
+Install = Callable[[FakeEngine], list[EngineChoice]]
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\n\r\n"
+HELLO = b'data: {"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
+
+
+async def loaded(engine: FakeEngine) -> FakeEngine:
+    return engine
+
+
+def prompts(engine: FakeEngine) -> list[str]:
+    return [engine.detokenize(request.prompt).decode() for request in engine.requests]
+
+
+def test_a_server_is_talked_with_as_an_engine_here(rnn_engine: Command, install: Install, tmp_path: Path) -> None:
+    def run(engine: FakeEngine, *arguments: str) -> str:
+        said = rnn_engine(
+            "chat", *arguments, "--temperature", 0.5, "--logit-bias", "5=false", "--seed", 3,
+            stdin="One\n/fork a\nTwo\n/undo\n/name b\n/name b\n/state\n/state away\n/state none\n/retry\n/go a\n"
+            f"Three\n/save {tmp_path / arguments[0]}\n/load {tmp_path / arguments[0]}\n/system Be kind.\nFour\n"
+            "/state b\nFive\n/sampling top_k=7\nSix\n",
+        )  # fmt: skip
+        return "\n".join(line for line in said.splitlines()[1:] if "loads" not in line and "'b'" not in line)
+
+    here, there = (FakeEngine(reply=lambda request: f" {len(request.prompt)}") for _ in range(2))
+    install(here)
+    said_here = run(here, "m")
+    with engine_server(lambda: loaded(there)) as url:
+        said_there = run(there, "--url", url)
+    assert said_there.replace("--url", "m") == said_here
+    assert "tokens is called b; /state b goes on from there" in said_here
+    assert "* none (the default)\n  b\n" in said_here
+    assert "expected one of none, b" in said_here
+    assert prompts(there) == prompts(here)
+    for ours, theirs in zip(here.requests, there.requests, strict=True):
+        if ours.max_tokens > 0:
+            assert theirs.sampling == ours.sampling
+        assert (theirs.initial_state is None) == (ours.initial_state is None)
+        assert theirs.max_tokens == ours.max_tokens
+
+
+def test_states_of_a_server(rnn_engine: Command, tmp_path: Path) -> None:
+    file = tmp_path / "paris.state"
+    question = "What is the capital of France?"
+    with demo_server(ServerSettings()) as url:
+        said = rnn_engine(
+            "chat", "demo", "--url", url, "--temperature", 0, "--system", "Be kind.",
+            stdin=f"{question}\n/name paris\n/save {file}\n/load {file}\n/state\n/stats\n",
+        )  # fmt: skip
+        again = rnn_engine("chat", "--url", f"{url}/v1/", "--temperature", 0, "--state", "paris", stdin="/state\n")
+    assert said.startswith("demo at http://127.0.0.1:")
+    assert "The capital of France is Paris." in said
+    assert "  paris\n* paris-2\n" in said
+    assert "were in the cache" in said
+    assert "* paris\n" in again
+    assert "paris-2" not in again
+    with_file = rnn_engine("chat", "--device", "cpu", "--temperature", 0, "--state", file, stdin=f"{question}\n")
+    assert "The capital of France is Paris." in with_file
+
+
+def test_ctrl_c_frees_the_slot_of_the_server(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(hold=3, reply=lambda _: " Yes it is")
+
+    def reply(_: GenerateRequest) -> str:
+        if len(engine.requests) == 2:
+            engine.hold = None
+        return " Yes it is"
+
+    def add(self: Reply, text: str, num_tokens: int = 0) -> None:
+        add_text(self, text, num_tokens)
+        if self.text == "Ye" and engine.hold is not None:
+            signal.raise_signal(signal.SIGINT)
+
+    add_text = Reply.add
+    monkeypatch.setattr(Reply, "add", add)
+    engine.reply = reply
+    with engine_server(lambda: loaded(engine)) as url:
+        said = rnn_engine("chat", "--url", url, stdin="One\nTwo\n/undo\n")
+    assert engine.left.is_set()
+    assert engine.active == 0
+    assert "Assistant: Ye …\n" in said
+    assert "Assistant: Yes it is\n" in said
+    assert prompts(engine)[1] == "User: One\n\nAssistant: Ye\n\nUser: Two\n\nAssistant:"
+
+
+def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) -> None:
+    busy = b'{"error": {"message": "the queue is full"}}'
+    with broken_server(
+        OK + HELLO,
+        OK + HELLO + b"data: [DONE]\n\n",
+        b"HTTP/1.1 429 Too Many\r\nConnection: close\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(busy), busy),
+        b"",
+        b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        OK + b'data: {"error": {"message": "the device was lost"}}\n\n',
+        OK + b"data: {nonsense\n\n",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 999\r\n\r\n" + HELLO,
+        OK + HELLO + b"data: [DONE]\n\n",
+    ) as url:
+        said = rnn_engine(
+            "chat", "--url", url, stdin="One\n/retry\nTwo\n/retry\n/retry\n/retry\n/retry\n/retry\n/retry\n"
+        )
+    answers = said.split("User: ")[1:]
+    for answer, words in zip(
+        answers,
+        (
+            "Assistant: Hello\nthe stream broke before the answer's end: the server closed the connection\n",
+            "Assistant: Hello\n",
+            "Assistant:\nthe queue is full. It may be asked again in 7 s\n",
+            f"Assistant:\nthe connection to {url} broke: Server disconnected",
+            "Assistant:\n127.0.0.1 answered 502 Bad Gateway\n",
+            "Assistant:\nthe device was lost\n",
+            f"Assistant:\n{url} answered with something that is no JSON: ",
+            f"Assistant: Hello\nthe connection to {url} broke: peer closed connection",
+            "Assistant: Hello\n",
+        ),
+        strict=False,
+    ):
+        assert answer.startswith(words)
+
+
+def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RNN_ENGINE_API_KEY", raising=False)
+    engine = FakeEngine(refuse=OverloadedError("the queue is full", 2.0))
+    settings = ServerSettings(doors=DoorSettings(keys=(ApiKey.of("right", "ann", Scope.USE),)))
+    with engine_server(lambda: loaded(engine), settings) as url:
+        for key in ((), ("--api-key", "wrong")):
+            said = rnn_engine("chat", "--url", url, *key, stdin="One\n", code=1)
+            assert "the API key is missing or wrong" in said
+            assert "Give the key as --api-key or in RNN_ENGINE_API_KEY" in said
+        assert "expected printable ASCII" in rnn_engine(
+            "chat", "--url", url, "--api-key", "schlüssel", stdin="", code=1
+        )
+        monkeypatch.setenv("RNN_ENGINE_API_KEY", "right")
+        said = rnn_engine("chat", "--url", url, "--system", "Be kind.", stdin="One\n/name x\n/quit\n")
+    assert "the queue is full. It may be asked again in 2 s" in said
+    assert "states can't be kept with the scope 'use'; that needs 'manage'" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (("--url", "http://127.0.0.1:9"), "http://127.0.0.1:9 can't be reached: ", 1),
+        (("--url", "127.0.0.1:9"), "'127.0.0.1:9' is not allowed; expected http://HOST:PORT", 1),
+        (("--url", "http://[x"), "http://[x", 1),
+        (("--url", "http://127.0.0.1:9", "--device", "cpu"), "--device has no effect with --url", 2),
+        (("--url", "http://127.0.0.1:9", "--lora", "a.st"), "--lora has no effect with --url", 2),
+    ],
+)
+def test_a_server_that_can_not_be_talked_with(
+    rnn_engine: Command, arguments: tuple[str, ...], words: str, code: int
+) -> None:
+    assert words in rnn_engine("chat", *arguments, stdin="One\n", code=code)
