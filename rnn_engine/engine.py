@@ -21,9 +21,17 @@ from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, OverloadedError, RnnEngineError, TimeLimitError, UnavailableError
+from rnn_engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    OverloadedError,
+    RnnEngineError,
+    StepError,
+    TimeLimitError,
+    UnavailableError,
+)
 from rnn_engine.forward import Progress
-from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary
+from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary, start_after
 from rnn_engine.health import Health
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
@@ -317,7 +325,15 @@ class Engine:
             if future.cancelled():
                 raise _stopped() from None
             raise
-        return replace(request, grammar=None, token_mask=compiled.start)
+        if request.grammar_prefix == 0:
+            return replace(request, grammar=None, token_mask=compiled.start)
+        start = partial(start_after, compiled, tuple(request.prompt[-request.grammar_prefix :]))
+        try:
+            await asyncio.to_thread(start)
+        except StepError as error:
+            allowed = f"tokens with which a text of the grammar begins: {error}"
+            raise InvalidRequestError("grammar_prefix_tokens", request.grammar_prefix, allowed) from error
+        return replace(request, grammar=None, token_mask=start)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with a mask that lets its thoughts come before what its own mask holds."""

@@ -71,6 +71,7 @@ class GenerateRequest:
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # which the text follows; the engine makes a `token_mask` of it
+    grammar_prefix: int = 0  # with how many tokens of the prompt's end the text of `grammar` begins
     thinking: Thinking | None = None  # the text begins with thoughts, to which neither grammar nor mask apply
     token_mask: Callable[[], TokenMask] | None = None  # makes what allows the tokens of one sequence; None: all
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
@@ -117,6 +118,8 @@ class GenerateRequest:
             check_range("logprobs", self.logprobs, 0, max_logprobs)
         if self.grammar is not None and self.token_mask is not None:
             raise InvalidRequestError(self.grammar.field, self.grammar, "null, since the request has a token mask")
+        most = 0 if self.grammar is None and self.token_mask is None else len(self.prompt)
+        check_range("grammar_prefix_tokens", self.grammar_prefix, 0, most)
         self.sampling.check(shape.vocab_size)
 
     def _check_embeddings(self, embeddings: F32, shape: ModelShape) -> None:

@@ -1,5 +1,6 @@
 """Grammars that an answer follows: what they are, and the tokens that they allow."""
 
+from rnn_engine.grammar.compiled import start_after
 from rnn_engine.grammar.compiler import GrammarCompiler
 from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar, written_grammar
 from rnn_engine.grammar.tags import Tag, tagged_text
@@ -14,6 +15,7 @@ __all__ = [
     "Vocabulary",
     "choice_grammar",
     "json_grammar",
+    "start_after",
     "tagged_text",
     "written_grammar",
 ]

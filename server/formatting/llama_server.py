@@ -19,6 +19,7 @@ from server.schemas.llama_server.completion import (
     DrawnProbability,
     LlamaCompletion,
     LlamaCompletionRequest,
+    PromptProbability,
     TokenProbability,
 )
 from server.schemas.prompt import text_of
@@ -67,7 +68,9 @@ class LlamaDialect:
                 progress = self._progress[index]
                 last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
                 return encode_event(self._chosen({**last, **extra}))
-            case TextDelta() | PromptScored():
+            case PromptScored():
+                return encode_event(self._chosen(self._scored_chunk(index, event)))
+            case TextDelta():
                 pass
         return b""
 
@@ -88,6 +91,8 @@ class LlamaDialect:
             answer["tokens"] = [info.token for info in outcome.tokens]
         if self._body.alternatives is not None:
             answer["completion_probabilities"] = [self._drawn(info) for info in outcome.drawn]
+        if self._body.scores_prompt:
+            answer["prompt_probabilities"] = [self._scored(info) for info in outcome.prompt]
         return self._chosen({**answer, **extra})
 
     def _last(
@@ -124,15 +129,14 @@ class LlamaDialect:
         return answer
 
     def _prompt_chunk(self, index: int, event: PromptProgress) -> Mapping[str, object]:
+        progress = {"prompt_progress": self._clock.tell(index, event)}
+        return {**_without_text(index, event.prompt_tokens), **progress}
+
+    def _scored_chunk(self, index: int, event: PromptScored) -> Mapping[str, object]:
+        num_tokens = self._progress[index].started.prompt_tokens
         return {
-            "index": index,
-            "content": "",
-            "tokens": [],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": 0,
-            "tokens_evaluated": event.prompt_tokens,
-            "prompt_progress": self._clock.tell(index, event),
+            **_without_text(index, num_tokens),
+            "prompt_probabilities": [self._scored(info) for info in event.tokens],
         }
 
     def _chunk(self, index: int, delta: TextDelta) -> Mapping[str, object]:
@@ -194,6 +198,23 @@ class LlamaDialect:
         tops = [self._probability(token, self._engine.detokenize([token]), logprob) for token, logprob in info.top]
         return {**self._probability(info.token, info.data, info.logprob), "top_logprobs": tops}
 
+    def _scored(self, info: TokenInfo) -> PromptProbability:
+        drawn = self._drawn(info)
+        return {**drawn, "logprob": None if info.logprob is None else drawn["logprob"]}
+
     def _probability(self, token: int, data: bytes, logprob: float | None) -> TokenProbability:
         known = LEAST_LOGPROB if logprob is None else max(logprob, LEAST_LOGPROB)
         return {"id": token, "token": data.decode(errors="replace"), "bytes": list(data), "logprob": known}
+
+
+def _without_text(index: int, prompt_tokens: int) -> Mapping[str, object]:
+    """Return an event of a stream that brings no text, since the prompt has not come to its end."""
+    return {
+        "index": index,
+        "content": "",
+        "tokens": [],
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": 0,
+        "tokens_evaluated": prompt_tokens,
+    }

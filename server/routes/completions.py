@@ -89,6 +89,7 @@ def _call(engine: EngineLike, body: CompletionRequest, prompt: AnyPrompt, start:
         logprobs=body.alternatives,
         score_from=0 if body.scores_prompt else None,
         grammar=body.answer_grammar,
+        grammar_prefix=body.grammar_prefix_tokens,
         priority=body.priority,
     )
 

@@ -32,6 +32,12 @@ class CompletionRequest(ProgressBody):
         description="Log-probabilities of the tokens (with `echo` of the prompt's, too) and of this many others.",
     )
     return_token_ids: bool = Field(default=False, description="Add `prompt_token_ids` and `token_ids` to the choices.")
+    grammar_prefix_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="With how many tokens of the prompt's end the text begins that a grammar or schema describes: the "
+        "answer goes on from there.",
+    )
     best_of: int | None = Field(
         default=None,
         ge=1,

@@ -59,6 +59,30 @@ async def test_answers_are_texts_of_the_grammar_and_end_with_it() -> None:
     assert len({text for text, _ in answers}) > 3
 
 
+@pytest.mark.parametrize("grammar", [json_grammar(SCHEMA), Grammar("kbnf", 'start ::= "[" #"[0-9]{2}" "]";')])
+async def test_an_answer_goes_on_with_a_text_of_the_grammar_that_the_prompt_has_begun(grammar: Grammar) -> None:
+    async with make_engine() as engine:
+        whole, _ = await read(engine, ask(grammar))
+        for length in (1, len(whole) - 1):
+            begun = TOKENIZER.encode(whole[:length])
+            request = replace(ask(grammar), prompt=[1, *begun], grammar_prefix=length)
+            rest, finished = await read(engine, request)
+            assert finished.reason == "stop"
+            Draft202012Validator(SCHEMA if grammar.kind == "json_schema" else {"type": "array"}).validate(
+                json.loads(whole[:length] + rest)
+            )
+
+
+async def test_a_beginning_that_no_text_of_the_grammar_has_is_refused() -> None:
+    async with make_engine() as engine:
+        for prompt, length, reason in (("ax", 2, "followed"), ("ab", 2, "ended"), ("a", 3, "0 to 2"), ("b", 1, "")):
+            request = replace(ask(Grammar("regex", "ab")), prompt=[1, *TOKENIZER.encode(prompt)], grammar_prefix=length)
+            with pytest.raises(InvalidRequestError, match=rf"grammar_prefix_tokens: {length} .*{reason}"):
+                await read(engine, request)
+        with pytest.raises(InvalidRequestError, match="grammar_prefix_tokens"):
+            await read(engine, GenerateRequest([1], grammar_prefix=1))
+
+
 async def test_a_mix_of_states_answers_by_the_grammar() -> None:
     mix = StateMix(1.5, [MixedState(-0.5)])
     async with make_engine() as engine:

@@ -85,6 +85,16 @@ async def test_every_dialect_says_what_the_answer_may_be(serve: Serve, fields: B
     assert [request.grammar for request in engine.requests] == [grammar, grammar]
 
 
+async def test_the_beginning_of_a_grammars_text_may_stand_in_the_prompt(serve: Serve) -> None:
+    engine = FakeEngine()
+    client = await serve(engine)
+    body: Body = {"prompt": [5, "Hi", 6], "grammar": GBNF, "grammar_prefix_tokens": 2}
+    await post(client, COMPLETIONS, Completion, body)
+    assert engine.requests[0].grammar_prefix == 2
+    error = await error_of(await client.post(COMPLETIONS, json={"prompt": "Hi", "grammar_prefix_tokens": 1}), 400)
+    assert error["param"] == "grammar_prefix_tokens"
+
+
 async def test_a_chat_with_a_grammar_ends_with_it_and_not_at_a_blank_line_unless_asked(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)

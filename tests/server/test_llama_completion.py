@@ -95,6 +95,22 @@ async def test_probabilities(serve: Serve) -> None:
     assert end["id"] == 0
 
 
+async def test_probabilities_of_the_prompt(serve: Serve) -> None:
+    client = await serve(FakeEngine(reply=lambda _: "A"))
+    body = {"prompt": "ab", "n_probs": 1, "echo": True}
+    whole = await post(client, PATH, LlamaCompletion, body)
+    first, second = whole["prompt_probabilities"]
+    top = [{"id": 1, "token": "\0", "bytes": [0], "logprob": -0.01}]
+    assert first == {"id": 98, "token": "a", "bytes": [97], "logprob": None, "top_logprobs": []}
+    assert second == {"id": 99, "token": "b", "bytes": [98], "logprob": -0.99, "top_logprobs": top}
+    response = await client.post(PATH, json={**body, "stream": True})
+    chunk, *chunks = [parse_event(frame) for frame in (await response.text()).split("\n\n")[:-1]]
+    check_shape(LlamaCompletionChunk, chunk)
+    assert (chunk["prompt_probabilities"], chunk["content"], chunk["tokens_evaluated"]) == ([first, second], "", 2)
+    assert not any("prompt_probabilities" in other for other in chunks)
+    assert "prompt_probabilities" not in await complete(serve, FakeEngine(), prompt="ab", n_probs=1)
+
+
 async def test_only_some_fields(serve: Serve) -> None:
     body = {"prompt": "a", "seed": 3, "response_fields": ["content", "generation_settings/seed", "no such field"]}
     response = await (await serve(FakeEngine(reply=lambda _: "Hi"))).post(PATH, json=body)

@@ -74,10 +74,21 @@ class DrawnProbability(TokenProbability):
     top_logprobs: list[TokenProbability]
 
 
+class PromptProbability(TypedDict):
+    """A token of the prompt. `logprob` is null where nothing precedes it."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float | None
+    top_logprobs: list[TokenProbability]
+
+
 class LlamaCompletion(TypedDict):
     """The answer to one prompt; several prompts or answers are a list of these. `tokens_evaluated` counts the prompt's
     tokens, of which `tokens_cached` were known and not run. `stop_type` is `word` for a stop string, `limit` for
-    `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent where no times are taken."""
+    `n_predict`, and `eos` for a stop token or the end of a grammar. `timings` is absent where no times are taken.
+    `prompt_probabilities` has the prompt's tokens, where `echo` and `n_probs` ask for them."""
 
     index: int
     content: str
@@ -96,11 +107,13 @@ class LlamaCompletion(TypedDict):
     tokens_cached: int
     timings: NotRequired[Timings]
     completion_probabilities: NotRequired[list[DrawnProbability]]
+    prompt_probabilities: NotRequired[list[PromptProbability]]
     saved_state: NotRequired[StateEntry | None]
 
 
 class LlamaCompletionChunk(TypedDict):
-    """An event of a stream before the last one, which is a LlamaCompletion without text."""
+    """An event of a stream before the last one, which is a LlamaCompletion without text. `prompt_probabilities` come
+    in an event of their own, before the text."""
 
     prompt_progress: NotRequired[PromptProgress]
     index: int
@@ -111,3 +124,4 @@ class LlamaCompletionChunk(TypedDict):
     tokens_predicted: int
     tokens_evaluated: int
     completion_probabilities: NotRequired[list[DrawnProbability]]
+    prompt_probabilities: NotRequired[list[PromptProbability]]
