@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.broken_server import broken_server
 from tests.support.cli import Command
 from tests.support.demo_server import demo_server, engine_server
 from tests.support.fake_engine import FakeEngine
+from tests.support.terminal import CTRL_C, open_terminal
 
 Install = Callable[[FakeEngine], list[EngineChoice]]
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\n\r\n"
@@ -103,6 +105,58 @@ def test_ctrl_c_frees_the_slot_of_the_server(rnn_engine: Command, monkeypatch: p
     assert "Assistant: Ye …\n" in said
     assert "Assistant: Yes it is\n" in said
     assert prompts(engine)[1] == "User: One\n\nAssistant: Ye\n\nUser: Two\n\nAssistant:"
+
+
+def test_in_a_terminal(tmp_path: Path) -> None:
+    words = " ".join(f"word{number}" for number in range(60))
+
+    def reply(_: GenerateRequest) -> str:
+        engine.hold = 3 if len(engine.requests) == 2 else None
+        return f"# A title\n{words}\n- *one*\n- two" if len(engine.requests) == 1 else "Yes it is."
+
+    engine = FakeEngine(reply=reply)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with (
+        engine_server(lambda: loaded(engine)) as url,
+        open_terminal("chat", "--url", url, "--max-tokens", 1000, environment=environment) as terminal,
+    ):
+        terminal.wait_for_prompt()
+        terminal.type("\x1b[200~First line\nsecond line\x1b[201~\r")  # a bracketed paste
+        terminal.wait_for("• two")
+        terminal.wait_for_prompt()
+        shown = " ".join(" ".join(terminal.lines).split())
+        assert "A title" in shown
+        assert f"{words} • one" in shown  # no word is cut
+        terminal.type("Held\r")
+        terminal.wait_for("Yes")
+        terminal.type(CTRL_C)
+        terminal.wait_for("(ended)")
+        terminal.wait_for_prompt()
+        assert engine.left.is_set()
+        for line, answer in (
+            ("/undo", "taken back: Held"),
+            ("/fork here", "put aside"),
+            ("/system Be kind.", "a new conversation, with this system text"),
+            ("/sampling top_k=5", "top_k=5"),
+            ("Again", "Yes it is."),
+            ("/stats", "were in the cache"),
+            ("/go here", "back at here; said last: # A title"),
+            ("/name talk", "goes on from there"),
+        ):
+            terminal.type(f"{line}\r")
+            terminal.wait_for(answer)
+            terminal.wait_for_prompt()
+        terminal.type("/state t\t")
+        terminal.wait_for("User: /state talk")
+        terminal.type("\r")
+        terminal.wait_for("a new conversation, from the state talk")
+        terminal.wait_for_prompt()
+        terminal.type("/quit\r")
+        assert terminal.wait_for_end() == 0
+    assert prompts(engine)[0] == "User: First line\nsecond line\n\nAssistant:"
+    with open_terminal("generate", environment=environment) as terminal:
+        terminal.wait_for("give PROMPT or --tokens")
+        assert terminal.wait_for_end() == 2
 
 
 def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) -> None:

@@ -18,10 +18,9 @@ from rnn_engine.cli.terminal.screen import Blocks, MarkdownScreen
 from rnn_engine.requests import GenerateRequest
 from tests.support.cli import Command
 from tests.support.fake_engine import FakeEngine
-from tests.support.terminal import open_terminal
+from tests.support.terminal import ALT_ENTER, BACKSPACE, CTRL_C, CTRL_D, LEFT, UP, open_terminal
 
 Install = Callable[[FakeEngine], list[EngineChoice]]
-LEFT, UP, BACKSPACE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[D", "\x1b[A", "\x7f", "\x1b\r", "\x03", "\x04"
 
 
 def prompts(engine: FakeEngine) -> list[str]:

@@ -10,6 +10,7 @@ import pexpect
 import pyte
 
 LINES, COLUMNS = 40, 80
+LEFT, UP, BACKSPACE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[D", "\x1b[A", "\x7f", "\x1b\r", "\x03", "\x04"
 _TIMEOUT = 120  # seconds until a text has to be there
 
 
