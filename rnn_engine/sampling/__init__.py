@@ -7,16 +7,20 @@ from rnn_engine.sampling.mixing import MixKind, mix_logits
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.ranking import Ranking
-from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.sampling.rows import LogitRow, RowSource, RunRows
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler, random_seed
+from rnn_engine.sampling.together import JointDraws
 
 __all__ = [
     "AllowedTokens",
     "Draw",
+    "JointDraws",
     "LogitRow",
     "Mask",
     "MixKind",
     "Ranking",
+    "RowSource",
+    "RunRows",
     "Sampler",
     "SamplingParams",
     "SequenceContext",

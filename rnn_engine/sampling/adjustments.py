@@ -102,6 +102,11 @@ class Adjustments:
         return self._size
 
     @property
+    def may_change(self) -> bool:
+        """Whether anything is added to any logit, now or later."""
+        return self._size > 0 or self._penalises or self._recent is not None or len(self._rules) > 0
+
+    @property
     def scales(self) -> bool:
         """Whether `repeat_penalty` counts, so that what is added depends on the logit and `values` are not all."""
         return self._recent is not None

@@ -8,7 +8,14 @@ from rnn_engine.sampling.ranking import Ranking
 
 
 class Greedy:
-    """Takes the first token of the ranking; of equally likely ones that is the one with the lowest id."""
+    """Takes the first token of the ranking; of equally likely ones that is the one with the lowest id.
+
+    It is a nucleus of one token.
+    """
+
+    top_p = 0.0
+    top_k = 1
+    temperature = 1.0
 
     num_uniforms = 0
     whole_row = False

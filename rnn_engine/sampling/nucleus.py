@@ -30,9 +30,9 @@ class Nucleus:
     selection = None
 
     def __init__(self, top_p: float, top_k: int, temperature: float) -> None:
-        self._top_p = top_p
-        self._top_k = top_k
-        self._temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.temperature = temperature
 
     def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
         size = len(ranking.ids)
@@ -40,7 +40,7 @@ class Nucleus:
             return None
         scaled = ranking.logits - ranking.logits[0]
         mass: F64 = np.exp(scaled).cumsum()  # [S]
-        weight = mass if self._temperature == 1.0 else _weigh(scaled, self._temperature)
+        weight = mass if self.temperature == 1.0 else _weigh(scaled, self.temperature)
         if ranking.rest is None:
             kept = self._count_kept(mass, mass.item(-1), size)
             return int(weight.searchsorted(uniforms[0] * weight.item(kept - 1), side="right"))
@@ -68,18 +68,18 @@ class Nucleus:
 
     def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
         """Return how many tokens are kept if all weigh `total`; more than S stands for a part of the rest too."""
-        by_mass = 1 + int(mass.searchsorted(self._top_p * total, side="right"))
-        return min(by_mass, self._top_k or num_tokens, num_tokens)
+        by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
+        return min(by_mass, self.top_k or num_tokens, num_tokens)
 
     def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
         """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be."""
         size = len(ranking.ids)
-        count = min(rest.count, (self._top_k or size + rest.count) - size)
+        count = min(rest.count, (self.top_k or size + rest.count) - size)
         ceiling = rest.ceiling - ranking.logits.item(0)
         one = math.exp(ceiling)
-        least = max(min(outside[0] * count / rest.count, self._top_p * total[0] - ranked), 0.0)
-        most = max(min(outside[1], count * one, self._top_p * total[1] + one - ranked), 0.0)
-        return bound_powers((least, most), count, ceiling, self._temperature)
+        least = max(min(outside[0] * count / rest.count, self.top_p * total[0] - ranked), 0.0)
+        most = max(min(outside[1], count * one, self.top_p * total[1] + one - ranked), 0.0)
+        return bound_powers((least, most), count, ceiling, self.temperature)
 
 
 def _weigh(scaled: F64, temperature: float) -> F64:

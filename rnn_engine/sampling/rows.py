@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -81,6 +82,37 @@ class LogitRow:
             places = np.argsort(-logits, kind="stable")
         ids = places if allowed is None else allowed[places]
         return replace(self, ids=ids.astype(np.int32), logits=logits[places])
+
+
+RowSource: TypeAlias = Callable[[], LogitRow]
+"""Gives a row where it is looked at, which most are not."""
+
+
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
+class RunRows:
+    """The rows that one run has in a step's read-out. To be used as long as `Readout.full_row`."""
+
+    readout: Readout
+    first: int  # row of the read-out
+    count: int
+    vocab_size: int
+    allowed: AllowedTokens | None = None  # in the last row
+
+    def __len__(self) -> int:
+        return self.count
+
+    def row(self, index: int) -> LogitRow:
+        """Return row number `index` of the run. Raises StepError as `LogitRow.of`."""
+        allowed = self.allowed if index == self.count - 1 else None
+        return LogitRow.of(self.readout, self.first + index, self.vocab_size, allowed)
+
+    def last(self) -> LogitRow:
+        """Return the last row of the run, of which there is one. Raises StepError as `LogitRow.of`."""
+        return self.row(self.count - 1)
+
+    def target_logit(self, index: int) -> float:
+        """Return the logit of row number `index` at its target."""
+        return self.readout.target_logits.item(self.first + index)
 
 
 def _logsumexp(logits: F32) -> float:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
+from rnn_engine.sampling.greedy import Greedy
+from rnn_engine.sampling.nucleus import Nucleus
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
 
+_AHEAD = 64  # random numbers that are made at once
 WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
 
 
@@ -48,11 +51,29 @@ class SequenceSampler:
         self._adjustments = params.make_adjustments(context)
         self._note_whole_row = note_whole_row
         self._random = np.random.Generator(np.random.PCG64(seed))
+        self._uniforms: list[float] = []  # the next ones, in reverse
+        sampler, joins = self._sampler, not self._adjustments.may_change
+        self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
+        """How `draw_together` draws for it; None: it has to draw by itself."""
+
+    @property
+    def next_uniform(self) -> float:
+        """The random number of the next draw, where that takes one."""
+        if not self._sampler.num_uniforms:
+            return 0.0
+        if not self._uniforms:
+            self._make_uniforms()
+        return self._uniforms[-1]
+
+    def settle(self, token: int) -> None:  # noqa: ARG002
+        """Count `token` as drawn by `next_uniform` and generated."""
+        if self._sampler.num_uniforms:
+            self._uniforms.pop()
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
         self._adjustments.begin_draw()
-        uniforms = [self._random.random() for _ in range(self._sampler.num_uniforms)]
+        uniforms = [self._take_uniform() for _ in range(self._sampler.num_uniforms)]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -68,6 +89,14 @@ class SequenceSampler:
         """Count `token` as generated, which was not drawn."""
         self._adjustments.begin_draw()
         self._adjustments.generated(token)
+
+    def _take_uniform(self) -> float:
+        if not self._uniforms:
+            self._make_uniforms()
+        return self._uniforms.pop()
+
+    def _make_uniforms(self) -> None:
+        self._uniforms = self._random.random(_AHEAD)[::-1].tolist()
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""

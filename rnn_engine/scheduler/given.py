@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from rnn_engine.requests import Event, TokenInfo
-from rnn_engine.sampling import LogitRow, top_logprobs
-from rnn_engine.types import F32
+from rnn_engine.sampling import RunRows, top_logprobs
 
 
 class GivenTokens:
@@ -30,11 +29,11 @@ class GivenTokens:
         """Whether all tokens have their log-probabilities."""
         return not self._unscored
 
-    def score(self, rows: Sequence[LogitRow], target_logits: F32) -> None:
-        """Score the next tokens by the rows before them, whose logits at these tokens are given."""
-        for row, logit in zip(rows, target_logits, strict=True):
+    def score(self, rows: RunRows) -> None:
+        """Score the next tokens by the rows before them, whose targets are these tokens."""
+        for index in range(len(rows)):
             if not self._unscored:  # the last row is that of the token which is drawn next
                 return
-            info = self._unscored.popleft()
-            info.logprob = float(logit) - row.logsumexp
+            info, row = self._unscored.popleft(), rows.row(index)
+            info.logprob = rows.target_logit(index) - row.logsumexp
             info.top = top_logprobs(row, self._alternatives)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import Context
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.sampling import AllowedTokens, LogitRow
+from rnn_engine.sampling import AllowedTokens, RunRows, SequenceSampler
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
@@ -42,6 +42,7 @@ class Member(ABC):
         self.context = context
         self.position = start.cached_tokens  # tokens that have been run
         self.runs_in_flight = 0
+        self.draws: SequenceSampler | None = None  # what is to draw the next token; None where none is due
         self.finished = False
         self.released = False  # it holds its slot only for the runs in flight, whose outcome nobody wants
         self.row: F32 | None = None  # [V] of a mix: the next token's logits, until all have theirs and one is drawn
@@ -57,8 +58,11 @@ class Member(ABC):
         """All of the same request, which begin, pause and end together; the one that draws comes first."""
 
     @abstractmethod
-    def advance(self, run: TokenRun, rows: Sequence[LogitRow], target_logits: F32) -> list[Event]:
-        """Take in the rows that `run`, the oldest in flight, gave; return the events that follow from them."""
+    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        """Take in the rows that `run`, the oldest in flight, gave; return the events that follow from them.
+
+        Where `draws` is set then, a token is to be drawn from the last one, from which more events follow.
+        """
 
     @property
     def demand(self) -> TokenDemand:

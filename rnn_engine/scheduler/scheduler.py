@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from rnn_engine.errors import RnnEngineError, StepError
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.sampling import LogitRow
+from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.admission import Admission, FailedStart
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
+from rnn_engine.scheduler.outcomes import RunOutcome, draw_tokens
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
@@ -71,6 +72,7 @@ class Scheduler:
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
+        self._draws = JointDraws(runner.shape.vocab_size)
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
@@ -280,19 +282,29 @@ class Scheduler:
             self.failed_in_a_row = 0
         else:
             self.failure = "no request of a step had finite logits"
+        return self._take_in(step.runs, readout)
+
+    def _take_in(self, runs: Sequence[tuple[Member, TokenRun]], readout: Readout) -> list[Delivery]:
+        """Give each run its rows, draw the tokens that follow, and return the events."""
+        vocab_size, first = self._runner.shape.vocab_size, 0
+        drawing: list[RunOutcome] = []
         deliveries: list[Delivery] = []
-        first = 0
-        for (live, run), sound in zip(step.runs, readout.sound.tolist(), strict=True):
-            rows = range(first, first + run.rows)
-            first += run.rows
+        for (live, run), sound in zip(runs, readout.sound.tolist(), strict=True):
             self._slots.end_run(live)
-            if live.released:
-                continue
-            if sound:
-                deliveries += self._advance(live, run, readout, rows)
-            else:
+            if not live.released and not sound:
                 self._meter.counters.unsound_runs += 1
                 deliveries.append(self._fail(live, StepError(_UNSOUND)))
+            elif not live.released:
+                outcome = RunOutcome(live, run, RunRows(readout, first, run.rows, vocab_size))
+                outcome.take_rows()
+                if live.draws is None:
+                    deliveries += self._conclude(outcome)
+                else:
+                    drawing.append(outcome)
+            first += run.rows
+        draw_tokens(drawing, self._draws)
+        for outcome in drawing:
+            deliveries += self._conclude(outcome)
         return deliveries
 
     def _note_time(self, step: StepInFlight) -> None:
@@ -326,26 +338,19 @@ class Scheduler:
             self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
 
-    def _advance(self, live: Member, run: TokenRun, readout: Readout, rows: range) -> list[Delivery]:
-        """Take a run's read-out in, keep a checkpoint where one is due, and return the events."""
-        try:
-            vocab_size = self._runner.shape.vocab_size
-            logit_rows = [LogitRow.of(readout, row, vocab_size) for row in rows]
-            if run.masks is not None:
-                logit_rows[-1] = LogitRow.of(readout, rows[-1], vocab_size, live.allowed)
-            num_generated = live.num_generated
-            events = live.advance(run, logit_rows, readout.target_logits[rows.start : rows.stop])
-        except Exception as error:
-            live.context.run(logger.exception, "a request failed after its step")
-            self.failure = str(error)
-            return [self._fail(live, error)]
-        self._meter.counters.generated_tokens += live.num_generated - num_generated
+    def _conclude(self, outcome: RunOutcome) -> list[Delivery]:
+        """Keep a checkpoint where one is due, and return the events of a run, or the error that has ended it."""
+        live = outcome.live
+        if outcome.error is not None:
+            self.failure = str(outcome.error)
+            return [self._fail(live, outcome.error)]
+        self._meter.counters.generated_tokens += outcome.num_generated
         if (point := live.due) is not None:
-            self._keep(live, point, logit_rows[-1].read_full)
+            self._keep(live, point, outcome.read_logits)
         live.passed()
         if live.finished:
             self._end(live)
-        return [Delivery(live.key, event) for event in events]
+        return [Delivery(live.key, event) for event in outcome.events]
 
     def _keep(self, live: Member, point: CheckpointPoint, read_logits: Callable[[], F32]) -> None:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)

@@ -1,0 +1,84 @@
+"""The tokens of an answer and their text, up to where it ends."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
+from rnn_engine.sampling import SequenceMask
+from rnn_engine.scheduler.text import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a text ends."""
+
+    reason: FinishReason
+    stop: bytes | int | None = None  # the stop string or token that ended it
+    stop_token: TokenInfo | None = None  # where log-probabilities were asked for
+
+
+CUT = Ending("length")
+
+
+class Answer:
+    """What was generated after one prompt. Token by token it is given to `take` until there is an `ending`."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        generated: array[int],
+        mask: SequenceMask | None,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        """Tokens are appended to `generated`, and `mask` is told of each."""
+        self.ending: Ending | None = None
+        self._generated = generated
+        self._mask = mask
+        self._token_bytes = token_bytes
+        self._text = TextStream(request.stop)
+        self._stop_tokens = frozenset(request.stop_tokens)
+        self._min_tokens = request.min_tokens
+        self._max_tokens = request.max_tokens
+        self._has_logprobs = request.logprobs is not None
+        self._new_text = ""  # since the last `events`, as is the next
+        self._new_tokens: list[TokenInfo] = []
+
+    def describe(self, token: int) -> TokenInfo:
+        """Return a token without its log-probability."""
+        return TokenInfo(token, self._token_bytes(token), None)
+
+    def take(self, info: TokenInfo) -> bool:
+        """Append a token; return False where the text ends there."""
+        token = info.token
+        self._generated.append(token)
+        if self._mask is not None:
+            self._mask.accept(token)
+        if token in self._stop_tokens:
+            self.end(Ending("stop", token, info if self._has_logprobs else None))
+            return False
+        self._new_tokens.append(info)
+        num_generated = len(self._generated)
+        self._new_text += self._text.feed(info.data, may_stop=num_generated > self._min_tokens)
+        if self._text.match is not None:
+            self.end(Ending("stop", self._text.match))
+        elif self._mask is not None and self._mask.ended:
+            self.end(Ending("stop"))
+        elif num_generated >= self._max_tokens:
+            self.end(CUT)
+        return self.ending is None
+
+    def end(self, ending: Ending) -> None:
+        """End the text after the tokens that there are."""
+        self.ending = ending
+        self._new_text += self._text.flush()
+
+    def events(self) -> list[Event]:
+        """Return the event of what was taken since the last call, if there is any."""
+        if not self._new_tokens and not self._new_text:
+            return []
+        delta = TextDelta(self._new_text, tuple(self._new_tokens))
+        self._new_text, self._new_tokens = "", []
+        return [delta]

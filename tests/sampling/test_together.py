@@ -1,0 +1,117 @@
+"""Tokens that are drawn for many sequences at once are those that each draws by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.sampling import AllowedTokens, JointDraws, RunRows, SamplingParams, SequenceSampler, together
+from rnn_engine.sampling.masks import allowed_tokens, count_allowed
+from rnn_engine.types import F32, Readout
+from tests.support.logit_rows import LOGSUMEXP_ERROR, make_row, params, peaked
+from tests.support.token_masks import pack_mask
+
+
+@pytest.fixture(autouse=True)
+def few_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "FEWEST", 1)
+
+
+def read_out(rows: list[F32], masks: list[AllowedTokens | None], num_candidates: int, error: float) -> Readout:
+    """What a step gives of `rows`, as the runners do it."""
+    masked = [row.copy() for row in rows]
+    for row, allowed in zip(masked, masks, strict=True):
+        if allowed is not None:
+            row[np.setdiff1d(np.arange(len(row)), allowed_tokens(allowed.mask, len(row)))] = -np.inf
+    ids = np.array([np.argsort(-row, kind="stable")[:num_candidates] for row in masked], np.int32)
+    return Readout(
+        ids=ids,
+        logits=np.take_along_axis(np.array(masked), ids, axis=1),
+        logsumexp=_logsumexp(rows, error),
+        allowed_logsumexp=_logsumexp(masked, error),
+        target_logits=np.full(len(rows), np.nan, np.float32),
+        sound=np.ones(len(rows), np.bool_),
+        full_row=lambda row: rows[row],
+    )
+
+
+def _logsumexp(rows: list[F32], error: float) -> F32:
+    return np.array([np.logaddexp.reduce(row.astype(np.float64)) + error for row in rows], np.float32)
+
+
+def draw_all(
+    samplers: list[SequenceSampler], rows: list[F32], masks: list[AllowedTokens | None], readout: Readout
+) -> tuple[list[int], int]:
+    """Draw together, and by itself where that settles nothing; return the tokens and how many were settled."""
+    vocab_size = len(rows[0])
+    run_rows = [RunRows(readout, row, 1, vocab_size, allowed) for row, allowed in enumerate(masks)]
+    drawn = JointDraws(vocab_size).draw(samplers, run_rows)
+    apart = [draw or sampler.draw(own.last()) for draw, sampler, own in zip(drawn, samplers, run_rows, strict=True)]
+    return [draw.token for draw in apart], sum(draw is not None for draw in drawn)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, list[SamplingParams], list[int], list[list[int]]]:
+    vocab_size = draw(st.integers(2, 24))
+    sampling = draw(st.lists(params(vocab_size), min_size=1, max_size=5))
+    seeds = draw(st.lists(st.integers(0, 2**32), min_size=1, max_size=4))
+    ids = st.lists(st.integers(0, vocab_size - 1), max_size=4)
+    return vocab_size, sampling, seeds, [draw(ids) for _ in sampling]
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=batches(), num_candidates=st.integers(1, 24), error=st.floats(-LOGSUMEXP_ERROR, LOGSUMEXP_ERROR))
+def test_tokens_are_those_that_each_sequence_draws_by_itself(
+    batch: tuple[int, list[SamplingParams], list[int], list[list[int]]], num_candidates: int, error: float
+) -> None:
+    vocab_size, sampling, seeds, allowed_ids = batch
+    masks = [_allow(ids, vocab_size) if ids else None for ids in allowed_ids]
+    joined, alone = ([SequenceSampler(one, seed) for seed, one in enumerate(sampling)] for _ in range(2))
+    for seed in seeds:
+        rows = [_finite_where(make_row(seed + number, vocab_size), ids) for number, ids in enumerate(allowed_ids)]
+        few = read_out(rows, masks, min(num_candidates, vocab_size), error)
+        whole = read_out(rows, masks, vocab_size, 0.0)
+        tokens, _ = draw_all(joined, rows, masks, few)
+        run_rows = [RunRows(whole, row, 1, vocab_size, allowed) for row, allowed in enumerate(masks)]
+        assert tokens == [one.draw(own.last()).token for one, own in zip(alone, run_rows, strict=True)]
+
+
+def _allow(ids: list[int], vocab_size: int) -> AllowedTokens:
+    mask = pack_mask(np.unique(ids).astype(np.int32), vocab_size)
+    return AllowedTokens(mask, count_allowed(mask, vocab_size))
+
+
+def _finite_where(row: F32, ids: list[int]) -> F32:
+    row[ids] = np.maximum(row[ids], -50.0)
+    return row
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_k=0, top_p=0.9),
+        SamplingParams(top_k=8, top_p=1.0, temperature=3.0),
+        SamplingParams(top_k=0, top_p=0.9, temperature=0.3),
+    ],
+)
+def test_the_candidates_settle_the_draws_of_ordinary_rows(sampling: SamplingParams) -> None:
+    rows = [np.roll(peaked(), number) for number in range(8)]
+    readout = read_out(rows, [None] * 8, 16, 0.0)
+    samplers = [SequenceSampler(sampling, seed) for seed in range(8)]
+    for _ in range(20):
+        assert draw_all(samplers, rows, [None] * 8, readout)[1] == 8
+
+
+def test_a_row_without_probabilities_disturbs_no_other() -> None:
+    rows = [peaked(), peaked()]
+    readout = read_out(rows, [None] * 2, 8, 0.0)
+    readout.logsumexp[0] = np.inf
+    samplers = [SequenceSampler(SamplingParams(), seed) for seed in range(2)]
+    run_rows = [RunRows(readout, row, 1, 1000) for row in range(2)]
+    drawn = JointDraws(1000).draw(samplers, run_rows)
+    assert drawn[0] is None
+    assert drawn[1] == SequenceSampler(SamplingParams(), 1).draw(run_rows[1].last())
