@@ -11,10 +11,23 @@ import click
 import cloup
 
 from rnn_engine.cli.sizes import parse_size, size_in_words
+from rnn_engine.errors import InvalidRequestError
 from states.cache.config import CacheConfig, DiskConfig
 from states.payload import Precision
+from states.shared.config import MOST_TTL, StoreConfig
+from states.shared.url import StoreUrl
 
 _DEFAULT = CacheConfig()
+_STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
+
+
+def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str | None) -> StoreUrl | None:
+    """Check the address of a store. A click callback."""
+    try:
+        return None if text is None else StoreUrl.parse(text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
 
 _OPTIONS = (
     click.option(
@@ -56,7 +69,28 @@ _OPTIONS = (
         type=click.Choice(["f32", "f16"]),
         default=_DEFAULT.host_precision,
         show_default=True,
-        help="Of states in memory and in files; f16 takes half the room and is not exact.",
+        help="Of states in memory, in files and in a store; f16 takes half the room and is not exact.",
+    ),
+    click.option(
+        "--store",
+        callback=_parse_store,
+        envvar="RNN_ENGINE_STORE",
+        metavar="URL",
+        help="Share states with other servers of the same model in the Valkey or Redis at valkey://USER:PASSWORD@HOST:"
+        "PORT, or valkeys:// for TLS. $RNN_ENGINE_STORE sets it unseen by other users. Needs the extra `store`.",
+    ),
+    click.option(
+        "--store-timeout",
+        type=click.FloatRange(min=0.001, max=60),
+        metavar="SECONDS",
+        help="The longest that a request waits for the store's answer, and again for a state from it.  "
+        f"[default: {_STORE.timeout:g}]",
+    ),
+    click.option(
+        "--store-ttl",
+        type=click.IntRange(min=1, max=MOST_TTL),
+        metavar="SECONDS",
+        help=f"How long a state of prompts or answers stays there without use.  [default: {_STORE.ttl}]",
     ),
 )
 
@@ -73,6 +107,9 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
         cache_disk_bytes: int | None,
         cache_write_after: float | None,
         cache_precision: Precision,
+        store: StoreUrl | None,
+        store_timeout: float | None,
+        store_ttl: int | None,
         **others: object,
     ) -> None:
         disk = _disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision)
@@ -81,6 +118,7 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
             host_capacity=cache_host_bytes,
             host_precision=cache_precision,
             disk=disk,
+            store=_store(store, store_timeout, store_ttl, cache_precision),
         )
         command(cache=cache, **others)
 
@@ -100,4 +138,18 @@ def _disk(
         disk,
         capacity=disk.capacity if num_bytes is None else num_bytes,
         write_after=disk.write_after if write_after is None else write_after,
+    )
+
+
+def _store(url: StoreUrl | None, timeout: float | None, ttl: int | None, precision: Precision) -> StoreConfig | None:
+    if url is None:
+        for option, value in (("--store-timeout", timeout), ("--store-ttl", ttl)):
+            if value is not None:
+                raise click.UsageError(f"{option} needs --store, where states are to be shared")
+        return None
+    store = StoreConfig(url, precision)
+    return replace(
+        store,
+        timeout=store.timeout if timeout is None else timeout,
+        ttl=store.ttl if ttl is None else ttl,
     )

@@ -110,6 +110,8 @@ class Prefixes:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
 
     def _hold_back(self, waiting: Waiting) -> bool:
+        if not self._has_asked(waiting):
+            return True
         wait = self._find_wait(waiting)
         if wait is not None:
             wait.claim()
@@ -124,6 +126,26 @@ class Prefixes:
                 return False
         waiting.set_fetch(None)
         return False
+
+    def _has_asked(self, waiting: Waiting) -> bool:
+        """Ask once what other servers have kept of a prompt; whether the answer is there."""
+        request = waiting.request
+        if self._cache is None or len(request.prompt) == 0:
+            return True
+        try:
+            if not waiting.asked:
+                waiting.asked = True
+                waiting.inquiry = self._cache.inquire(
+                    waiting.prefix.root, request.prompt, _limit(request), on_done=self._wake
+                )
+            if waiting.inquiry is None:
+                return True
+            if waiting.inquiry.done:
+                self._cache.learn(waiting.inquiry)
+            return waiting.inquiry.done
+        except Exception:
+            logger.exception("the cache of states failed; other servers are not asked")
+            return True
 
     def _find_wait(self, waiting: Waiting) -> Wait | None:
         if self._cache is None or len(self._flights) == 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.checkpoints import PromptPrefix, Wait
 from states.cache.fetch import Fetch
+from states.cache.tiers.shared import Inquiry
 
 OLDEST_EVERY = 8
 
@@ -23,6 +24,8 @@ class Waiting:
     arrived: float = 0.0  # by the scheduler's clock
     context: Context = field(default_factory=copy_context)  # whoever asked; lines of the log tell it
     wait: Wait | None = None  # for what a running request shares with it
+    asked: bool = False  # whether `inquiry` was begun, if there is anybody to be asked
+    inquiry: Inquiry | None = None  # whether other servers have kept more of the prompt
     fetch: Fetch | None = None  # of the state that it goes on from
     others: tuple[Waiting, ...] = ()  # of a mix: those of its further states, which start together with this one
 
@@ -34,7 +37,9 @@ class Waiting:
     @property
     def ready(self) -> bool:
         """Whether it would start if it had as many slots as it needs."""
-        if (self.wait is not None and not self.wait.ready) or (self.fetch is not None and not self.fetch.done):
+        if self.wait is not None and not self.wait.ready:
+            return False
+        if any(read is not None and not read.done for read in (self.inquiry, self.fetch)):
             return False
         return not self.others or all(other.ready for other in self.others)
 
@@ -48,6 +53,8 @@ class Waiting:
         """Wait for no state to be read any more."""
         for member in self.members:
             member.set_fetch(None)
+            if member.inquiry is not None:
+                member.inquiry.cancel()
 
 
 class Queue:

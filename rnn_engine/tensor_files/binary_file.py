@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,21 @@ class FileStamp:
             inode=int.from_bytes(digest[:8], "little"),
             volume=stamps[0].volume,
         )
+
+
+class ByteSource(Protocol):
+    """Bytes by their position, of a file or in memory."""
+
+    path: Path  # what messages call it
+    stamp: FileStamp
+
+    def read(self, start: int, size: int) -> NDArray[np.uint8]:
+        """Return a copy of `size` bytes, which belongs to the caller. Raises ModelError where they are not there."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
 
 
 class BinaryFile:
@@ -112,6 +128,24 @@ class BinaryFile:
             f"{self.path} changed while it was read: {what}; expected the {self.stamp.size} bytes that were there "
             "when it was opened"
         )
+
+
+class MemoryFile:
+    """The bytes of a file that is nowhere on a disk, under a name for messages."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.path = Path(name)
+        self.stamp = FileStamp(len(data), 0, 0, 0, 0)
+        self._data = data
+
+    def read(self, start: int, size: int) -> NDArray[np.uint8]:
+        """Return a copy of `size` bytes. Raises ModelError where there are fewer."""
+        if start + size > len(self._data):
+            raise ModelError(f"{self.path} ends after {len(self._data)} bytes; expected {start + size}")
+        return np.frombuffer(self._data, np.uint8, size, start).copy()
+
+    def close(self) -> None:
+        """Leave the bytes to the garbage collector."""
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.binary_file import ByteSource, FileStamp
 from rnn_engine.tensor_files.listing import show
 from rnn_engine.tensor_files.source import TensorInfo
 
@@ -43,7 +43,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 class SafetensorsFile:
     """An open safetensors file. Closes `file` with itself."""
 
-    def __init__(self, file: BinaryFile, header_limit: int = HEADER_LIMIT) -> None:
+    def __init__(self, file: ByteSource, header_limit: int = HEADER_LIMIT) -> None:
         """Raises ModelError where the file is damaged, or where its header has more than `header_limit` bytes."""
         self._file = file
         header, data_start = _read_header(file, header_limit)
@@ -99,7 +99,7 @@ def _strings(metadata: object) -> dict[str, str]:
     return metadata
 
 
-def _read_header(file: BinaryFile, limit: int) -> tuple[dict[str, Any], int]:
+def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
     """Return the header and where the tensors' bytes begin."""
     length = int.from_bytes(file.read(0, _LENGTH_BYTES).tobytes(), "little")
     data_start = _LENGTH_BYTES + length
@@ -128,7 +128,7 @@ def _check_places(tensors: Iterable[tuple[_Entry, TensorInfo]], size: int) -> No
         raise ValueError(f"the tensors have {filled} bytes and the file {size} for them")
 
 
-def _dtype(file: BinaryFile, name: str, stored: str) -> np.dtype[Any]:
+def _dtype(file: ByteSource, name: str, stored: str) -> np.dtype[Any]:
     if stored not in DTYPES:
         raise ModelError(
             f"{file.path}: tensor {show(name)} has the element type {stored}; expected one of {', '.join(DTYPES)}"
@@ -136,5 +136,5 @@ def _dtype(file: BinaryFile, name: str, stored: str) -> np.dtype[Any]:
     return DTYPES[stored]
 
 
-def _damaged(file: BinaryFile, what: str) -> ModelError:
+def _damaged(file: ByteSource, what: str) -> ModelError:
     return ModelError(f"{file.path}: damaged or truncated safetensors file: {what}")

@@ -32,6 +32,7 @@ from server.telemetry.http_counters import HttpCounters
 from server.telemetry.llama_metrics import LlamaCollector
 from states.cache.counters import CacheStats
 from states.named.registry import RegistryUsage
+from states.shared.counters import StoreCounters
 
 _PREFIX = "rnn_engine_"
 
@@ -237,6 +238,20 @@ def _cache(stats: CacheStats) -> Iterator[Metric]:
     yield _gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
     yield _gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
     yield _gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
+    yield from _store(stats.store)
+
+
+def _store(store: StoreCounters | None) -> Iterator[Metric]:
+    outcomes = {} if store is None else {outcome.value: count for outcome, count in store.outcomes.items()}
+    text = "Operations on the store that servers share, by how they ended; absent without --store."
+    yield _counter("store_operations", text, outcomes, "outcome")
+    moved = {} if store is None else {"read": store.read_bytes, "written": store.written_bytes}
+    yield _counter("store_bytes", "Bytes of states that were read from and written to the store.", moved, "direction")
+    yield _counter("store_seconds", "Time that operations on the store took.", {} if store is None else store.seconds)
+    text = "1 while the store is left alone for a while, for the last operations have failed."
+    yield _gauge("store_circuit_open", text, {} if store is None else float(store.circuit_open))
+    text = "Times that the store was left alone for a while."
+    yield _counter("store_circuit_openings", text, {} if store is None else store.circuit_openings)
 
 
 def _states(usage: RegistryUsage) -> Iterator[Metric]:

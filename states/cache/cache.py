@@ -2,6 +2,7 @@
 
 How a scheduler uses it, all on the thread that owns the runner:
 
+    inquiry = cache.inquire(root, prompt, on_done=wake)  # where not None, wait until inquiry.done; then learn(inquiry)
     fetch = cache.prefetch(root, prompt, on_done=wake)  # where not None, wait until fetch.done
     match = cache.look_up(root, prompt, fetch=fetch)    # locks what it found; then release the fetch
     cache.restore(match, slot)                          # or, where match.saved is 0, write the initial state
@@ -33,7 +34,8 @@ from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
 from states.cache.roots import is_of_state, is_within
 from states.cache.tiers.moves import Access
-from states.cache.tiers.tier import Tier
+from states.cache.tiers.shared import Inquiry, SharedTier
+from states.cache.tiers.tier import FoundCopy, Tier
 from states.cache.tiers.tiered import TieredStore
 from states.cache.tree import TokenTree
 from states.payload import Payload
@@ -75,10 +77,34 @@ class StateCache:
         self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config, clock)
         self._clock = clock
         self._ids = itertools.count(secrets.randbits(40))  # so that an id of another process means nothing
+        self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
         self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
         self._tree_bytes = 0
         for tier in tiers:
             self._adopt_copies(tier)
+
+    def inquire(
+        self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
+    ) -> Inquiry | None:
+        """Begin to ask whether other servers have kept more of a prompt; None where there is nobody to be asked, or
+        where that would save too little. See `prefetch` for `on_done`. What was found is taken in by `learn`."""
+        tier = self._shared
+        if tier is None:
+            return None
+        shortest = self.peek(root, tokens, limit) + tier.min_tokens
+        longest = len(tokens) if limit is None else min(limit, len(tokens))
+        if longest < shortest:
+            return None
+        return tier.inquire(root, pack(tokens), shortest, longest, on_done)
+
+    def learn(self, inquiry: Inquiry) -> None:
+        """Take in what an inquiry that is done has found, so that `prefetch` finds it. Does nothing the second time."""
+        found = inquiry.take()
+        if found is None or self._shared is None or self._is_too_long(found.tokens):
+            return
+        checkpoint = self._record(found.root, found.tokens, found.kind)
+        if not checkpoint.resumable:
+            self._adopt(self._shared, checkpoint, found)
 
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
@@ -249,11 +275,17 @@ class StateCache:
             device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
             index_bytes=self._index_bytes,
             index_capacity=self._index_capacity,
+            store=None if self._shared is None else self._shared.counters(),
             tiers=tuple(
                 replace(stats, capacity=tier.queue.capacity, used=tier.queue.used, copies=len(tier.queue))
                 for stats, tier in zip(self._stats.tiers, tiers, strict=True)
             ),
         )
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers, the quickest first."""
+        return self._tiers.tiers
 
     @property
     def any_slow(self) -> bool:
@@ -263,7 +295,7 @@ class StateCache:
     @property
     def has_unwritten(self) -> bool:
         """Whether `write_behind` is to be called now and then. May be asked on any thread."""
-        return not self._tiers.behind.is_idle
+        return self._tiers.has_unwritten
 
     def write_behind(self) -> None:
         """Bring checkpoints that are old enough to a slow tier, a few at a time and without waiting."""
@@ -382,12 +414,15 @@ class StateCache:
                 excess -= found.num_bytes
                 tier.discard(found)
                 continue
-            checkpoint = self._record(found.root, found.tokens, found.kind)
-            checkpoint.absence = MissReason.EVICTED
-            checkpoint.has_logits = found.has_logits
-            checkpoint.saves = self._tokens_to_shorter(checkpoint)
-            tier.adopt(checkpoint, found)
-            self._trim()
+            self._adopt(tier, self._record(found.root, found.tokens, found.kind), found)
+
+    def _adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        self._ghosts.discard(checkpoint)
+        checkpoint.absence = MissReason.EVICTED
+        checkpoint.has_logits = found.has_logits
+        checkpoint.saves = self._tokens_to_shorter(checkpoint)
+        tier.adopt(checkpoint, found)
+        self._trim()
 
 
 _COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from states.payload import Precision
+from states.shared.config import StoreConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class CacheConfig:
     host_capacity: int = 256 << 20
     host_precision: Precision = "f32"
     disk: DiskConfig | None = None
+    store: StoreConfig | None = None
     max_mark_tokens: int = 1 << 22  # lengths of the known paths that have lost their states, in all
     index_capacity: int | None = None  # what is kept on the host besides the copies; None: see `index_bytes`
     device_capacity: int = 128 << 20  # for whoever makes the pool: it bounds the device tier
@@ -39,8 +41,9 @@ class CacheConfig:
         if self.index_capacity is not None:
             return self.index_capacity
         disk = 0 if self.disk is None else self.disk.capacity
-        return (1 << 20) + (self.host_capacity + device_bytes) // 4 + disk // 64
+        store = 0 if self.store is None else self.store.index_bytes
+        return (1 << 20) + (self.host_capacity + device_bytes) // 4 + disk // 64 + store
 
     @property
     def keeps_nothing(self) -> bool:
-        return self.device_capacity == 0 and self.host_capacity == 0 and self.disk is None
+        return self.device_capacity == 0 and self.host_capacity == 0 and self.disk is None and self.store is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from states.cache.checkpoint import MissReason
+from states.shared.counters import StoreCounters
 
 
 @dataclass(slots=True)
@@ -42,3 +43,4 @@ class CacheStats:
     device_logits_bytes: int = 0  # host memory beside the device tier's slabs
     index_bytes: int = 0  # an estimate of the host memory besides the copies: tokens, records, logits of device copies
     index_capacity: int = 0  # the bound on `index_bytes`
+    store: StoreCounters | None = None  # of the store that servers share; None without one

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.binary_file import MemoryFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
 from rnn_engine.types import ModelShape
 from states.checks import check_array, check_fields, check_shape, check_state
 from states.files.container import file_bytes, file_parts, write_file
-from states.files.opening import opened, read_safetensors
+from states.files.opening import as_state_errors, opened, read_safetensors
 from states.payload import Payload
 
 FORMAT = "rnn-engine-state"
@@ -99,6 +100,12 @@ def read_full_state(path: Path, shape: ModelShape, model: str | None) -> SavedSt
     """The whole file. Raises StateError where it is damaged or does not fit; see `read_summary`."""
     with opened(path) as data:
         return full_state_of(read_safetensors(data), path, shape, model)
+
+
+def parse_full_state(data: bytes, name: str, shape: ModelShape, model: str) -> SavedState:
+    """The whole of a file that is in memory and is called `name` in messages. See `read_full_state`."""
+    with as_state_errors(name):
+        return full_state_of(read_safetensors(MemoryFile(name, data)), Path(name), shape, model)
 
 
 def full_state_of(file: SafetensorsFile, path: Path, shape: ModelShape, model: str | None) -> SavedState:

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rnn_engine.errors import ModelError, StateError
-from rnn_engine.tensor_files.binary_file import BinaryFile
+from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource
 from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
@@ -23,14 +23,20 @@ def opened(path: Path) -> Iterator[BinaryFile]:
 
     The message has the file's name and not its path, which is not for those who sent it.
     """
+    with as_state_errors(str(path)), closing(BinaryFile(path)) as file:
+        yield file
+
+
+@contextmanager
+def as_state_errors(path: str) -> Iterator[None]:
+    """Raise StateError for every ModelError of the block, with the file's name in place of its path."""
     try:
-        with closing(BinaryFile(path)) as file:
-            yield file
+        yield
     except ModelError as error:
-        raise StateError(str(error).replace(str(path), path.name)) from error
+        raise StateError(str(error).replace(path, Path(path).name)) from error
 
 
-def read_safetensors(file: BinaryFile) -> SafetensorsFile:
+def read_safetensors(file: ByteSource) -> SafetensorsFile:
     """Read the header of a safetensors file with states. Raises ModelError where it is damaged."""
     return SafetensorsFile(file, _HEADER_LIMIT)
 

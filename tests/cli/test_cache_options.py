@@ -10,7 +10,10 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from states.cache.config import CacheConfig, DiskConfig
+from states.shared.config import StoreConfig
+from states.shared.url import StoreUrl
 from tests.support.cli import Command
+from tests.support.store_server import StoreServer
 
 Settings = Callable[..., CacheConfig | None]
 
@@ -65,3 +68,30 @@ def test_room_for_files_without_a_folder(rnn_engine: Command, model_file: Path) 
 def test_a_folder_that_can_not_be_made(rnn_engine: Command, model_file: Path) -> None:
     said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--cache-folder", model_file / "x", code=1)
     assert said.startswith(f"Error: cache folder {model_file / 'x'}: Not a directory")
+
+
+def test_a_shared_store(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = StoreUrl.parse("valkey://:secret@host")
+    assert settings("--store", url.text) == CacheConfig(store=StoreConfig(url))
+    limits = ("--store-timeout", "0.5", "--store-ttl", "60", "--cache-precision", "f16")
+    expected = StoreConfig(url, "f16", timeout=0.5, ttl=60)
+    monkeypatch.setenv("RNN_ENGINE_STORE", url.text)
+    assert settings(*limits) == CacheConfig(host_precision="f16", store=expected)
+
+
+def test_a_store_that_is_none(rnn_engine: Command, model_file: Path) -> None:
+    said = rnn_engine("serve", model_file, "--store", "http://:secret@host", code=2)
+    assert "store: 'http://host' is not allowed; expected valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]" in said
+    assert "secret" not in said
+    said = rnn_engine("serve", model_file, "--store-ttl", 5, code=2)
+    assert "--store-ttl needs --store, where states are to be shared" in said
+
+
+def test_a_store_that_refuses(rnn_engine: Command, model_file: Path, tmp_path: Path) -> None:
+    server = StoreServer(tmp_path, "--requirepass", "sesame")
+    try:
+        url = server.url.replace("//", "//:wrong@")
+        said = rnn_engine("serve", model_file, "--device", "cpu", "--port", 0, "--store", url, code=1)
+        assert said.splitlines()[-1].startswith("Error: the store refuses what it is asked: ")
+    finally:
+        server.kill()

@@ -79,6 +79,7 @@ RESTRICTED = (
     Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
     Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.embedder", *DEVELOPMENT), "embedding models are an extra"),
+    Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",

@@ -16,19 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from rnn_engine.atomic_file import TEMPORARY_SUFFIX
 from rnn_engine.errors import StateError
-from rnn_engine.types import F32, ModelShape
+from rnn_engine.types import ModelShape
 from states.cache.checkpoint import Checkpoint, CheckpointKind
 from states.cache.config import DiskConfig
 from states.cache.eviction import EvictionQueue
+from states.cache.tiers.state_files import StateFileForm
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.cache.tiers.writer import Writer
-from states.files.full import Origin, SavedState, full_state_bytes, read_full_state, read_summary, save_full_state
+from states.files.full import Origin, SavedState, read_full_state, read_summary, save_full_state
 from states.files.opening import modified
-from states.payload import Payload, Precision
+from states.payload import Payload
 
 SUFFIX = ".state"
 
@@ -50,10 +49,10 @@ class DiskTier(Tier):
         config.folder.mkdir(parents=True, exist_ok=True)
         self.queue = EvictionQueue(self.name, config.capacity)
         self._folder = config.folder
-        self._precision: Precision = config.precision
+        self.write_after = config.write_after
         self._model = model
         self._shape = shape
-        self._sample = _sample_payload(shape, config.precision)
+        self._form = StateFileForm(model, shape, config.precision)
         self._writer = writer
         self._reader = reader
         self._names: dict[Checkpoint, str] = {}  # of files
@@ -80,12 +79,11 @@ class DiskTier(Tier):
         self._unlink(found.key)
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
-        logits = self._sample.logits if checkpoint.has_logits else None
-        return full_state_bytes(self._to_save(checkpoint, Payload(self._sample.state, logits)), self._shape.version)
+        return self._form.expected_bytes(checkpoint)
 
     def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
-        saved = self._to_save(checkpoint, payload.stored_as(self._precision))
-        num_bytes = full_state_bytes(saved, self._shape.version)
+        saved = self._form.saved(checkpoint, payload)
+        num_bytes = self._form.num_bytes(saved)
         if not make_room(num_bytes):
             return False
         name = _file_name(saved.origin, saved.tokens)
@@ -140,10 +138,6 @@ class DiskTier(Tier):
         """Return when every file is written and none is being read."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.close()
-
-    def _to_save(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
-        origin = Origin(self._model, checkpoint.root, checkpoint.length, checkpoint.kind.value)
-        return SavedState(origin, checkpoint.known_place().tokens(), payload)
 
     def _read(self, name: str, has_logits: bool) -> Payload:
         path = self._folder / name
@@ -216,14 +210,6 @@ class DiskTier(Tier):
             return None
         root = summary.origin.initial_state
         return FoundCopy(path.name, root, summary.tokens, kind, summary.has_logits, num_bytes)
-
-
-def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
-    """A payload of the usual size, whose arrays take no memory."""
-    dtype = np.float16 if precision == "f16" else np.float32
-    state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
-    logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
-    return Payload(state, logits)
 
 
 def _file_name(origin: Origin, tokens: bytes | None) -> str:

@@ -75,12 +75,15 @@ class Tier(ABC):
     All methods are called on the cache's thread and return at once; what takes long happens on threads of the tier's
     own. A tier `on_device` copies from and to live slots: it has `save`, `load` and `use_pool` instead of `put` and
     `get`. The copies of a `slow` tier outlive the process, and have to be read before a sequence can go on from them.
+    Those of a `shared` one are other servers' too: to drop one is to forget it here.
     """
 
     name: str
     queue: EvictionQueue
     on_device: bool = False
     slow: bool = False
+    shared: bool = False
+    write_after: float = 0.0  # seconds after which a slow tier gets a copy of what quicker ones have
     writes_refused: int = 0  # copies that were not made because the tier was too busy
     failed_writes: int = 0  # files that the disk did not take
     logits_bytes: int = 0  # host memory that the tier takes besides what its queue counts
@@ -89,6 +92,20 @@ class Tier(ABC):
     def is_crowded(self) -> bool:
         """Whether a copy has to give way for another although the queue has room."""
         return False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `put` is worth a try now."""
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was put is on its way. May be asked on any thread."""
+        return False
+
+    def wants(self, checkpoint: Checkpoint) -> bool:  # noqa: ARG002
+        """Whether a copy would be of use in the tier."""
+        return True
 
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:

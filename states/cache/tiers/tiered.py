@@ -1,8 +1,8 @@
 """The tiers as one store: where a new state goes, how copies move down when a tier is full and up when they are hit.
 
 A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next that takes it,
-unless a slower tier has one already. A hit copies it to a quicker tier and leaves what is below, so that the quick
-copy gives way without a transfer. Locked checkpoints keep all their copies.
+unless a slower tier of this machine has one already. A hit copies it to a quicker tier and leaves what is below, so
+that the quick copy gives way without a transfer. Locked checkpoints keep all their copies.
 
 A copy that has to be read first, from the device or from a slow tier, moves in the background: from the start of the
 read it counts as the lower tier's, and is put there when it has arrived.
@@ -22,9 +22,9 @@ from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch, Fetches
+from states.cache.tiers.keeper import Keeper, value_of
 from states.cache.tiers.moves import Access, Move, Source
-from states.cache.tiers.tier import DevicePayload, PendingPayload, ReadyPayload, Tier
-from states.cache.tiers.write_behind import WriteBehind
+from states.cache.tiers.tier import DevicePayload, ReadyPayload, Tier
 from states.payload import Payload
 
 _log = logging.getLogger(__name__)
@@ -53,10 +53,8 @@ class TieredStore:
         self._on_lost = on_lost
         self._fetches = Fetches(config.fetch_capacity, self.touch)
         self._moves: dict[Checkpoint, Move] = {}
-        self._keeper = next((tier for tier in self.tiers if tier.slow), None)
-        self.any_slow = self._keeper is not None
-        write_after = 0.0 if config.disk is None else config.disk.write_after
-        self.behind = WriteBehind(write_after, clock, self._read_unwritten, self._write_unwritten)
+        self._keepers = tuple(Keeper(tier, self, clock) for tier in self.tiers if tier.slow)
+        self.any_slow = bool(self._keepers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
         """Keep the live state of `slot` in the quickest tier that has or makes room. False where none does."""
@@ -65,8 +63,7 @@ class TieredStore:
         for tier in self.tiers:
             if self._add(tier, checkpoint, source):
                 self._stats_of[tier.name].stored += 1
-                if self._is_unwritten(checkpoint):
-                    self.behind.note(checkpoint)
+                self._note_unwritten(checkpoint)
                 return True
         self._stats.not_stored += 1
         return False
@@ -192,76 +189,44 @@ class TieredStore:
                 tier.use_pool(pool)
 
     def flush(self) -> None:
-        """Write the most valuable checkpoints that no slow tier has yet to the quickest of these, as many as fit."""
+        """Write the most valuable checkpoints that a slow tier has not yet to it, as many as fit."""
         self._finish_moves(wait=True)
-        keeper = self._keeper
-        if keeper is None:
-            return
-        budget = keeper.queue.capacity
-
-        def make_room(size: int) -> bool:
-            nonlocal budget
-            budget -= size
-            return budget >= 0 and self._make_room(keeper, size)
-
-        for checkpoint in sorted({one for tier in self.tiers for one in tier.queue}, key=_value, reverse=True):
-            slow = [tier for tier in self.tiers if tier.slow and tier.name in checkpoint.sizes]
-            if slow:
-                budget -= checkpoint.sizes.get(keeper.name, 0)
-            elif checkpoint.resumable:  # else its only copy has given way to a better one just now
-                try:
-                    payload = self.quickest(checkpoint).start_read(checkpoint).result()
-                except Exception as error:
-                    _log.warning("a checkpoint is lost: it can't be read at the end: %s", error)
-                    continue
-                if not keeper.put(checkpoint, payload, make_room, wait=True):
-                    break
+        by_value = sorted({one for tier in self.tiers for one in tier.queue}, key=value_of, reverse=True)
+        for keeper in self._keepers:
+            keeper.flush(by_value)
         self._finish_moves(wait=True)
 
     def write_behind(self) -> None:
-        """Write the checkpoints that are old enough to the quickest slow tier, as many as fit."""
+        """Write the checkpoints that are old enough to the slow tiers, as many as fit."""
         self.settle()
-        self.behind.run()
+        for keeper in self._keepers:
+            keeper.run()
 
-    def _is_unwritten(self, checkpoint: Checkpoint) -> bool:
-        """Whether no slow tier has a copy, and one could be written."""
-        return self.any_slow and checkpoint.resumable and not self._has_slow_copy(checkpoint)
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether `write_behind` is to be called now and then. May be asked on any thread."""
+        return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
-    def _has_slow_copy(self, checkpoint: Checkpoint) -> bool:
-        return any(tier.slow and tier.name in checkpoint.sizes for tier in self.tiers)
+    def is_moving(self, checkpoint: Checkpoint) -> bool:
+        """Whether a copy is on its way to a tier that counts it already."""
+        return checkpoint in self._moves
 
-    def _read_unwritten(self, checkpoint: Checkpoint) -> PendingPayload | None:
-        if not self._is_unwritten(checkpoint):
-            return None
-        if checkpoint in self._moves:  # to another quick tier
-            self.behind.note(checkpoint)
-            return None
-        return self.quickest(checkpoint).start_read(checkpoint)
+    def evict_from(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Drop a tier's copy, which is demoted."""
+        self._stats_of[tier.name].evictions += 1
+        self._give_way(tier, checkpoint)
+        self._tell_if_lost(checkpoint)
 
-    def _write_unwritten(self, checkpoint: Checkpoint, payload: Payload) -> None:
-        if self._keeper is None or not self._is_unwritten(checkpoint):
-            return
-        fits = True
-
-        def make_room(size: int) -> bool:
-            nonlocal fits
-            fits = self._make_room_for(checkpoint, size)
-            return fits
-
-        changed = checkpoint in self._moves or (payload.logits is not None) != checkpoint.has_logits
-        if (changed or not self._keeper.put(checkpoint, payload, make_room)) and fits:
-            self.behind.note(checkpoint)  # the writer is too far behind
-
-    def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Make room in the quickest slow tier, where only what is worth less than `checkpoint` gives way."""
-        keeper = self._keeper
-        if keeper is None or size > keeper.queue.capacity:
+    def make_room(self, tier: Tier, size: int) -> bool:
+        """Make room for so many bytes in a tier; whether there is now."""
+        queue = tier.queue
+        if size > queue.capacity:
             return False
-        while keeper.queue.free < size:
-            weakest = keeper.queue.weakest()
-            if weakest is None or _value(weakest) >= _value(checkpoint):
+        while queue.free < size or tier.is_crowded:
+            weakest = queue.weakest()
+            if weakest is None:
                 return False
-            self._evict_from(keeper, weakest)
+            self.evict_from(tier, weakest)
         return True
 
     def close(self) -> None:
@@ -272,16 +237,16 @@ class TieredStore:
     def _add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
         """Copy a state into a tier that makes room for it; False where it does not."""
         if tier.on_device:
-            if source.slot is None or not self._make_room(tier, tier.copy_bytes(checkpoint)):
+            if source.slot is None or not self.make_room(tier, tier.copy_bytes(checkpoint)):
                 return False
             tier.save(checkpoint, source.slot, source.logits)
             return True
         expected = tier.copy_bytes(checkpoint)
-        if not self._make_room(tier, expected):
+        if not self.make_room(tier, expected):
             return False
         pending = source.start_read()
         if pending.done():
-            return tier.put(checkpoint, pending.result(), partial(self._make_room, tier))
+            return tier.put(checkpoint, pending.result(), partial(self.make_room, tier))
         assert checkpoint not in self._moves, "a second move of one checkpoint"
         tier.queue.add(checkpoint, expected)
         self._moves[checkpoint] = Move(tier, source, pending)
@@ -293,22 +258,6 @@ class TieredStore:
                 self._stats_of[quicker.name].promotions += 1
                 return
 
-    def _make_room(self, tier: Tier, size: int) -> bool:
-        queue = tier.queue
-        if size > queue.capacity:
-            return False
-        while queue.free < size or tier.is_crowded:
-            weakest = queue.weakest()
-            if weakest is None:
-                return False
-            self._evict_from(tier, weakest)
-        return True
-
-    def _evict_from(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        self._stats_of[tier.name].evictions += 1
-        self._give_way(tier, checkpoint)
-        self._tell_if_lost(checkpoint)
-
     def _give_way(self, tier: Tier, checkpoint: Checkpoint) -> None:
         """Drop a tier's copy, which is demoted unless a slower tier has one."""
         move = self._moves.get(checkpoint)
@@ -316,7 +265,7 @@ class TieredStore:
         slower = self.tiers[self.tiers.index(tier) + 1 :]
         if arriving:
             del self._moves[checkpoint]
-        if not any(other.name in checkpoint.sizes for other in slower):
+        if not any(other.name in checkpoint.sizes for other in slower if not other.shared):
             try:
                 self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
             except Exception:
@@ -334,6 +283,8 @@ class TieredStore:
 
     def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: Source) -> None:
         for tier in slower:
+            if tier.name in checkpoint.sizes:
+                return
             if self._add(tier, checkpoint, source):
                 self._stats_of[tier.name].demotions += 1
                 return
@@ -357,7 +308,7 @@ class TieredStore:
         except Exception:
             _log.exception("a checkpoint is lost: its copy can't be read")
             return None
-        if not move.tier.put(checkpoint, payload, partial(self._make_room, move.tier)):
+        if not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
             slower = self.tiers[self.tiers.index(move.tier) + 1 :]
             self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
         return payload
@@ -375,14 +326,14 @@ class TieredStore:
         self._drop_copy(tier, checkpoint)
         if not checkpoint.resumable:
             checkpoint.absence = MissReason.DAMAGED
-        elif self._is_unwritten(checkpoint):
-            self.behind.note(checkpoint)
+        else:
+            self._note_unwritten(checkpoint)
         self._tell_if_lost(checkpoint)
+
+    def _note_unwritten(self, checkpoint: Checkpoint) -> None:
+        for keeper in self._keepers:
+            keeper.note(checkpoint)
 
     def _tell_if_lost(self, checkpoint: Checkpoint) -> None:
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
-
-
-def _value(checkpoint: Checkpoint) -> int:
-    return (1 + checkpoint.hits) * checkpoint.saves

@@ -1,0 +1,228 @@
+"""The tier in a store that several servers share: full-state files under the hashes of their tokens.
+
+What one server keeps there all others find. So before a prompt is looked up, an inquiry asks the store for the longest
+beginning that it has; what it names is known from then on like a file on disk. The store bounds its bytes itself and
+drops what was not used for longest. A store that is slow, full or gone costs the time of a few operations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rnn_engine.errors import RnnEngineError, StateError
+from rnn_engine.types import ModelShape
+from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.eviction import EvictionQueue
+from states.cache.tiers.state_files import StateFileForm
+from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
+from states.files.full import SavedState, full_state_parts, parse_full_state
+from states.payload import Payload
+from states.shared.config import StoreConfig
+from states.shared.counters import StoreCounters
+from states.shared.keys import PathKeys
+from states.tokens import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    from states.shared.checkpoints import CheckpointStore
+    from states.shared.client import StoreClient
+
+CLOSE_SECONDS = 10.0  # for what waits to be written at the end
+
+_UNBOUNDED = 1 << 40  # bytes; what is counted here where the store tells no bound of its own
+_log = logging.getLogger(__name__)
+
+
+class Inquiry:
+    """A question to the store that is on its way. For the cache's thread, but for `done`."""
+
+    def __init__(self, future: Future[FoundCopy | None]) -> None:
+        self._future = future
+        self._taken = False
+
+    @property
+    def done(self) -> bool:
+        """Whether there is an answer, or will never be one."""
+        return self._future.done()
+
+    def take(self) -> FoundCopy | None:
+        """Return the answer, once; None where nothing was found or the store did not answer."""
+        if self._taken or not self._future.done() or self._future.cancelled():
+            return None
+        self._taken = True
+        error = self._future.exception()
+        if error is not None and not isinstance(error, RnnEngineError):
+            _log.error("the shared store could not be asked", exc_info=error)
+        return None if error is not None else self._future.result()
+
+    def cancel(self) -> None:
+        """Ask no more. Does nothing where it is done."""
+        self._future.cancel()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Write:
+    """A copy on its way to the store."""
+
+    payload: Payload
+    future: Future[None]
+
+
+class SharedTier(Tier):
+    """Copies in a store. What takes long happens on the client's thread, all else on the cache's."""
+
+    name = "shared"
+    slow = True
+    shared = True
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        client: StoreClient,
+        store: CheckpointStore,
+        capacity: int | None,
+        model: str,
+        shape: ModelShape,
+    ) -> None:
+        """`client`, which `store` uses, is closed with the tier; `capacity` are the bytes that it may take in all."""
+        self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
+        self.write_after = config.write_after
+        self.min_tokens = config.min_tokens
+        self._client = client
+        self._store = store
+        self._model = model
+        self._shape = shape
+        self._form = StateFileForm(model, shape, config.precision)
+        self._patience = config.timeout
+        self._most_waiting = config.background_bytes
+        self._writes: dict[Checkpoint, _Write] = {}
+        self._held: dict[Future[None], int] = {}  # bytes that wait to be written, those of forgotten copies too
+
+    def counters(self) -> StoreCounters:
+        """What was counted of the store."""
+        return self._client.counters()
+
+    def inquire(
+        self, root: str, tokens: bytes, shortest: int, longest: int, on_done: Callable[[], None]
+    ) -> Inquiry | None:
+        """Begin to ask for the longest checkpoint along packed `tokens`, of so many tokens; see `StateCache.inquire`.
+
+        None while the store is left alone because it has failed.
+        """
+        if self._client.reading.refuses:
+            return None
+        future = self._client.submit(self._find(root, tokens, shortest, longest))
+        future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
+        return Inquiry(future)
+
+    @property
+    def is_ready(self) -> bool:
+        return not (self._client.writing.refuses or self._client.reading.refuses)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._writes)
+
+    def wants(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.length >= self.min_tokens
+
+    def copy_bytes(self, checkpoint: Checkpoint) -> int:
+        return self._form.expected_bytes(checkpoint)
+
+    def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:
+        if not self.wants(checkpoint):
+            return False
+        saved = self._form.saved(checkpoint, payload)
+        num_bytes = self._form.num_bytes(saved)
+        if not make_room(num_bytes):
+            return False
+        if not self.is_ready or not self._has_room(num_bytes, self._patience if wait else 0.0):
+            self.writes_refused += 1
+            return False
+        self.queue.add(checkpoint, num_bytes)
+        future = self._client.submit(self._write(saved))
+        self._held[future] = num_bytes
+        self._writes[checkpoint] = _Write(payload, future)
+        return True
+
+    def get(self, checkpoint: Checkpoint) -> Payload | None:
+        """The copy while it is not written yet."""
+        write = self._writes.get(checkpoint)
+        return None if write is None else write.payload
+
+    def start_read(self, checkpoint: Checkpoint) -> PendingPayload:
+        waiting = self.get(checkpoint)
+        return self.start_fetch(checkpoint) if waiting is None else ReadyPayload(waiting)
+
+    def start_fetch(self, checkpoint: Checkpoint) -> Future[Payload]:
+        """Have the copy read. The result raises StateError or UnavailableError where it can't be used."""
+        tokens = checkpoint.known_place().tokens()
+        return self._client.submit(self._read(checkpoint.root, tokens, checkpoint.has_logits))
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        """Forget a copy, which stays in the store for the others until it expires."""
+        self.queue.remove(checkpoint)
+        self._writes.pop(checkpoint, None)
+
+    def take_failed(self) -> Sequence[Checkpoint]:
+        ended = [checkpoint for checkpoint, write in self._writes.items() if write.future.done()]
+        failed = [one for one in ended if self._writes.pop(one).future.exception() is not None]
+        self.failed_writes += len(failed)
+        return failed
+
+    def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        self.queue.add(checkpoint, found.num_bytes)
+
+    def close(self) -> None:
+        """Return when everything is written, or after some seconds."""
+        wait_for(self._held, CLOSE_SECONDS)
+        self._client.close()
+
+    def _has_room(self, num_bytes: int, patience: float) -> bool:
+        """Whether so much more may wait to be written now, or in so many seconds."""
+        until = time.monotonic() + patience
+        while True:
+            self._held = {future: size for future, size in self._held.items() if not future.done()}
+            held = sum(self._held.values())
+            if held == 0 or held + num_bytes <= self._most_waiting:
+                return True
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            wait_for(self._held, left, FIRST_COMPLETED)
+
+    async def _find(self, root: str, tokens: bytes, shortest: int, longest: int) -> FoundCopy | None:
+        listed = await self._store.find(PathKeys(self._model, root, tokens), shortest, longest)
+        if listed is None:
+            return None
+        kind, found = CheckpointKind(listed.kind), tokens[: listed.length * TOKEN_BYTES]
+        return FoundCopy(self.name, root, found, kind, listed.has_logits, listed.num_bytes)
+
+    async def _read(self, root: str, tokens: bytes, has_logits: bool) -> Payload:
+        path = PathKeys(self._model, root, tokens)
+        data = await self._store.get(path)
+        name = f"the shared state of {path.length} tokens"
+        if data is None:
+            raise StateError(f"{name} is not in the store any more")
+        try:
+            saved = await asyncio.to_thread(parse_full_state, data, name, self._shape, self._model)
+            if (saved.origin.initial_state, saved.tokens) != (root, tokens):
+                raise StateError(f"{name} is one of other tokens")
+            if has_logits and saved.payload.logits is None:
+                raise StateError(f"{name} has lost its logits")
+        except StateError:
+            await self._store.delete(path)
+            raise
+        return saved.payload if has_logits else Payload(saved.payload.state, None)
+
+    async def _write(self, saved: SavedState) -> None:
+        path = PathKeys(self._model, saved.origin.initial_state, saved.tokens or b"")
+        has_logits = saved.payload.logits is not None
+        if not await self._store.renew(path, has_logits=has_logits):
+            data = await asyncio.to_thread(b"".join, full_state_parts(saved, self._shape.version))
+            await self._store.put(path, data, has_logits=has_logits, kind=saved.origin.kind)

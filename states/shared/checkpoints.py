@@ -1,0 +1,128 @@
+"""Checkpoints in a shared store: each is a hash with its state file and what an inquiry wants to know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from valkey.asyncio import Valkey
+
+from states.shared.client import StoreClient
+from states.shared.keys import PathKeys, bit_of, lengths_in
+
+# KEYS: the checkpoint, the bitmap of its block. ARGV: seconds, bit, logits, kind, size, file.
+_PUT = """
+if ARGV[3] == '0' and redis.call('HGET', KEYS[1], 'logits') == '1' then return end
+redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5], 'file', ARGV[6])
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('SETBIT', KEYS[2], ARGV[2], 1)
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+"""
+
+# KEYS: checkpoints, the longest first. ARGV: 1 where the first one serves only with logits.
+_FIND = """
+for number, key in ipairs(KEYS) do
+    local found = redis.call('HMGET', key, 'logits', 'kind', 'size')
+    if found[1] and (found[1] == '1' or number > 1 or ARGV[1] == '0') then
+        return {number, found[1], found[2], found[3]}
+    end
+end
+return false
+"""
+
+# KEYS: the checkpoint, the bitmap of its block. ARGV: seconds, logits. Keeps a checkpoint that is there for longer.
+_RENEW = """
+local logits = redis.call('HGET', KEYS[1], 'logits')
+if not logits or logits < ARGV[2] then return 0 end
+redis.call('EXPIRE', KEYS[1], ARGV[1])
+redis.call('EXPIRE', KEYS[2], ARGV[1])
+return redis.call('EXISTS', KEYS[2])
+"""
+
+_MOST_ASKED = 512  # checkpoints that one inquiry asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the store says of a checkpoint."""
+
+    length: int  # tokens
+    has_logits: bool
+    kind: str
+    num_bytes: int
+
+
+class CheckpointStore:
+    """The checkpoints of one model. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
+
+    def __init__(self, client: StoreClient, ttl: int) -> None:
+        """A checkpoint that is not used for `ttl` seconds expires."""
+        self._client = client
+        self._ttl = ttl
+
+    async def find(self, path: PathKeys, shortest: int, longest: int) -> Listed | None:
+        """Return the longest checkpoint on a path between two lengths; one at the path's end needs its logits."""
+        blocks = path.blocks()
+        run = self._client.run
+        bitmaps: list[bytes | None] = await run(
+            self._client.reading, lambda valkey: _ask(valkey, "MGET", *(block.lengths_key for block in blocks))
+        )
+        known = (length for block, bits in zip(blocks, bitmaps, strict=True) for length in lengths_in(block, bits))
+        lengths = [length for length in known if shortest <= length <= longest][-_MOST_ASKED:]
+        if not lengths:
+            return None
+        keys = path.checkpoints(lengths)
+        needs_logits = "1" if lengths[-1] == path.length else "0"
+        found = await run(
+            self._client.reading, lambda valkey: _script(valkey, _FIND, list(reversed(keys)), needs_logits)
+        )
+        if found is None:
+            return None
+        number, logits, kind, size = found
+        return Listed(lengths[-int(number)], logits == b"1", kind.decode(), int(size))
+
+    async def get(self, path: PathKeys) -> bytes | None:
+        """Return the state file of the checkpoint at a path's end, and keep it for longer."""
+        key = path.checkpoints([path.length])[0]
+
+        async def ask(valkey: Valkey) -> list[Any]:
+            async with valkey.pipeline(transaction=False) as pipeline:
+                pipeline.hget(key, "file")
+                pipeline.expire(key, self._ttl)
+                return cast("list[Any]", await pipeline.execute())
+
+        data: bytes | None = (await self._client.run(self._client.reading, ask))[0]
+        self._client.count_bytes(read=0 if data is None else len(data))
+        return data
+
+    async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
+        """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
+        arguments = (self._ttl, int(has_logits))
+        answer = await self._client.run(
+            self._client.reading, lambda valkey: _script(valkey, _RENEW, _keys_of(path), *arguments)
+        )
+        return bool(answer)
+
+    async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
+        """Keep a state file as the checkpoint at a path's end."""
+        arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data), data)
+        await self._client.run(self._client.writing, lambda valkey: _script(valkey, _PUT, _keys_of(path), *arguments))
+        self._client.count_bytes(written=len(data))
+
+    async def delete(self, path: PathKeys) -> None:
+        """Delete the checkpoint at a path's end."""
+        key = path.checkpoints([path.length])[0]
+        await self._client.run(self._client.writing, lambda valkey: _ask(valkey, "UNLINK", key))
+
+
+def _keys_of(path: PathKeys) -> list[str]:
+    return [path.checkpoints([path.length])[0], path.blocks()[-1].lengths_key]
+
+
+def _ask(valkey: Valkey, *command: object) -> Awaitable[Any]:
+    return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
+
+
+async def _script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
+    return await valkey.register_script(text)(keys=keys, args=arguments)

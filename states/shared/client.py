@@ -1,0 +1,168 @@
+"""The connections to a shared store: a pool, bounded in time, left alone for a while where the store fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from valkey import exceptions
+from valkey.asyncio import ConnectionPool, Valkey
+
+from rnn_engine.errors import RnnEngineError, StateError, StorageError, UnavailableError
+from states.shared.breaker import CircuitBreaker
+from states.shared.counters import StoreCounters, StoreOutcome
+from states.shared.url import StoreUrl
+
+T = TypeVar("T")
+
+_MOST_MESSAGE = 200  # characters
+_log = logging.getLogger(__name__)
+
+
+class Lane:
+    """Operations of one kind: at most so many at a time, and a circuit breaker of their own.
+
+    For the thread of a client; only `refuses` may be asked on others.
+    """
+
+    def __init__(self, name: str, most: int, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.most = most
+        self.breaker = CircuitBreaker(clock)
+        self.places = asyncio.Semaphore(most)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no operation is to be begun now, for the last ones have failed."""
+        return self.breaker.refuses
+
+
+class StoreClient:
+    """A store's operations, which run on an event loop and thread of the client's own.
+
+    `submit` and `close` may be called on any thread but the client's; `run` is for coroutines that were submitted.
+    """
+
+    def __init__(self, url: StoreUrl, timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """An operation may take `timeout` seconds. Connects when it is first needed."""
+        self.url = url
+        self._timeout = timeout
+        self._counters = StoreCounters()
+        self.reading = Lane("reading from", 32, clock)
+        self.writing = Lane("writing to", 4, clock)
+        tls: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
+        self._valkey = Valkey(
+            connection_pool=ConnectionPool.from_url(
+                url.text, socket_timeout=timeout, socket_connect_timeout=timeout, **tls
+            )
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="state-store", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the client's thread. Cancelling the result cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def counters(self) -> StoreCounters:
+        """Return what was counted, and whether the store is left alone now."""
+        breakers = (self.reading.breaker, self.writing.breaker)
+        return replace(
+            self._counters,
+            outcomes=dict(self._counters.outcomes),
+            circuit_open=any(breaker.is_open for breaker in breakers),
+            circuit_openings=sum(breaker.openings for breaker in breakers),
+        )
+
+    def count_bytes(self, *, read: int = 0, written: int = 0) -> None:
+        """Count the bytes of states."""
+        self._counters.read_bytes += read
+        self._counters.written_bytes += written
+
+    async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
+        """Return what `operation` gives within the time that it may take.
+
+        Raises UnavailableError where the store does not answer, or is left alone for a while, StorageError where it has
+        no room, and StateError where it refuses what it is asked.
+        """
+        async with lane.places:
+            if not lane.breaker.allow():
+                self._counters.outcomes[StoreOutcome.SKIPPED] += 1
+                raise UnavailableError(f"{lane.name} the store is left alone for a while, since it has failed", 1.0)
+            begun = time.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    result = await operation(self._valkey)
+            except (exceptions.ValkeyError, OSError, TimeoutError) as error:
+                outcome, raised = _judge(error)
+                self._note_failure(lane, outcome, raised)
+                raise raised from error
+            finally:
+                self._counters.seconds += time.monotonic() - begun
+            self._note_success(lane)
+            return result
+
+    async def check(self) -> int | None:
+        """Return how many bytes the store may take in all, None for no bound; warn where its policy does not fit.
+
+        Raises StateError where it refuses whoever asks, UnavailableError where it is not reached.
+        """
+        info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info("memory"))
+        policy, bound = str(info.get("maxmemory_policy")), int(info.get("maxmemory", 0))
+        if bound == 0:
+            _log.warning("%s has no maxmemory: it takes memory until there is none", self.url.shown)
+        elif not policy.startswith("volatile-"):
+            _log.warning(
+                "%s has the maxmemory-policy %s; expected volatile-lru, so that states of prompts give way and nothing "
+                "else does",
+                self.url.shown,
+                policy,
+            )
+        return bound or None
+
+    def close(self) -> None:
+        """End what still runs, close all connections and end the thread. Idempotent."""
+        if not self._loop.is_closed():
+            self.submit(self._end()).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._valkey.aclose(close_connection_pool=True)
+        await self._loop.shutdown_default_executor()
+
+    def _note_success(self, lane: Lane) -> None:
+        self._counters.outcomes[StoreOutcome.DONE] += 1
+        if lane.breaker.is_open:
+            _log.info("%s %s succeeds again", lane.name, self.url.shown)
+        lane.breaker.note_success()
+
+    def _note_failure(self, lane: Lane, outcome: StoreOutcome, error: RnnEngineError) -> None:
+        self._counters.outcomes[outcome] += 1
+        was_open = lane.breaker.is_open
+        lane.breaker.note_failure()
+        if lane.breaker.is_open and not was_open:  # it is told once, until it succeeds again
+            _log.warning("%s %s fails and is left alone for a while: %s", lane.name, self.url.shown, error)
+
+
+def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
+    """Return how an operation ended that raised `error`, and what to raise."""
+    if isinstance(error, exceptions.OutOfMemoryError):
+        return StoreOutcome.NO_ROOM, StorageError("the store has no room: its maxmemory is used up")
+    if isinstance(error, TimeoutError | exceptions.TimeoutError):
+        return StoreOutcome.TIMED_OUT, UnavailableError("the store does not answer in time", 1.0)
+    text = str(error)[:_MOST_MESSAGE] or type(error).__name__
+    if isinstance(error, exceptions.AuthenticationError | exceptions.ResponseError):
+        return StoreOutcome.FAILED, StateError(f"the store refuses what it is asked: {text}")
+    return StoreOutcome.FAILED, UnavailableError(f"the store is not reached: {text}", 1.0)

@@ -1,0 +1,87 @@
+"""Engines that share a store: the same tokens as without it, and no request fails where it does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
+from states.cache.config import CacheConfig
+from states.shared.config import StoreConfig
+from states.shared.url import StoreUrl
+from tests.support.models import random_model, save_safetensors, tiny_shape
+from tests.support.store_server import SlowProxy, StoreServer
+
+PROMPTS = [[number, *range(1, 45), *range(number % 3)] for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = random_model(tiny_shape(vocab=50), seed=1)
+    return save_safetensors(model, tmp_path_factory.mktemp("model") / "tiny.safetensors", "f32")
+
+
+@asynccontextmanager
+async def running(model_path: Path, url: str | None = None, timeout: float = 5.0) -> AsyncIterator[Engine]:
+    store = None
+    if url is not None:
+        store = StoreConfig(StoreUrl.parse(url), timeout=timeout, write_after=0.0, min_tokens=8)
+    cache = CacheConfig(device_capacity=0, store=store)
+    async with await Engine.load(model_path, device="cpu", num_slots=2, cache=cache) as engine:
+        yield engine
+
+
+async def ask(engine: Engine, prompt: Sequence[int]) -> tuple[int, list[int]]:
+    """How many tokens were kept, and what was drawn."""
+    request = GenerateRequest(prompt, max_tokens=5, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
+    events = [event async for event in engine.generate(request)]
+    assert isinstance(events[0], Started)
+    return events[0].cached_tokens, [
+        info.token for event in events if isinstance(event, TextDelta) for info in event.tokens
+    ]
+
+
+async def tokens_without(model_path: Path) -> list[list[int]]:
+    async with running(model_path) as engine:
+        return [(await ask(engine, prompt))[1] for prompt in PROMPTS]
+
+
+async def test_what_one_engine_has_run_the_other_does_not(model_path: Path, tmp_path: Path) -> None:
+    expected = await tokens_without(model_path)
+    store = StoreServer(tmp_path)
+    try:
+        async with running(model_path, store.url) as one:
+            for prompt, tokens in zip(PROMPTS, expected, strict=True):
+                assert (await ask(one, prompt))[1] == tokens
+        async with running(model_path, store.url) as other:
+            heard = [await ask(other, prompt) for prompt in PROMPTS]
+            assert [tokens for _, tokens in heard] == expected
+            assert [cached for cached, _ in heard] == [len(prompt) for prompt in PROMPTS]
+            stats = other.cache_stats()
+            assert stats is not None
+            assert stats.store is not None
+            assert stats.store.read_bytes > 0
+    finally:
+        store.kill()
+
+
+async def test_a_store_that_is_killed_or_slow_fails_no_request(model_path: Path, tmp_path: Path) -> None:
+    expected = await tokens_without(model_path)
+    store = StoreServer(tmp_path)
+    proxy = SlowProxy(store.port, 0.0)
+    try:
+        async with running(model_path, proxy.url, timeout=0.1) as engine:
+            for number, (prompt, tokens) in enumerate(zip(PROMPTS, expected, strict=True)):
+                if number == 4:
+                    store.kill()
+                if number == 8:
+                    proxy.delay = 0.2
+                    store.start()
+                assert (await ask(engine, prompt))[1] == tokens
+    finally:
+        proxy.close()
+        store.kill()

@@ -1,0 +1,291 @@
+"""The tier that servers share: what one has kept the others go on from, and a store that fails costs no request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from valkey import Valkey
+
+from rnn_engine.errors import StateError
+from states.shared.counters import StoreOutcome
+from tests.support.shared_caches import SharingServer, serving
+from tests.support.store_server import SlowProxy, StoreServer, free_port
+from tests.support.toy_states import ROOT
+
+PROMPT = list(range(1, 21))
+LONG = [number % 90 for number in range(1000)]
+TUNED = "1f3a/ann"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    server = StoreServer(tmp_path_factory.mktemp("store"), "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
+    yield server
+    server.kill()
+
+
+@pytest.fixture(autouse=True)
+def _empty(store: StoreServer) -> None:
+    with store.client() as client:
+        client.flushall()
+
+
+def test_what_one_server_has_kept_the_other_goes_on_from(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url) as other:
+        assert one.keep(PROMPT)
+        assert one.keep(LONG, logits=False)
+        assert other.found(PROMPT) == 20
+        assert other.found([*PROMPT, 7, 8]) == 20
+        assert other.found([*LONG, 5]) == 1000
+        assert other.found([9, 9, 9]) == 0
+        assert other.counters().read_bytes > 0
+        assert one.counters().written_bytes > other.counters().read_bytes / 2
+        shared = other.cache.stats().tiers[-1]
+        assert (shared.tier, shared.hits, shared.copies) == ("shared", 3, 2)
+
+
+def test_an_answer_has_the_longest_beginning_that_serves(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url) as other:
+        for length in (5, 127, 128, 129, 256, 700):
+            one.keep(LONG[:length], logits=length == 128)
+        for length, expected in ((1000, 700), (700, 256), (300, 256), (200, 129), (129, 128), (128, 128), (127, 5)):
+            with serving(store.url) as fresh:
+                assert fresh.found(LONG[:length]) == expected, length
+        assert other.cache.inquire(ROOT, LONG, 0, on_done=lambda: None) is None
+        other.ask(LONG[:699])
+        assert other.cache.peek(ROOT, LONG) == 256
+
+
+def test_roots_and_models_keep_apart(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url, model="other") as other:
+        one.keep(PROMPT, root=TUNED)
+        assert one.found([*PROMPT, 1]) == 0
+        assert other.found([*PROMPT, 1], root=TUNED) == 0
+        assert one.found([*PROMPT, 1], root=TUNED) == 20
+
+
+def test_logits_are_added_and_never_lost(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url) as two:
+        one.keep(PROMPT, logits=False)
+        assert two.found(PROMPT) == 0
+        two.keep(PROMPT)
+        one.cache.drop_all()
+        one.keep(PROMPT, logits=False)
+        with serving(store.url) as other:
+            assert other.found(PROMPT) == 20
+
+
+def test_what_the_store_has_is_not_sent_again(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url) as two:
+        one.keep(PROMPT)
+        two.keep(PROMPT)
+        assert (one.counters().written_bytes > 0, two.counters().written_bytes) == (True, 0)
+
+
+def test_a_server_that_ends_leaves_what_it_had_in_memory(store: StoreServer) -> None:
+    with serving(store.url, host=1 << 20) as one:
+        one.cache.write_behind()
+        one.device.start(PROMPT)
+        one.keep(PROMPT)
+    with serving(store.url) as other:
+        assert other.found([*PROMPT, 1]) == 20
+
+
+def test_everything_there_expires(store: StoreServer) -> None:
+    with serving(store.url, ttl=1000) as one, store.client() as client:
+        one.keep(PROMPT)
+        keys = store.keys()
+        assert len(keys) == 2
+        assert all(990 <= int(str(client.ttl(key))) <= 1000 for key in keys)
+        for key in keys:
+            client.expire(key, 10)
+        one.found([*PROMPT, 5])
+        assert int(str(client.ttl(store.keys("*checkpoint*")[0]))) > 10
+
+
+def damage(store: StoreServer, change: str) -> None:
+    [key] = store.keys("*checkpoint*")
+    with store.client() as client:
+        data = bytes(client.hget(key, "file"))  # type: ignore[arg-type]
+        middle = len(data) // 2
+        changed = {
+            "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "cut": data[:middle],
+            "empty": b"",
+            "no file": b"\xff" * 100,
+        }
+        client.execute_command("HSET", key, "file", changed[change])  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("change", ["flipped", "cut", "empty", "no file"])
+def test_a_damaged_value_is_never_used_and_is_deleted(store: StoreServer, change: str) -> None:
+    with serving(store.url) as one, serving(store.url) as other:
+        one.keep(PROMPT)
+        damage(store, change)
+        assert other.found([*PROMPT, 1]) == 0
+        assert store.keys("*checkpoint*") == []
+        other.keep(PROMPT)
+        assert one.found([*PROMPT, 1]) == 20
+
+
+def test_a_value_of_other_tokens_or_another_model_is_never_used(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url, model="other") as other, store.client() as client:
+        one.keep(PROMPT)
+        [key] = store.keys("*checkpoint*")
+        other.keep(PROMPT)
+        [foreign] = [name for name in store.keys("*checkpoint*") if name != key]
+        client.rename(foreign, key)
+        with serving(store.url) as fresh:
+            assert fresh.found([*PROMPT, 1]) == 0
+        one.cache.drop_all()
+        one.keep(list(reversed(PROMPT)))
+        [reverse] = store.keys("*checkpoint*")
+        client.rename(reverse, key)
+        with serving(store.url) as fresh:
+            assert fresh.found([*PROMPT, 1]) == 0
+
+
+def test_what_the_store_has_dropped_costs_a_run(store: StoreServer) -> None:
+    with serving(store.url) as one:
+        one.keep(PROMPT)
+        with store.client() as client:
+            client.flushall()
+        assert one.found([*PROMPT, 1]) == 0
+        one.keep(PROMPT)
+        assert one.found([*PROMPT, 1]) == 20
+
+
+def fill_up(client: Valkey, room: int) -> None:
+    """Let the store take `room` more bytes in all."""
+    used = client.info("memory")["used_memory"]  # type: ignore[index]
+    client.config_set("maxmemory", used + room)
+
+
+def test_a_full_store_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    small = StoreServer(tmp_path, "--maxmemory", "1gb", "--maxmemory-policy", "volatile-lru")
+    try:
+        with serving(small.url, vocab=5000) as one, serving(small.url, vocab=5000) as other, small.client() as client:
+            assert one.cache.stats().tiers[-1].capacity == 1 << 30
+            fill_up(client, 1_000_000)
+            prompts = [[number, *PROMPT] for number in range(120)]
+            for prompt in prompts:
+                one.keep(prompt)
+            assert one.counters().outcomes[StoreOutcome.NO_ROOM] == 0
+            assert one.counters().written_bytes > 2_000_000
+            assert other.found(prompts[-1]) == 21
+            assert sum(map(other.found, prompts)) < 21 * 100
+    finally:
+        small.kill()
+
+
+def test_a_store_without_room_refuses_and_harms_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = StoreServer(tmp_path, "--maxmemory", "1gb", "--maxmemory-policy", "noeviction")
+    try:
+        with serving(small.url, host=1 << 20) as one, small.client() as client:
+            fill_up(client, 0)
+            for number in range(5):
+                one.keep([number, *PROMPT])
+            counters = one.counters()
+            assert 3 <= counters.outcomes[StoreOutcome.NO_ROOM] <= 8  # some were on their way
+            assert counters.circuit_open
+            assert one.cache.stats().failed_writes >= 3
+            assert one.found([0, *PROMPT]) == 21  # in host memory
+            client.config_set("maxmemory", 1 << 30)
+            one.clock.now += 100
+            one.write()
+            assert not one.counters().circuit_open
+            assert len(small.keys("*checkpoint*")) == 5
+        assert "the store has no room" in caplog.text
+    finally:
+        small.kill()
+
+
+def test_a_store_that_is_killed_and_comes_back_costs_runs_alone(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    store = StoreServer(tmp_path)
+    try:
+        with serving(store.url, host=4000) as one, serving(store.url, host=4000) as other:
+            for _ in range(5):
+                for number in range(10):
+                    server = chance.choice((one, other))
+                    if number == 5:
+                        store.kill()
+                    prompt = [chance.randrange(3) for _ in range(chance.randrange(1, 8))]
+                    server.found(prompt)
+                    server.keep(prompt)
+                store.start()
+                for server in (one, other):
+                    server.clock.now += 100
+                    server.found([5])
+                    server.write()
+                    assert not server.counters().circuit_open
+            one.keep(PROMPT)
+            assert other.found([*PROMPT, 1]) == 20
+            assert one.counters().circuit_openings > 0
+    finally:
+        store.kill()
+
+
+def test_a_store_that_is_gone_is_left_alone_after_some_tries(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(f"valkey://127.0.0.1:{free_port()}") as one:
+        assert "is not reached" in caplog.text
+        for _ in range(10):
+            assert one.found(PROMPT) == 0
+        counters = one.counters()
+        assert counters.circuit_open
+        assert counters.outcomes[StoreOutcome.FAILED] == 3
+
+
+def test_a_slow_store_serves_within_the_time_that_it_may_take_and_is_left_alone_beyond(store: StoreServer) -> None:
+    proxy = SlowProxy(store.port, 0.05)
+    try:
+        with serving(store.url) as one, serving(proxy.url, timeout=10.0) as patient:
+            one.keep(PROMPT)
+            assert patient.found([*PROMPT, 1]) == 20
+            proxy.delay = 0.2
+            with serving(proxy.url, timeout=0.05) as other:
+                for _ in range(10):
+                    assert other.found([*PROMPT, 1]) == 0
+                counters = other.counters()
+                assert counters.outcomes[StoreOutcome.TIMED_OUT] == 3
+                assert counters.circuit_open
+                proxy.delay = 0.0
+                other.clock.now += 100
+                assert other.found([*PROMPT, 1]) in (0, 20)  # a machine may be slower than that
+    finally:
+        proxy.close()
+
+
+def test_a_wrong_password_is_told_at_the_start(tmp_path: Path) -> None:
+    store = StoreServer(tmp_path, "--requirepass", "sesame")
+    try:
+        for url in (store.url, store.url.replace("//", "//:wrong@"), store.url.replace("//", "//ann:sesame@")):
+            with pytest.raises(StateError, match="the store refuses what it is asked"):
+                SharingServer(url)
+        with serving(store.url.replace("//", "//:sesame@")) as one:
+            one.keep(PROMPT)
+            one.cache.drop_all()
+            assert one.found([*PROMPT, 1]) == 20
+    finally:
+        store.kill()
+
+
+def test_random_servers_agree(store: StoreServer) -> None:
+    chance = random.Random(7)
+    with serving(store.url, host=2000) as one, serving(store.url) as two, serving(store.url, host=500) as three:
+        for _ in range(150):
+            server = chance.choice((one, two, three))
+            length = chance.choice((1, 2, 3, 127, 128, 129, 130))
+            prompt = [*LONG[: length - 1], chance.randrange(3)]
+            if chance.random() < 0.5:
+                server.keep(prompt, logits=chance.random() < 0.5)
+            else:
+                server.found(prompt)
+            if chance.random() < 0.05:
+                server.cache.drop_all()
+        with store.client() as client:
+            client.flushall()
+        assert one.found([*LONG, 1]) in (0, 127, 128, 129, 130)

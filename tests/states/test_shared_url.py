@@ -1,0 +1,49 @@
+"""Addresses of shared stores, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from rnn_engine.errors import InvalidRequestError
+from states.shared.url import StoreUrl
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "tls"),
+    [
+        ("valkey://host", "valkey://host", False),
+        ("redis://ann:secret@host:1/2", "redis://host:1/2", False),
+        ("valkeys://:secret@host/0?ssl_ca_certs=/ca.pem", "valkeys://host/0", True),
+        ("rediss://[::1]:6380", "rediss://[::1]:6380", True),
+        ("unix://:secret@/run/store.sock?db=3", "unix:///run/store.sock", False),
+    ],
+)
+def test_addresses(text: str, shown: str, tls: bool) -> None:
+    assert StoreUrl.parse(text) == StoreUrl(text, shown, tls)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "'' is no scheme"),
+        ("host:6379", "'host' is no scheme"),
+        ("http://ann:secret@host", "'http' is no scheme"),
+        ("valkey://", "the host is missing"),
+        ("valkey://:secret@", "the host is missing"),
+        ("valkey://host:port", "Port could not be cast"),
+        ("valkey://host:70000", "Port out of range"),
+        ("valkey://ann:sec#ret@host", "is written %23"),
+        ("valkey://host/first", "'first' is no number of a database"),
+        ("valkey://host?ssl_ca_certs=x", "'ssl_ca_certs' is unknown after '?'; there are: none"),
+        ("valkeys://host?max_connections=1", "'max_connections' is unknown after '?'; there are: ssl_ca_certs"),
+        ("unix://", "the socket's path is missing"),
+        ("unix:///x?db=-1", "'-1' is no number of a database"),
+    ],
+)
+def test_a_wrong_address_is_told_without_its_password(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        StoreUrl.parse(text)
+    assert said in str(raised.value)
+    assert "valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE]" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert "sec#ret" not in str(raised.value)

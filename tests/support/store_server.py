@@ -1,0 +1,147 @@
+"""A real Valkey or Redis server in a folder of the test's own, and a proxy that delays what goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from valkey import Valkey
+
+SERVERS = ("valkey-server", "redis-server")
+MISSING = "no shared store to test with: install valkey-server or redis-server (apt-get install valkey-server)"
+
+_START_SECONDS = 20
+
+
+def server_program() -> str:
+    """The path of the server. Skips the test where there is none, and fails it in CI."""
+    found = next((path for name in SERVERS if (path := shutil.which(name))), None)
+    if found is not None:
+        return found
+    if os.environ.get("CI"):
+        pytest.fail(MISSING)
+    pytest.skip(MISSING)
+
+
+class StoreServer:
+    """A server on a port of this machine, which keeps nothing over a restart."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._program = server_program()
+        self._folder = folder
+        self._options = options
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"valkey://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the server, and return when it answers."""
+        command = [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command += ["--save", "", "--appendonly", "no", "--logfile", str(self._folder / "log"), *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _wait_until_open(self.port, self._process)
+
+    def kill(self) -> None:
+        """End the server at once; what it kept is lost."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    @contextmanager
+    def client(self, password: str | None = None) -> Iterator[Valkey]:
+        """A client of the test's own."""
+        with Valkey(port=self.port, password=password) as client:
+            yield client
+
+    def keys(self, pattern: str = "*") -> list[bytes]:
+        """The names of what it keeps."""
+        with self.client() as client:
+            return sorted(client.scan_iter(pattern))
+
+
+class SlowProxy:
+    """Passes connections on to a port, every piece of bytes later by `delay` seconds in each direction."""
+
+    def __init__(self, target: int, delay: float) -> None:
+        self._target = target
+        self.delay = delay  # may be changed at any time
+        self.port = free_port()
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="slow-proxy", daemon=True)
+        self._thread.start()
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_START_SECONDS)
+
+    @property
+    def url(self) -> str:
+        return f"valkey://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        """End all connections."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_START_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _listen(self) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def _end(self) -> None:
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            behind, ahead = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        with suppress(asyncio.CancelledError, OSError):
+            await asyncio.gather(self._pass(reader, ahead), self._pass(behind, writer))
+        ahead.close()
+        writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 20):
+            self._loop.call_later(self.delay, _write, writer, data)
+        self._loop.call_later(self.delay, writer.close)
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if not writer.is_closing():
+        writer.write(data)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the store ended with {process.returncode}")
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.01)
+    raise RuntimeError("the store does not listen")
