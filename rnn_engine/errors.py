@@ -25,11 +25,15 @@ A message names what is wrong, shows the bad value and says what is allowed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from reprlib import Repr
 
 
 class RnnEngineError(Exception):
-    """Base of all exceptions raised on purpose."""
+    """Base of all exceptions raised on purpose. They can be pickled, whatever their constructors take."""
+
+    def __reduce__(self) -> tuple[Callable[..., RnnEngineError], tuple[object, ...]]:
+        return _restore, (type(self), self.args, self.__dict__)
 
 
 class InvalidRequestError(RnnEngineError):
@@ -125,6 +129,12 @@ class StepError(RnnEngineError):
 
 class ServerError(RnnEngineError):
     """A server that was asked refuses, can't be reached, or broke off its answer."""
+
+
+def _restore(kind: type[RnnEngineError], args: tuple[object, ...], fields: Mapping[str, object]) -> RnnEngineError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 def _shorten(value: object, limit: int = 80) -> str:
