@@ -38,7 +38,7 @@ def parts_on(path: Path, faults: Faults) -> EngineParts:
         path,
         name=None,
         tokenizer="none",
-        device="auto",
+        device="0",
         weights="f32",
         num_slots=2,
         cache=CacheConfig(device_capacity=3 * SHAPE.state_bytes),

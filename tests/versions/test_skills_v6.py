@@ -32,7 +32,7 @@ def test_it_has_its_skills_in_numpy(skill: str) -> None:
 
 @asynccontextmanager
 async def loaded() -> AsyncGenerator[Engine, None]:
-    async with await Engine.load(MODEL, tokenizer="none", num_slots=8) as engine:
+    async with await Engine.load(MODEL, tokenizer="none", device="0", num_slots=8) as engine:
         yield engine
 
 
