@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+
 from tools.setup.mesa import APT
 from tools.setup.shell import SetupError, Shell
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PACKAGE = "chromium"
+
+
+def find_browser() -> str:
+    """Return the path of Chromium. Raises FileNotFoundError where it is not installed."""
+    found = next((path for name in PROGRAMS if (path := shutil.which(name)) is not None), None)
+    if found is None:
+        raise FileNotFoundError(f"Chromium is not installed (as root: apt-get install {PACKAGE})")
+    return found
 
 
 def see_to_browser(shell: Shell) -> None:

@@ -1,0 +1,1 @@
+"""Pictures of the web page, with what the demo model says."""
