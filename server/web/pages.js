@@ -11,4 +11,5 @@
 /** @type {PageEntry[]} */
 export const PAGES = [
   { name: "chat", title: "nav.chat", icon: "chat", load: () => import("./pages/chat/page.js") },
+  { name: "states", title: "nav.states", icon: "states", load: () => import("./pages/states/page.js") },
 ];

@@ -19,6 +19,7 @@ const PATHS = {
   retry: "M5 12a7 7 0 1 0 2-5M5 4v4h4",
   fork: "M7 4v16M7 12h6a4 4 0 0 0 4-4V5M14 8l3-3 3 3",
   left: "M14 6l-6 6 6 6",
+  down: "M6 10l6 6 6-6",
   right: "M10 6l6 6-6 6",
   menu: "M4 7h16M4 12h16M4 17h16",
   sliders: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",

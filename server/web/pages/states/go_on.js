@@ -1,0 +1,42 @@
+// What can be begun from a kept position: nothing of it has to be run again.
+
+import { post } from "../../api.js";
+import { Button } from "../../components/button.js";
+import { notify, notifyError } from "../../components/notices.js";
+import { t } from "../../strings/index.js";
+import { html, useState } from "../../vendor/preact.js";
+import { startOf, statesPath } from "./state_calls.js";
+
+/** @param {{position: {tokens: number[]}, node: import("./nodes.js").CacheNode}} props */
+export function GoOn({ position, node }) {
+  return html`<${NameState} tokens=${position.tokens} root=${node.root} />`;
+}
+
+/** @param {{tokens: number[], root: string}} props */
+function NameState({ tokens, root }) {
+  const [name, setName] = useState("");
+  /** @param {Event} event */
+  const keep = async (event) => {
+    event.preventDefault();
+    try {
+      await post(statesPath(), { name, prompt: tokens, state: await startOf(root) });
+      notify(t("states.kept_as", { name }));
+      setName("");
+    } catch (error) {
+      notifyError(error);
+    }
+  };
+  return html`
+    <form class="row" onSubmit=${keep}>
+      <input
+        class="grow"
+        aria-label=${t("states.new_name")}
+        placeholder=${t("states.new_name")}
+        value=${name}
+        required
+        onInput=${(/** @type {any} */ event) => setName(event.target.value)}
+      />
+      <${Button} type="submit" icon="plus">${t("states.keep_as")}<//>
+    </form>
+  `;
+}

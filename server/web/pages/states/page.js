@@ -1,0 +1,30 @@
+// The page States: what the cache keeps, and states under names.
+
+import { Tabs } from "../../components/tabs.js";
+import { t } from "../../strings/index.js";
+import { html } from "../../vendor/preact.js";
+import { NamedPart } from "./named.js";
+import { TreePart } from "./tree.js";
+
+const PARTS = /** @type {const} */ ([
+  ["tree", "states.tree", TreePart],
+  ["named", "states.named", NamedPart],
+]);
+
+/** @param {{rest: string}} props */
+export function Page({ rest }) {
+  const [chosen, ...further] = rest.split("/");
+  const [name, title, Part] = PARTS.find(([part]) => part === chosen) ?? PARTS[0];
+  return html`
+    <div class="page states">
+      <${Tabs}
+        label=${t("states.parts")}
+        page="states"
+        tabs=${PARTS.map(([part, text]) => ({ name: part, title: t(text) }))}
+        current=${name}
+      />
+      <h1 class="unseen">${t(title)}</h1>
+      <${Part} key=${name} rest=${further.join("/")} />
+    </div>
+  `;
+}

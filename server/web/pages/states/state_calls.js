@@ -1,0 +1,53 @@
+// Calls about states under names.
+
+import { get } from "../../api.js";
+import { modelName } from "../../server.js";
+
+/**
+ * @typedef {object} NamedState A state under a name, as /v1/states tells it.
+ * @property {string} id
+ * @property {string} name
+ * @property {string} form
+ * @property {string} source
+ * @property {number} created
+ * @property {string} digest
+ * @property {number | null} num_tokens
+ * @property {number} bytes
+ * @property {string | null} owner
+ * @property {boolean} persistent
+ * @property {boolean} read_only
+ * @property {number | null} expires_in
+ */
+
+/** @typedef {{owner: string, ttl: number, expires_in: number, states: string[], bytes: number}} Lease */
+
+/** Return the path of all states, with the model in its query. */
+export const statesPath = () => `/v1/states?model=${encodeURIComponent(modelName())}`;
+
+/**
+ * Return the path of a state, or of something below it, with the model in its query.
+ * @param {string} name
+ * @param {string} [below]
+ * @param {Record<string, string>} [query]
+ */
+export function statePath(name, below = "", query = {}) {
+  const end = below && `/${below}`;
+  return `/v1/states/${encodeURIComponent(name)}${end}?${new URLSearchParams({ model: modelName(), ...query })}`;
+}
+
+/**
+ * Return all states under names, and how many bytes of how many they take.
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<{data: NamedState[], default: string | null, bytes: number, capacity: number}>}
+ */
+export const listStates = (signal) => get(statesPath(), { signal });
+
+/**
+ * Return the name of the state with which a tree of the cache begins.
+ * @param {string} root
+ */
+export async function startOf(root) {
+  const digest = root.split("/")[0];
+  if (digest === "none") return "none";
+  return (await listStates()).data.find((state) => state.digest === digest)?.id ?? null;
+}

@@ -1,0 +1,133 @@
+"""The page States: the cache as a tree, and states under names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.async_api import Page, expect
+
+from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+
+
+async def call(page: Page, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
+    """Return what the page's server answers to a call."""
+    return await page.evaluate(
+        """async ([method, path, body]) => {
+            const {send} = await import("/web/api.js");
+            return (await send(method, path, {body: body ?? undefined})).json();
+        }""",
+        [method, path, body],
+    )
+
+
+async def complete(page: Page, prompt: str) -> None:
+    await call(page, "POST", "/v1/completions", {"prompt": prompt, "max_tokens": 2, "temperature": 0})
+
+
+async def test_the_tree_lives_and_is_walked_searched_and_pruned(visit: Visit) -> None:
+    page = await visit("/#/states")
+    await complete(page, "Green boats sail")
+    await complete(page, "Green boats sail by boats")
+    await page.get_by_role("searchbox", name="Find in the kept texts").fill("BOATS")
+    tree = page.get_by_role("tree", name="From an empty state")
+    rows = tree.get_by_role("treeitem")
+    await expect(rows).to_have_count(2)
+    await expect(rows.first).to_contain_text("Green boats sail")
+    await expect(rows.nth(1)).to_contain_text("by boats")
+    await expect(rows.first).to_contain_text("hits 1")
+    await complete(page, "Green boats sail")
+    await expect(rows.first).to_contain_text("hits 2")
+
+    await rows.first.focus()
+    await page.keyboard.press("ArrowRight")
+    await expect(rows.nth(1)).to_be_focused()
+    await page.keyboard.press("ArrowLeft")
+    await expect(rows.first).to_be_focused()
+    await page.keyboard.press("ArrowLeft")
+    await expect(rows).to_have_count(1)
+    await expect(rows.first).to_have_attribute("aria-expanded", "false")
+    await page.keyboard.press("Enter")
+
+    dialog = page.get_by_role("dialog", name="Kept position")
+    await expect(dialog.get_by_label("Text up to here")).to_have_text("Green boats sail")
+    await dialog.get_by_role("textbox", name="Name for this state").fill("boats")
+    await dialog.get_by_role("button", name="Keep under this name").click()
+    await expect(page.get_by_text("Kept as “boats”.")).to_be_visible()
+    assert (await call(page, "GET", "/v1/states/boats"))["num_tokens"] > 0
+    await dialog.get_by_role("button", name="Drop").click()
+    await expect(dialog).to_have_count(0)
+    await expect(rows.filter(has_text="Green boats sail by boats")).to_have_count(1)
+    await expect(rows.filter(has_text="hits 2")).to_have_count(0)
+    await call(page, "DELETE", "/v1/states/boats")
+
+
+async def test_texts_of_people_are_shown_as_text(visit: Visit) -> None:
+    page = await visit("/#/states")
+    text = "<img src=x onerror='window.ran = true'> tall ships"
+    await complete(page, text)
+    await page.get_by_role("searchbox").fill("tall ships")
+    await expect(page.get_by_role("treeitem").first).to_contain_text(text)
+    assert await page.evaluate("window.ran") is None
+
+
+async def test_states_are_made_copied_renamed_leased_and_deleted(visit: Visit) -> None:
+    page = await visit("/#/states/named")
+    await page.get_by_role("button", name="New state").click()
+    making = page.get_by_role("dialog", name="New state")
+    await making.get_by_label("Name").fill("guide")
+    await making.get_by_label("Text that the model reads").fill("User: You are a guide.")
+    await making.get_by_role("button", name="Make").click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("button", name="Actions for guide", exact=True))
+    await expect(row).to_contain_text("by guide, 59 min left")
+
+    await row.get_by_role("button", name="Actions for guide").click()
+    dialog = page.get_by_role("dialog", name="guide")
+    async with page.expect_download() as downloading:
+        await dialog.get_by_role("button", name=".state").click()
+    download = await downloading.value
+    assert download.suggested_filename == "guide.state"
+    saved = await download.path()
+    await dialog.get_by_label("Name").fill("guide 2")
+    await dialog.get_by_label("Owner").fill("ann")
+    await dialog.get_by_role("button", name="Fork").click()
+    lease = page.get_by_role("row").filter(has=page.get_by_role("button", name="Release the lease of ann"))
+    await expect(lease).to_contain_text("guide 2")
+    await lease.get_by_role("button").click()
+    await expect(lease).to_have_count(0)
+
+    await row.get_by_role("button", name="Actions for guide").click()
+    await dialog.get_by_label("Name").fill("leader")
+    await dialog.get_by_role("button", name="Rename").click()
+    await expect(page.get_by_role("button", name="Actions for leader")).to_be_visible()
+    await expect(row).to_have_count(0)
+
+    await page.get_by_role("button", name="New state").click()
+    await making.get_by_label("Or a file with a state").set_input_files(saved)
+    await making.get_by_label("Name").fill("guide 3")
+    await making.get_by_role("button", name="Make").click()
+    await expect(page.get_by_role("button", name="Actions for guide 3")).to_be_visible()
+    for name in ("leader", "guide 3"):
+        await page.get_by_role("button", name=f"Actions for {name}").click()
+        await page.get_by_role("dialog", name=name).get_by_role("button", name="Delete").click()
+        await expect(page.get_by_role("button", name=f"Actions for {name}")).to_have_count(0)
+
+
+async def test_what_the_server_refuses_is_told(visit: Visit, guard: Guard) -> None:
+    guard.allow("400|404")
+    page = await visit("/#/states/named")
+    await page.get_by_role("button", name="Actions for pirate").click()
+    dialog = page.get_by_role("dialog", name="pirate")
+    await expect(dialog.get_by_role("button", name="Delete")).to_be_disabled()
+    await dialog.get_by_label("Name").fill("a/b")
+    await dialog.get_by_role("button", name="Fork").click()
+    await expect(page.get_by_role("alert")).to_contain_text("name")
+
+
+async def test_a_phone_shows_all_of_it(visit: Visit) -> None:
+    page = await visit("/#/states", viewport=PHONE, color_scheme="dark", locale="zh-CN")
+    await complete(page, "Red kites rise over the hills and fall again")
+    await expect(page.get_by_role("treeitem").first).to_be_visible()
+    assert await sideways_scroll(page) == 0
+    await page.get_by_role("link", name="命名状态").click()
+    await expect(page.get_by_role("button", name="pirate", exact=True)).to_be_visible()
+    assert await sideways_scroll(page) == 0
