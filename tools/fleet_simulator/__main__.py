@@ -1,0 +1,54 @@
+"""`python -m tools.fleet_simulator`: what a fleet of so many machines serves, with and without routing and a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from random import Random
+
+import click
+
+from tools.fleet_simulator.fleet import Counts, Fleet, Plan, Route
+from tools.fleet_simulator.hardware import Hardware
+from tools.fleet_simulator.machine import Machine
+from tools.fleet_simulator.trace import Trace
+
+
+def at_random(seed: int) -> Route:
+    """Send a prompt anywhere."""
+    random = Random(seed)
+    return lambda _, machines: random.randrange(len(machines))
+
+
+def to_the_least_busy(_: Sequence[int], machines: Sequence[Machine]) -> int:
+    """Send a prompt where the fewest requests are."""
+    return min(range(len(machines)), key=lambda number: machines[number].outstanding)
+
+
+@click.command()
+@click.option("--machines", default="1,4,16", show_default=True)
+@click.option("--seconds", default=60.0, show_default=True)
+@click.option("--rate", default=1.0, show_default=True, help="Conversations a second and machine.")
+@click.option("--stored", default=0, show_default=True, help="States that the store has room for; 0 = no store.")
+@click.option("--deaths", default=0.0, show_default=True, help="A machine and hour.")
+def main(machines: str, seconds: float, rate: float, stored: int, deaths: float) -> None:
+    """Simulate fleets."""
+    click.echo("machines | route | answers | tokens/s | first ms | 99 % | saved | prefixes run | moved GB | took s")
+    for count in map(int, machines.split(",")):
+        for name, route in (("random", at_random(1)), ("least busy", to_the_least_busy)):
+            plan = Plan(count, seconds, Hardware(), Trace(rate=rate), stored_states=stored, deaths=deaths)
+            begun = time.perf_counter()
+            counts = Fleet(plan, route).run()
+            click.echo(f"{count} | {name} | {_row(counts, seconds)} | {time.perf_counter() - begun:.1f}")
+
+
+def _row(counts: Counts, seconds: float) -> str:
+    return (
+        f"{counts.answers} | {counts.answer_tokens / seconds:.0f} | {1e3 * counts.percentile(50):.0f}"
+        f" | {1e3 * counts.percentile(99):.0f} | {counts.cached_tokens / counts.prompt_tokens:.0%}"
+        f" | {counts.prefix_runs} | {counts.moved_bytes / 1e9:.1f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
