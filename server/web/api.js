@@ -9,14 +9,17 @@ const KEY_SETTING = "api-key";
 export class ApiError extends Error {
   /**
    * @param {string} message
-   * @param {{status?: number, type?: string, param?: string | null}} [details] Status 0: there was no answer.
+   * @param {{status?: number, type?: string, param?: string | null, line?: number | null, column?: number | null}}
+   *   [details] Status 0: there was no answer. Line and column, from 1, say where a grammar is wrong.
    */
-  constructor(message, { status = 0, type = "connection", param = null } = {}) {
+  constructor(message, { status = 0, type = "connection", param = null, line = null, column = null } = {}) {
     super(message);
     this.name = "ApiError";
     this.status = status;
     this.type = type;
     this.param = param;
+    this.line = line;
+    this.column = column;
   }
 }
 
@@ -84,9 +87,12 @@ async function errorOf(answer) {
   }
 }
 
-/** @param {{message: string, type: string, param: string | null}} error @param {number} status */
-function apiError({ message, type, param }, status) {
-  return new ApiError(message, { status, type, param });
+/**
+ * @param {{message: string, type: string, param: string | null, line?: number, column?: number}} error
+ * @param {number} status
+ */
+function apiError({ message, ...details }, status) {
+  return new ApiError(message, { ...details, status });
 }
 
 /** @param {string} path @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */

@@ -4,8 +4,8 @@ import { createStore } from "./store.js";
 
 const PREFIX = "rnn-engine.";
 const DATABASE = "rnn-engine";
-const VERSION = 1;
-const TABLES = ["conversations"];
+const VERSION = 2;
+const TABLES = ["conversations", "drafts"];
 
 /**
  * Return a setting, or `fallback` where there is none or the storage is closed.
@@ -94,7 +94,7 @@ export const readRecords = (table) => run(table, "readonly", (store) => store.ge
 /**
  * Keep a record, which has an `id`, in place of the one with the same id.
  * @param {string} table
- * @param {{id: string}} record
+ * @param {{id: string, [field: string]: unknown}} record
  */
 export const writeRecord = (table, record) => run(table, "readwrite", (store) => store.put(record));
 
