@@ -16,12 +16,12 @@ async def write_on(page: Page, text: str = QUESTION) -> None:
     await page.get_by_role("group").filter(has_text="Sampling").locator("summary").click()
     await page.get_by_role("spinbutton", name="Temperature").fill("0")
     await page.get_by_role("textbox", name="Text").press("Control+Enter")
-    await expect(page.locator(".facts")).to_contain_text("the model ended the text")
+    await expect(page.locator(".write-facts")).to_contain_text("the model ended the text")
 
 
 async def ended(page: Page) -> None:
     await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
-    await expect(page.locator(".facts")).to_contain_text("ended")
+    await expect(page.locator(".write-facts")).to_contain_text("ended")
 
 
 async def test_a_text_goes_on_and_is_forked_where_another_token_is_clicked(visit: Visit) -> None:
@@ -29,8 +29,8 @@ async def test_a_text_goes_on_and_is_forked_where_another_token_is_clicked(visit
     field = page.get_by_role("textbox", name="Text")
     await write_on(page)
     await expect(field).to_have_value(f"{QUESTION}{ANSWER}\n\n")
-    await expect(page.locator(".facts")).to_contain_text("perplexity")
-    await expect(page.locator(".facts")).to_contain_text("prompt tokens reused")
+    await expect(page.locator(".write-facts")).to_contain_text("perplexity")
+    await expect(page.locator(".write-facts")).to_contain_text("prompt tokens reused")
     assert await page.locator(".editor .token").all_text_contents() == [
         *(" The", " capital", " of", " France", " is", " Paris", "."),
         "\n\n",
@@ -63,7 +63,7 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     field = page.get_by_role("textbox", name="Text")
     await write_on(page)
     await page.get_by_role("button", name="Colour all").click()
-    await expect(page.locator(".facts")).to_contain_text("over 19 tokens")
+    await expect(page.locator(".write-facts")).to_contain_text("over 19 tokens")
     await field.press("Control+Home")
     for _ in range(6):
         await field.press("ArrowRight")
@@ -111,7 +111,7 @@ async def test_a_constrained_text_stays_one_when_it_is_forked(visit: Visit) -> N
     await page.get_by_role("textbox", name="Regular expression").fill("[0-9]{4}-[0-9]{2}")
     await field.fill("Date: ")
     await page.get_by_role("button", name="Go on", exact=True).click()
-    await expect(page.locator(".facts")).to_contain_text("the model ended the text")
+    await expect(page.locator(".write-facts")).to_contain_text("the model ended the text")
     first = await field.input_value()
     await field.press("Control+End")
     for _ in range(4):

@@ -14,7 +14,7 @@ export function Status() {
   const { perplexity, count } = useMemo(() => perplexityOf(cells), [cells]);
   return html`
     <div class="write-status">
-      <p class="facts">
+      <p class="write-facts">
         ${known && factsOf(known).map((fact) => html`<span key=${fact.name} title=${fact.hint}>${fact.text}</span>`)}
         ${
           perplexity !== null &&
