@@ -113,7 +113,7 @@ def _state(talk: Talk, screen: Screen, argument: str) -> None:
     current = talk.start or default
     for name in talk.state_names:
         screen.note(f"{'*' if name == current else ' '} {name}{' (the default)' if name == default else ''}")
-    screen.note("* the conversation begins from it")
+    screen.note("(*: the conversation begins from it)")
 
 
 def _name(talk: Talk, screen: Screen, argument: str) -> None:
@@ -186,7 +186,7 @@ COMMANDS: Final = {
     for command in (
         Command("help", "", "lists the commands", _help),
         Command("new", "", "starts a new conversation", _new),
-        Command("system", "[TEXT]", "starts one with a system text, or shows the one there is", _system),
+        Command("system", "[TEXT]", "starts one with a system text, or shows it", _system),
         Command("undo", "", "takes the last message and its answer back", _undo),
         Command("retry", "", "has the last message answered anew", _retry),
         Command("fork", "NAME", "puts a copy of the conversation aside", _fork),
