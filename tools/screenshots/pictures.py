@@ -33,10 +33,11 @@ async def open_browser() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-async def take_picture(page: Page, path: Path, image: Literal["webp", "png"]) -> None:
-    """Write what the window shows."""
+async def take_picture(page: Page, path: Path) -> None:
+    """Write what the window shows, in the format that the file's name ends with: .webp or .png."""
     await page.evaluate("document.activeElement?.blur()")  # its caret blinks
     session = await page.context.new_cdp_session(page)
+    image = path.suffix.removeprefix(".")
     quality = {"quality": _QUALITY} if image == "webp" else {}
     taken = await session.send("Page.captureScreenshot", {"format": image, **quality})
     path.write_bytes(base64.b64decode(taken["data"]))
