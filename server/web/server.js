@@ -17,6 +17,9 @@ export const models = createStore(/** @type {Model[]} */ ([]));
 /** The name of the model that the person chose; empty = the default one. */
 export const chosenModel = createStore("");
 
+/** The names of the states that requests may start from. */
+export const stateNames = createStore(/** @type {string[]} */ ([]));
+
 /** Return the name of the model that calls are for; empty while none is known. */
 export function modelName() {
   return chosenModel.get() || models.get()[0]?.id || "";
@@ -25,6 +28,12 @@ export function modelName() {
 /** Load the models anew. */
 export async function loadModels() {
   models.set((await get("/v1/models")).data);
+}
+
+/** Load the names of the states that requests may start from. */
+export async function loadStates() {
+  const { data } = await get(`/v1/states?model=${encodeURIComponent(modelName())}`);
+  stateNames.set(data.map((/** @type {{name: string}} */ state) => state.name));
 }
 
 /** Look every few seconds whether the server answers, while somebody sees the page. */

@@ -1,40 +1,287 @@
-"""The page Chat."""
+"""The page Chat, with the demo model."""
 
 from __future__ import annotations
 
-from playwright.async_api import expect
+import json
+from pathlib import Path
 
-from tests.support.browser import Visit
+import pytest
+from playwright.async_api import Locator, Page, expect
 
+from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
 
-async def test_a_question_is_answered(visit: Visit) -> None:
-    page = await visit("/#/chat")
-    field = page.get_by_role("textbox", name="Message")
-    await field.fill("What is 2 plus 3?")
-    await field.press("Enter")
-    await expect(page.get_by_role("article", name="You")).to_have_text("What is 2 plus 3?")
-    await expect(page.get_by_role("article", name="Model")).to_contain_text("5")
-    await expect(field).to_have_value("")
+CAPITAL = "What is the capital of France?"
+WHOLE = "prompt tokens from the cache"  # stands under each answer that has ended
 
 
-async def test_html_of_a_message_is_shown_and_not_run(visit: Visit) -> None:
-    page = await visit("/#/chat")
-    text = "<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
+def questions(page: Page) -> Locator:
+    return page.get_by_role("article", name="You")
+
+
+def answers(page: Page) -> Locator:
+    return page.get_by_role("article", name="Model")
+
+
+async def ask(page: Page, text: str) -> Locator:
+    """Send a message, wait until its answer has ended, and return it."""
+    before = await answers(page).count()
     field = page.get_by_role("textbox", name="Message")
     await field.fill(text)
     await field.press("Enter")
-    await expect(page.get_by_role("article", name="You")).to_have_text(text)
-    rendered = await page.evaluate(
-        """async (text) => {
-            const {renderMarkdown} = await import("/web/components/markdown.js");
-            const box = document.createElement("div");
-            box.append(renderMarkdown(text + "\\n\\n[a](javascript:alert(1)) ![b](https://example.com/b.png) `c`"));
-            document.body.append(box);
-            return box.innerHTML;
-        }""",
-        text,
+    answer = answers(page).nth(before)
+    await expect(answer).to_contain_text(WHOLE)
+    return answer
+
+
+async def choose_exact(page: Page) -> None:
+    """Let the model always take the likeliest token."""
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_label("Preset", exact=True).select_option("exact")
+
+
+async def test_an_example_is_answered_and_found_again(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="Ask the model").click()
+    await expect(questions(page)).to_contain_text(CAPITAL)
+    await expect(answers(page)).to_contain_text("Paris")
+    await expect(answers(page)).to_contain_text(WHOLE)
+    await expect(answers(page)).to_contain_text("first after")
+    await expect(page.get_by_role("status").filter(has_text="Paris")).to_have_count(1)
+    await page.reload()
+    await expect(answers(page)).to_contain_text("Paris")
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
+    await page.get_by_role("link", name=CAPITAL).click()
+    await expect(answers(page)).to_contain_text("Paris")
+
+
+async def test_a_state_changes_who_answers(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="from the state “pirate”").click()
+    await expect(answers(page)).to_contain_text("Arr!")
+    await expect(page.get_by_label("Initial state")).to_have_value("pirate")
+    await expect(answers(page)).to_contain_text(WHOLE)
+    await page.get_by_label("Initial state").select_option("")
+    await page.get_by_role("button", name="Another answer").click()
+    await expect(answers(page)).to_contain_text("2 / 2")
+    await expect(answers(page)).to_contain_text("The capital of France is Paris.")
+    await expect(answers(page)).not_to_contain_text("Arr!")
+
+
+async def test_a_message_is_edited_and_both_versions_stay(visit: Visit) -> None:
+    page = await visit()
+    await choose_exact(page)
+    await ask(page, "What is 2 + 3?")
+    await ask(page, "Spell the word cat")
+    first = questions(page).first
+    await first.get_by_role("button", name="Edit").click()
+    await page.get_by_role("textbox", name="Edit").fill("What is 4 + 4?")
+    await page.get_by_role("article").get_by_role("button", name="Send").click()
+    await expect(answers(page)).to_have_count(1)
+    await expect(answers(page)).to_contain_text("8")
+    await expect(answers(page)).to_contain_text(WHOLE)
+    await first.get_by_role("button", name="Version before").click()
+    await expect(answers(page)).to_have_count(2)
+    await expect(answers(page).first).to_contain_text("5")
+    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    await expect(questions(page)).to_have_count(1)
+    await page.get_by_role("button", name="Back to what followed").click()
+    await expect(questions(page)).to_have_count(2)
+    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    await ask(page, "What is 1 + 1?")
+    await expect(questions(page).nth(1)).to_contain_text("2 / 2")
+    await answers(page).nth(1).get_by_role("button", name="Edit").click()
+    await page.get_by_role("textbox", name="Edit").fill("**eleven**")
+    await page.get_by_role("button", name="Save as a new version").click()
+    await expect(answers(page).nth(1).locator("strong")).to_have_text("eleven")
+    await expect(answers(page).nth(1)).to_contain_text("2 / 2")
+
+
+async def test_a_branch_goes_on_from_the_state_that_is_kept(visit: Visit) -> None:
+    page = await visit()
+    await ask(page, "My name is Zoe.")
+    await ask(page, "Tell me a joke")
+    await answers(page).first.get_by_role("button", name="Go on from here").click()
+    answer = await ask(page, "What is my name?")
+    saved, total = (await answer.locator(".stats span").nth(2).inner_text()).split(" prompt")[0].split(" of ")
+    assert 0 < int(saved) < int(total)
+
+
+async def test_an_answer_is_stopped_and_continued(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_label("Most tokens").first.fill("3")
+    answer = await ask(page, CAPITAL)
+    await expect(answer).to_contain_text("ended at the most tokens")
+    await answer.get_by_role("button", name="Continue the answer").click()
+    await expect(answer).to_contain_text("The capital of France", ignore_case=True)
+    hold = "(async () => { window.fetchNow = fetch; window.fetch = (path, options) => path.includes('chat') ? "
+    hold += "new Promise((_, stop) => options.signal.addEventListener('abort', () => stop(options.signal.reason))) : "
+    await page.evaluate(f"{hold}fetchNow(path, options); }})()")
+    await page.get_by_role("textbox", name="Message").fill("Hello")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("button", name="Stop (Escape)")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(answers(page).nth(1)).to_contain_text("stopped")
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+async def test_what_came_before_a_stream_broke_is_kept(visit: Visit, guard: Guard) -> None:
+    guard.allow("Failed to load resource")
+    page = await visit()
+    await page.evaluate(
+        """() => {
+            const real = fetch;
+            window.fetch = async (path, options) => {
+                if (!path.includes("chat/completions")) return real(path, options);
+                window.fetch = real;
+                const event = {choices: [{delta: {content: "It is"}, finish_reason: null}]};
+                return new Response(`data: ${JSON.stringify(event)}\\n\\n`);
+            };
+        }"""
     )
-    assert "<script" not in rendered
-    assert "<img" not in rendered
-    assert "javascript:" not in rendered
+    field = page.get_by_role("textbox", name="Message")
+    await field.fill(CAPITAL)
+    await field.press("Enter")
+    await expect(answers(page)).to_contain_text("It is")
+    await expect(answers(page).get_by_role("alert")).to_contain_text("The connection broke before the end.")
+    await page.get_by_role("button", name="Try again").click()
+    await expect(answers(page)).to_contain_text("Paris")
+    await expect(answers(page)).to_contain_text("2 / 2")
+
+
+async def test_what_the_server_refuses_is_told_in_place(visit: Visit, guard: Guard) -> None:
+    guard.allow("400")
+    page = await visit()
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_label("Temperature").first.fill("500")
+    field = page.get_by_role("textbox", name="Message")
+    await field.fill("Hello")
+    await field.press("Enter")
+    await expect(answers(page).get_by_role("alert")).to_contain_text("temperature: 500.0 is not allowed")
+    await page.get_by_label("Preset", exact=True).select_option("exact")
+    await page.get_by_role("button", name="Try again").click()
+    await expect(answers(page)).to_contain_text(WHOLE)
+
+
+async def test_a_tool_is_called_and_its_result_read(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="A tool that the model may call").click()
+    await expect(answers(page)).to_contain_text("Calls get_weather")
+    await expect(answers(page)).to_contain_text('"city": "Paris"')
+    await page.get_by_label("Result of get_weather").fill("sunny, 21 degrees")
+    await page.get_by_role("button", name="Send the result").click()
+    await expect(page.get_by_role("article", name="Result of a tool")).to_contain_text("sunny")
+    await expect(answers(page).nth(1)).to_contain_text("The weather in Paris")
+
+
+async def test_settings_and_presets(visit: Visit) -> None:
+    page = await visit()
+    await page.get_by_role("button", name="Settings").click()
+    preset = page.get_by_label("Preset", exact=True)
+    await expect(preset).to_have_value("standard")
+    await preset.select_option("lively")
+    await expect(page.get_by_label("Temperature").first).to_have_value("1.2")
+    await page.get_by_label("Top k").first.fill("7")
+    await expect(preset).to_have_value("custom")
+    await page.get_by_role("button", name="Save").click()
+    await page.get_by_label("Name of the preset").fill("seven")
+    await page.get_by_role("button", name="Save").click()
+    await expect(preset).to_have_value("own:seven")
+    await page.get_by_label("System text").fill("You are brief.")
+    async with page.expect_request("**/chat/completions") as sent:
+        await ask(page, "Hello")
+    body = json.loads((await sent.value).post_data or "")
+    assert body["messages"][0] == {"role": "system", "content": "You are brief."}
+    assert (body["temperature"], body["top_k"], "penalty_decay" in body) == (1.2, 7, False)
+    await page.get_by_text("Tools", exact=True).click()
+    await page.get_by_label("A JSON list of functions").fill("{")
+    await expect(page.get_by_role("alert")).to_contain_text("This is no JSON list")
+
+
+async def test_conversations_are_renamed_exported_imported_and_deleted(
+    visit: Visit, guard: Guard, tmp_path: Path
+) -> None:
+    page = await visit()
+    await ask(page, CAPITAL)
+    more = page.get_by_role("button", name="More for")
+    await more.click()
+    await page.get_by_label("Title").fill("Cities")
+    await page.get_by_role("button", name="Rename").click()
+    await expect(page.get_by_role("link", name="Cities")).to_be_visible()
+    await more.click()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="As markdown").click()
+    await (await download.value).save_as(tmp_path / "it.md")
+    assert (tmp_path / "it.md").read_text().startswith(f"# Cities\n\n## You\n\n{CAPITAL}\n\n## Model\n\n")
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="As JSON").click()
+    await (await download.value).save_as(tmp_path / "it.json")
+    assert (await download.value).suggested_filename == "Cities.json"
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Delete for good").click()
+    await expect(page.get_by_role("link", name="Cities")).to_have_count(0)
+    await page.reload()
+    await expect(page.get_by_role("button", name="Ask the model")).to_be_visible()
+    await expect(page.get_by_role("link", name="Cities")).to_have_count(0)
+    await page.get_by_label("Import").first.set_input_files(tmp_path / "it.json")
+    await expect(page.get_by_role("link", name="Cities")).to_be_visible()
+    await expect(answers(page)).to_contain_text("Paris")
+    (tmp_path / "other.json").write_text('{"format": "rnn-engine conversations", "conversations": [{"title": 1}]}')
+    await page.get_by_label("Import").first.set_input_files(tmp_path / "other.json")
+    await expect(page.get_by_role("alert")).to_contain_text("other.json is no file of conversations")
+
+
+HTML = "<script>window.ran = true</script><img src=x onerror='window.ran = true'>"
+MARKDOWN = f"""{HTML}
+
+[bad](javascript:alert(1)) [good](https://example.com) ![image](https://example.com/i.png)
+
+```python
+print(1)
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+
+
+async def test_nothing_that_is_written_is_run(visit: Visit, tmp_path: Path) -> None:
+    message = {"id": "a", "parent": None, "role": "user", "content": HTML}
+    answer = {"id": "b", "parent": "a", "role": "assistant", "content": MARKDOWN, "reasoning": HTML, "error": HTML}
+    settings = {"state": "", "system": HTML, "tools": "", "sampling": {}}
+    conversation = {"id": "c", "title": HTML, "changed": 0, "settings": settings, "messages": [message, answer]}
+    whole = {"format": "rnn-engine conversations", "version": 1, "conversations": [{**conversation, "chosen": {}}]}
+    (tmp_path / "it.json").write_text(json.dumps(whole))
+    page = await visit()
+    await page.get_by_label("Import").first.set_input_files(tmp_path / "it.json")
+    await expect(questions(page).locator(".message-text")).to_have_text(HTML)
+    shown = answers(page)
+    await expect(shown).to_contain_text(HTML)
+    await expect(shown.locator("img, script")).to_have_count(0)
+    links = await shown.locator("a").evaluate_all(
+        "(links) => links.map((link) => [link.getAttribute('href'), link.rel])"
+    )
+    safe = "noopener noreferrer"
+    assert links == [[None, safe], ["https://example.com", safe], ["https://example.com/i.png", safe]]
+    await expect(shown.locator("td")).to_have_text(["1", "2"])
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await shown.get_by_role("button", name="Copy code").click()
+    await expect(shown.get_by_role("button", name="Copied")).to_be_visible()
+    assert await page.evaluate("navigator.clipboard.readText()") == "print(1)\n"
     assert await page.evaluate("window.ran") is None
+
+
+@pytest.mark.parametrize("locale", ["en-GB", "zh-CN"])
+async def test_a_phone_shows_all_of_it(visit: Visit, locale: str) -> None:
+    page = await visit(viewport=PHONE, locale=locale)
+    await page.locator(".example").first.click()
+    await expect(page.locator("article").nth(1)).to_contain_text("Paris")
+    assert await sideways_scroll(page) == 0
+    for name in ("Conversations", "Settings") if locale == "en-GB" else ("对话列表", "设置"):
+        await page.get_by_role("button", name=name, exact=True).click()
+        await expect(page.get_by_role("dialog", name=name)).to_be_visible()
+        assert await sideways_scroll(page) == 0
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)

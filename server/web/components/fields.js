@@ -34,7 +34,7 @@ export function NumberField({ label, value, min, max, step, hint, onChange }) {
         id=${id}
         type="number"
         step="any"
-        value=${text ?? String(value)}
+        value=${text ?? String(Number(value.toPrecision(5)))}
         onInput=${typed}
         onBlur=${() => setText(null)}
       />

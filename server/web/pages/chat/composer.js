@@ -32,6 +32,7 @@ export function Composer({ running, onSend, onStop }) {
         ref=${area}
         rows="1"
         aria-label=${t("chat.message")}
+        title=${t("chat.keys")}
         placeholder=${t("chat.placeholder")}
         value=${text}
         onInput=${(/** @type {any} */ event) => setText(event.target.value)}

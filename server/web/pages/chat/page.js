@@ -1,73 +1,71 @@
-// The page Chat: a conversation with the model.
+// The page Chat: the list of conversations, the one that is open, and its settings.
 
-import { Button } from "../../components/button.js";
-import { Markdown } from "../../components/markdown.js";
 import { notifyError } from "../../components/notices.js";
-import { modelName } from "../../server.js";
+import { SidePanel, useMedia } from "../../components/side_panel.js";
+import { go } from "../../router.js";
+import { loadStates, models } from "../../server.js";
+import { settingStore } from "../../storage.js";
+import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
-import { html, useEffect, useRef, useState } from "../../vendor/preact.js";
-import { streamAnswer } from "./answer.js";
-import { Composer } from "./composer.js";
+import { html, useEffect, useState } from "../../vendor/preact.js";
+import { ConversationView } from "./conversation_view.js";
+import { changeConversation, conversations, loadConversations, loaded, putConversation } from "./conversations.js";
+import { ConversationList } from "./list.js";
+import { SettingsPanel } from "./settings_panel.js";
+import { newConversation } from "./tree.js";
 
-/** @typedef {{role: "user" | "assistant", content: string, reasoning?: string}} Message */
+const settingsOpen = settingStore("chat-settings-open", false);
 
-export function Page() {
-  const [messages, setMessages] = useState(/** @type {Message[]} */ ([]));
-  const [running, setRunning] = useState(/** @type {AbortController | null} */ (null));
-  const end = useRef(/** @type {HTMLElement | null} */ (null));
-  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages]);
-  useEffect(() => {
-    /** @param {KeyboardEvent} event */
-    const stopAtEscape = (event) => event.key === "Escape" && running?.abort();
-    addEventListener("keydown", stopAtEscape);
-    return () => removeEventListener("keydown", stopAtEscape);
-  }, [running]);
-  /** @param {string} text */
-  const send = async (text) => {
-    /** @type {Message[]} */
-    const asked = [...messages, { role: "user", content: text }];
-    const stopping = new AbortController();
-    setRunning(stopping);
-    setMessages(asked);
-    try {
-      const sent = asked.map(({ role, content }) => ({ role, content }));
-      for await (const answer of streamAnswer(sent, { model: modelName() }, stopping.signal)) {
-        setMessages([...asked, { role: "assistant", content: answer.content, reasoning: answer.reasoning }]);
-      }
-    } catch (error) {
-      notifyError(error);
-    } finally {
-      setRunning(null);
-    }
+/** @param {{rest: string}} props `rest`: the conversation's id. */
+export function Page({ rest }) {
+  const all = useStore(conversations);
+  const isLoaded = useStore(loaded);
+  const hasModels = useStore(models).length > 0;
+  const hasSettings = useStore(settingsOpen);
+  const [draft, setDraft] = useState(() => newConversation());
+  const [drawer, setDrawer] = useState(/** @type {"list" | "settings" | null} */ (null));
+  const wideList = useMedia("(width >= 900px)");
+  const wideSettings = useMedia("(width >= 1200px)");
+  useEffect(() => void loadConversations(), []);
+  useEffect(() => void (hasModels && loadStates().catch(notifyError)), [hasModels]);
+  useEffect(() => setDrawer(null), [rest]);
+  if (!isLoaded) return null;
+  const current = all.get(rest) ?? all.get(draft.id) ?? draft;
+  /** @param {(conversation: typeof current) => typeof current} change */
+  const change = (change) => {
+    if (!all.has(current.id)) putConversation(current);
+    changeConversation(current.id, change);
+  };
+  const startNew = () => {
+    setDraft(newConversation());
+    setDrawer(null);
+    go("chat");
   };
   return html`
     <div class="chat">
-      <div class="chat-scroll">
-        <div class="chat-column" aria-live="polite" aria-busy=${running !== null}>
-          ${messages.length === 0 && html`<h1 class="chat-hello">${t("chat.hello")}</h1>`}
-          ${messages.map((message, index) => html`<${MessageView} key=${index} message=${message} />`)}
-          <div ref=${end}></div>
-        </div>
-      </div>
-      <div class="chat-column">
-        ${
-          messages.length > 0 &&
-          !running &&
-          html`<${Button} kind="quiet" icon="plus" onClick=${() => setMessages([])}>${t("chat.new")}<//>`
-        }
-        <${Composer} running=${running !== null} onSend=${send} onStop=${() => running?.abort()} />
-      </div>
+      ${
+        (wideList || drawer === "list") &&
+        html`
+          <${SidePanel} title=${t("chat.conversations")} side="left" wide=${wideList} onClose=${() => setDrawer(null)}>
+            <${ConversationList} current=${current.id} onNew=${startNew} />
+          <//>
+        `
+      }
+      <${ConversationView}
+        key=${current.id}
+        conversation=${current}
+        change=${change}
+        onList=${wideList ? undefined : () => setDrawer("list")}
+        onSettings=${() => (wideSettings ? settingsOpen.set(!hasSettings) : setDrawer("settings"))}
+      />
+      ${
+        (wideSettings ? hasSettings : drawer === "settings") &&
+        html`
+          <${SidePanel} title=${t("settings.title")} side="right" wide=${wideSettings} onClose=${() => setDrawer(null)}>
+            <${SettingsPanel} conversation=${current} change=${change} />
+          <//>
+        `
+      }
     </div>
-  `;
-}
-
-/** @param {{message: Message}} props */
-function MessageView({ message }) {
-  const { role, content, reasoning } = message;
-  return html`
-    <article class=${`message is-${role}`} aria-label=${t(role === "user" ? "chat.you" : "chat.model")}>
-      ${reasoning && html`<details class="thoughts"><summary>${t("chat.thoughts")}</summary><p>${reasoning}</p></details>`}
-      ${role === "user" ? html`<p class="message-text">${content}</p>` : html`<${Markdown} text=${content} />`}
-    </article>
   `;
 }

@@ -1,0 +1,91 @@
+// The conversations of this browser: those that have messages are kept, and found again after a reload.
+
+import { notifyError } from "../../components/notices.js";
+import { go } from "../../router.js";
+import { readRecords, removeRecord, writeRecord } from "../../storage.js";
+import { createStore } from "../../store.js";
+import { newConversation } from "./tree.js";
+
+/** @typedef {import("./tree.js").Conversation} Conversation */
+
+const TABLE = "conversations";
+const WRITE_MS = 500; // at most this long is a change kept in memory alone
+
+/** All conversations by their ids. */
+export const conversations = createStore(/** @type {Map<string, Conversation>} */ (new Map()));
+
+/** Whether those of earlier visits have been read. */
+export const loaded = createStore(false);
+
+/** @type {Map<string, ReturnType<typeof setTimeout>>} */
+const waiting = new Map();
+
+/** Read the conversations of earlier visits; does nothing a second time. */
+export async function loadConversations() {
+  if (loaded.get()) return;
+  try {
+    const kept = (await readRecords(TABLE)).map((record) => /** @type {[string, Conversation]} */ ([record.id, record]));
+    conversations.set(new Map([...kept, ...conversations.get()]));
+  } catch (error) {
+    notifyError(error);
+  } finally {
+    loaded.set(true);
+  }
+}
+
+/** @param {string} id */
+export const findConversation = (id) => conversations.get().get(id);
+
+/**
+ * Put a conversation in place of the one with its id, and keep it.
+ * @param {Conversation} conversation
+ */
+export function putConversation(conversation) {
+  const { id } = conversation;
+  conversations.set(new Map(conversations.get()).set(id, conversation));
+  if (conversation.messages.length > 0 && !waiting.has(id)) waiting.set(id, setTimeout(() => write(id), WRITE_MS));
+}
+
+/**
+ * Change a conversation that is there.
+ * @param {string} id
+ * @param {(conversation: Conversation) => Conversation} change
+ */
+export function changeConversation(id, change) {
+  const conversation = findConversation(id);
+  if (conversation !== undefined) putConversation(change(conversation));
+}
+
+/** @param {string} id */
+export async function deleteConversation(id) {
+  clearTimeout(waiting.get(id));
+  waiting.delete(id);
+  const others = new Map(conversations.get());
+  others.delete(id);
+  conversations.set(others);
+  await removeRecord(TABLE, id);
+}
+
+/**
+ * Begin a conversation and go to it.
+ * @param {Partial<import("./tree.js").Settings>} [settings] Such as `{state: "pirate"}`.
+ * @returns {Conversation}
+ */
+export function startConversation(settings) {
+  const conversation = newConversation(settings);
+  putConversation(conversation);
+  go("chat", conversation.id);
+  return conversation;
+}
+
+/** @param {string} id */
+function write(id) {
+  clearTimeout(waiting.get(id));
+  waiting.delete(id);
+  const conversation = findConversation(id);
+  if (conversation !== undefined) writeRecord(TABLE, conversation).catch(notifyError);
+}
+
+addEventListener("pagehide", () => {
+  for (const id of [...waiting.keys()]) write(id);
+});

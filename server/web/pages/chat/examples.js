@@ -1,0 +1,62 @@
+// What the empty page offers to click on.
+
+import { Icon } from "../../components/icons.js";
+import { stateNames } from "../../server.js";
+import { useStore } from "../../store.js";
+import { t } from "../../strings/index.js";
+import { html } from "../../vendor/preact.js";
+
+const WEATHER = JSON.stringify(
+  [
+    {
+      type: "function",
+      function: {
+        name: "get_weather",
+        description: "The weather of a city.",
+        parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+      },
+    },
+  ],
+  null,
+  2,
+);
+
+const MOST_STATES = 2;
+
+/** @typedef {{title: string, text: string, icon: import("../../components/icons.js").IconName, settings?: object}} Example */
+
+/** @param {string[]} states @returns {Example[]} */
+function examples(states) {
+  const tuned = states.slice(0, MOST_STATES).map((state) => ({
+    title: t("example.state", { state }),
+    text: t("example.state_text"),
+    icon: /** @type {const} */ ("states"),
+    settings: { state },
+  }));
+  return [
+    { title: t("example.plain"), text: t("example.plain_text"), icon: "chat" },
+    ...tuned,
+    { title: t("example.sum"), text: t("example.sum_text"), icon: "score" },
+    { title: t("example.tool"), text: t("example.tool_text"), icon: "engine", settings: { tools: WEATHER } },
+  ];
+}
+
+/** @param {{onChoose: (text: string, settings?: object) => void}} props */
+export function Examples({ onChoose }) {
+  return html`
+    <div class="examples">
+      <h2>${t("chat.hello")}</h2>
+      <p class="muted">${t("chat.hello_more")}</p>
+      <div class="example-grid">
+        ${examples(useStore(stateNames)).map(
+          ({ title, text, icon, settings }) => html`
+            <button type="button" class="example" key=${title} onClick=${() => onChoose(text, settings)}>
+              <${Icon} name=${icon} />
+              <span><b>${title}</b><br />${text}</span>
+            </button>
+          `,
+        )}
+      </div>
+    </div>
+  `;
+}

@@ -1,0 +1,194 @@
+// One message, and what can be done with it.
+
+import { Button, IconButton } from "../../components/button.js";
+import { CopyButton } from "../../components/copy_button.js";
+import { Markdown } from "../../components/markdown.js";
+import { formatNumber, t } from "../../strings/index.js";
+import { html, useState } from "../../vendor/preact.js";
+import { askForAnswer, continueAnswer, sendMessages } from "./running.js";
+import { StatsLine } from "./stats.js";
+import { CallResults, ToolCalls } from "./tool_calls.js";
+import { addMessage, chooseMessage, endAt, newId, siblingsOf } from "./tree.js";
+
+/** @typedef {import("./tree.js").Conversation} Conversation */
+/** @typedef {import("./tree.js").Message} Message */
+
+/**
+ * @typedef {object} MessageProps
+ * @property {Conversation} conversation
+ * @property {Message} message
+ * @property {boolean} isLast
+ * @property {boolean} isBusy An answer of the conversation is being made.
+ * @property {(change: (conversation: Conversation) => Conversation) => void} change
+ */
+
+const NAMES = /** @type {const} */ ({ user: "chat.you", assistant: "chat.model", tool: "chat.result" });
+
+/** @param {MessageProps} props */
+export function MessageView(props) {
+  const { conversation, message, isLast, isBusy, change } = props;
+  const { calls = [] } = message;
+  const [editing, setEditing] = useState(false);
+  /** @param {string} text */
+  const save = (text) => {
+    setEditing(false);
+    if (message.role === "assistant") {
+      change((current) => addMessage(current, { ...message, id: newId(), content: text, stats: undefined, error: undefined }));
+    } else {
+      sendMessages(conversation.id, message.parent, [{ role: message.role, content: text, callId: message.callId }]);
+    }
+  };
+  return html`
+    <article class=${`message is-${message.role}`} aria-label=${t(NAMES[message.role])}>
+      ${
+        editing
+          ? html`<${Editor} message=${message} onSave=${save} onCancel=${() => setEditing(false)} />`
+          : html`<${Body} message=${message} isRunning=${isLast && isBusy} />`
+      }
+      ${message.error && html`<${Failure} ...${props} />`}
+      <div class="message-foot">
+        <${StatsLine} message=${message} />
+        ${!(isLast && isBusy) && !editing && html`<${Actions} ...${props} onEdit=${() => setEditing(true)} />`}
+      </div>
+      ${
+        isLast &&
+        !isBusy &&
+        calls.length > 0 &&
+        html`
+          <${CallResults}
+            calls=${calls}
+            onSend=${(/** @type {any[]} */ results) => sendMessages(conversation.id, message.id, results)}
+          />
+        `
+      }
+    </article>
+  `;
+}
+
+/** @param {{message: Message, isRunning: boolean}} props */
+function Body({ message, isRunning }) {
+  const { role, content, reasoning, calls = [] } = message;
+  if (role !== "assistant") return html`<p class="message-text">${content}</p>`;
+  const isWaiting = isRunning && !content && !reasoning && calls.length === 0;
+  return html`
+    ${
+      reasoning &&
+      html`
+        <details class="thoughts" open=${isRunning && !content}>
+          <summary>${t("chat.thoughts")}</summary>
+          <p>${reasoning}</p>
+        </details>
+      `
+    }
+    ${isWaiting && html`<span class="waiting" aria-label=${t("chat.answering")}><i></i><i></i><i></i></span>`}
+    <${Markdown} text=${content} />
+    <${ToolCalls} calls=${calls} />
+  `;
+}
+
+/** @param {MessageProps} props */
+function Failure({ conversation, message, isLast, isBusy }) {
+  return html`
+    <div class="message-error" role="alert">
+      <p>${message.error}</p>
+      ${
+        isLast &&
+        !isBusy &&
+        html`
+          <${Button} icon="retry" onClick=${() => askForAnswer(conversation.id, message.parent)}>${t("chat.retry")}<//>
+          ${
+            message.content &&
+            html`<${Button} onClick=${() => continueAnswer(conversation.id, message.id)}>${t("chat.continue")}<//>`
+          }
+        `
+      }
+    </div>
+  `;
+}
+
+/** @param {MessageProps & {onEdit: () => void}} props */
+function Actions({ conversation, message, isLast, isBusy, change, onEdit }) {
+  const { id } = conversation;
+  const isAnswer = message.role === "assistant";
+  const isCut = message.finish === "length" || message.finish === "stopped";
+  return html`
+    <div class="message-actions">
+      <${Siblings} conversation=${conversation} message=${message} change=${change} />
+      <${CopyButton} text=${message.content} />
+      <${IconButton} icon="edit" label=${t("chat.edit")} disabled=${isBusy} onClick=${onEdit} />
+      ${
+        isAnswer &&
+        html`
+          <${IconButton}
+            icon="retry"
+            label=${t("chat.regenerate")}
+            disabled=${isBusy}
+            onClick=${() => askForAnswer(id, message.parent)}
+          />
+        `
+      }
+      ${
+        isAnswer &&
+        !isLast &&
+        html`
+          <${IconButton}
+            icon="fork"
+            label=${t("chat.fork")}
+            disabled=${isBusy}
+            onClick=${() => change((current) => endAt(current, message.id))}
+          />
+        `
+      }
+      ${
+        isAnswer &&
+        isLast &&
+        isCut &&
+        message.content &&
+        html`<${Button} kind="quiet" onClick=${() => continueAnswer(id, message.id)}>${t("chat.continue")}<//>`
+      }
+    </div>
+  `;
+}
+
+/** Steps through the versions of a message. @param {Pick<MessageProps, "conversation" | "message" | "change">} props */
+function Siblings({ conversation, message, change }) {
+  const all = siblingsOf(conversation, message);
+  if (all.length < 2) return null;
+  const place = all.indexOf(message);
+  /** @param {number} index */
+  const show = (index) => () => change((current) => chooseMessage(current, all[index]));
+  return html`
+    <span class="siblings" role="group" aria-label=${t("chat.versions")}>
+      <${IconButton} icon="left" label=${t("chat.version_before")} disabled=${place === 0} onClick=${show(place - 1)} />
+      <span>${formatNumber(place + 1)} / ${formatNumber(all.length)}</span>
+      <${IconButton}
+        icon="right"
+        label=${t("chat.version_after")}
+        disabled=${place === all.length - 1}
+        onClick=${show(place + 1)}
+      />
+    </span>
+  `;
+}
+
+/** @param {{message: Message, onSave: (text: string) => void, onCancel: () => void}} props */
+function Editor({ message, onSave, onCancel }) {
+  const [text, setText] = useState(message.content);
+  return html`
+    <div class="stack message-editor">
+      <textarea
+        rows="4"
+        aria-label=${t("chat.edit")}
+        value=${text}
+        ref=${(/** @type {HTMLTextAreaElement | null} */ area) => area?.focus()}
+        onInput=${(/** @type {any} */ event) => setText(event.target.value)}
+      ></textarea>
+      <div class="row is-end">
+        <${Button} onClick=${onCancel}>${t("chat.cancel")}<//>
+        <${Button} kind="main" disabled=${!text.trim()} onClick=${() => onSave(text.trim())}>
+          ${t(message.role === "assistant" ? "chat.save" : "chat.send")}
+        <//>
+      </div>
+    </div>
+  `;
+}

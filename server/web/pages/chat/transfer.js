@@ -1,0 +1,91 @@
+// Conversations as files: JSON, which can be read in again, and markdown for people.
+
+import { newId, pathOf, titleOf } from "./tree.js";
+
+/** @typedef {import("./tree.js").Conversation} Conversation */
+
+const FORMAT = "rnn-engine conversations";
+
+/** @param {Conversation[]} conversations */
+export function toJson(conversations) {
+  return `${JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 2)}\n`;
+}
+
+/**
+ * Return the conversations of a file, each with a new id. Throws an Error where it is no such file.
+ * @param {string} text
+ * @param {string} message What the error says.
+ * @returns {Conversation[]}
+ */
+export function fromJson(text, message) {
+  try {
+    const { format, conversations } = JSON.parse(text);
+    if (format === FORMAT && conversations.every(isConversation)) {
+      return conversations.map((/** @type {Conversation} */ conversation) => ({ ...conversation, id: newId() }));
+    }
+  } catch {
+    // no JSON, or other JSON
+  }
+  throw new Error(message);
+}
+
+const ROLES = ["user", "assistant", "tool"];
+
+/** @param {any} value */
+function isConversation(value) {
+  const { title, settings, messages, chosen } = value;
+  return (
+    typeof title === "string" &&
+    typeof settings.system === "string" &&
+    typeof settings.tools === "string" &&
+    typeof settings.state === "string" &&
+    settings.sampling.constructor === Object &&
+    chosen.constructor === Object &&
+    messages.every(isMessage) &&
+    parentsComeFirst(messages)
+  );
+}
+
+/** @param {any} value */
+function isMessage({ id, parent, role, content, calls = [] }) {
+  const texts = [id, content, ...calls.flatMap((/** @type {any} */ call) => [call.id, call.name, call.arguments])];
+  return texts.every((text) => typeof text === "string") && (parent === null || parent !== id) && ROLES.includes(role);
+}
+
+/** @param {import("./tree.js").Message[]} messages */
+function parentsComeFirst(messages) {
+  const seen = new Set(/** @type {(string | null)[]} */ ([null]));
+  return messages.every(({ id, parent }) => seen.has(parent) && !seen.has(id) && seen.add(id));
+}
+
+/**
+ * Return what is shown of a conversation as markdown.
+ * @param {Conversation} conversation
+ * @param {Record<"user" | "assistant" | "tool", string>} names
+ */
+export function toMarkdown(conversation, names) {
+  const { system } = conversation.settings;
+  const parts = [`# ${titleOf(conversation)}`, ...(system ? [`> ${system.replaceAll("\n", "\n> ")}`] : [])];
+  for (const { role, content, calls = [] } of pathOf(conversation)) {
+    parts.push(`## ${names[role]}`, content);
+    for (const call of calls) parts.push(`\`\`\`json\n${JSON.stringify({ name: call.name, arguments: call.arguments })}\n\`\`\``);
+  }
+  return `${parts.filter(Boolean).join("\n\n")}\n`;
+}
+
+/**
+ * Let the browser save a text as a file.
+ * @param {string} name
+ * @param {string} text
+ * @param {string} type
+ */
+export function saveFile(name, text, type) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Return a title as the name of a file. @param {string} title */
+export const fileName = (title) => title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").slice(0, 60) || "conversation";
