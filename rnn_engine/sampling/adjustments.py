@@ -21,7 +21,7 @@ NEVER = -1e30
 """A bias below every logit: such a token is drawn only where nothing else is left. Finite, for sums to have a value."""
 
 _FIRST_ROOM = 64  # tokens
-_NO_TOKEN = np.iinfo(np.int32).max  # stands after the last token of the table
+_LEAST_SCALE = 1e-100  # penalties are counted anew where they have decayed by more
 
 
 class TokenRule(Protocol):
@@ -37,7 +37,7 @@ class TokenRule(Protocol):
 
 
 class Adjustments:
-    """A table of the tokens that have a bias or have been seen, sorted by token, in arrays with room to grow.
+    """What is added to the logits of the tokens that have a bias or have been seen.
 
     The penalties are ai00's: `presence` at a token's first sight and `frequency` at each; every token that is generated
     later multiplies all of it by `decay`. `earlier` are tokens that count as seen before the first draw, oldest first:
@@ -49,6 +49,7 @@ class Adjustments:
 
     def __init__(
         self,
+        vocab_size: int,
         bias: Mapping[int, float],
         presence: float,
         frequency: float,
@@ -67,36 +68,37 @@ class Adjustments:
         self._repeat_penalty = repeat_penalty
         self._recent = None if repeat_penalty == 1.0 or repeat_last_n == 0 else _RecentTokens(repeat_last_n, prompt)
         self._rules = tuple(rules)
-        self._seen: set[int] = set()
+        self._ruled: list[int] = []  # tokens that the rules add to in the next draw
         self._size = 0  # A
-        self._tokens: I32 = np.full(_FIRST_ROOM, _NO_TOKEN, np.int32)  # [room] ascending; the last one is _NO_TOKEN
-        self._bias: F64 = np.zeros(_FIRST_ROOM)  # [room]
-        self._penalty: F64 = np.zeros(_FIRST_ROOM)  # [room]
-        self._by_rules: F64 = np.zeros(_FIRST_ROOM)  # [room] for the next draw
-        self._is_recent: NDArray[np.bool_] = np.zeros(_FIRST_ROOM, np.bool_)  # [room]
-        earlier = earlier if self._penalises else ()
-        recent = () if self._recent is None else tuple(self._recent.counts)
-        if len(bias) or len(earlier) or len(recent):
-            self._fill(bias, earlier, recent)
+        self._tokens: I32 = np.empty(_FIRST_ROOM, np.int32)  # [room]
+        self._seen: set[int] = set()
+        self._total = 0.0  # of `_penalty`
+        self._scale = 1.0  # of `_penalty`: decay to the power of the tokens that were generated
+        # By token, [V]; those that have no use hold nothing.
+        self._is_known: NDArray[np.bool_] = np.zeros(vocab_size if self.may_change or bias else 0, np.bool_)
+        self._is_recent: NDArray[np.bool_] = np.zeros(vocab_size if self._recent else 0, np.bool_)
+        self._bias: F64 = np.zeros(vocab_size if bias else 0)
+        self._penalty: F64 = np.zeros(vocab_size if self._penalises else 0)
+        self._by_rules: F64 = np.zeros(vocab_size if rules else 0)
+        self._begin(bias, earlier if self._penalises else ())
 
-    def _fill(self, bias: Mapping[int, float], earlier: Sequence[int], recent: Sequence[int]) -> None:
-        """Make the table of all these tokens at once: to insert a million one by one would stall every step."""
-        biased = np.fromiter(bias, np.int32, len(bias))
-        last_first = np.asarray(earlier, np.int32)[::-1]
-        seen, places = np.unique(last_first, return_inverse=True)
-        known = np.unique(np.concatenate((biased, seen, np.asarray(recent, np.int32))))
-        room = max(_FIRST_ROOM, 2 * len(known))
-        self._seen = set(seen.tolist())
-        self._size = len(known)
-        self._tokens = np.full(room, _NO_TOKEN, np.int32)
-        self._tokens[: len(known)] = known
-        self._bias, self._penalty, self._by_rules = np.zeros(room), np.zeros(room), np.zeros(room)
-        self._is_recent = np.zeros(room, np.bool_)
-        self._is_recent[known.searchsorted(np.asarray(recent, np.int32))] = True
-        values = np.fromiter(bias.values(), np.float64, len(bias))
-        self._bias[known.searchsorted(biased)] = np.maximum(values, NEVER)
-        sights = self._frequency * np.power(self._decay, np.arange(len(last_first), dtype=np.float64))
-        self._penalty[known.searchsorted(seen)] = self._presence + np.bincount(places, sights, len(seen))
+    def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
+        """Take in all tokens that are known beforehand, at once: a million one by one would stall every step."""
+        if bias:
+            biased = np.fromiter(bias, np.int32, len(bias))
+            self._bias[biased] = np.maximum(np.fromiter(bias.values(), np.float64, len(bias)), NEVER)
+            self._add(biased)
+        if earlier:
+            seen, places = np.unique(np.asarray(earlier, np.int32)[::-1], return_inverse=True)
+            sights = self._frequency * np.power(self._decay, np.arange(len(earlier), dtype=np.float64))
+            self._penalty[seen] = self._presence + np.bincount(places, sights, len(seen))
+            self._total = float(self._penalty[seen].sum())
+            self._seen.update(seen.tolist())
+            self._add(seen)
+        if self._recent is not None:
+            recent = np.fromiter(self._recent.counts, np.int32, len(self._recent.counts))
+            self._is_recent[recent] = True
+            self._add(recent)
 
     def __len__(self) -> int:
         return self._size
@@ -107,118 +109,151 @@ class Adjustments:
         return self._size > 0 or self._penalises or self._recent is not None or len(self._rules) > 0
 
     @property
-    def scales(self) -> bool:
-        """Whether `repeat_penalty` counts, so that what is added depends on the logit and `values` are not all."""
-        return self._recent is not None
+    def only_penalises(self) -> bool:
+        """Whether `penalty` is all that is ever taken off, and never below 0."""
+        plain = len(self._bias) == 0 and self._recent is None and not self._rules
+        return plain and self._presence >= 0.0 and self._frequency >= 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that have been generated are penalised."""
+        return self._penalises
+
+    @property
+    def scale(self) -> float:
+        """What the numbers in the row of `keep_in` stand for: the penalties are so many times as great."""
+        return self._scale
+
+    @property
+    def total(self) -> float:
+        """The sum of all numbers in that row."""
+        return self._total
+
+    def keep_in(self, row: F64) -> None:
+        """Keep the penalties in `row` [V], which holds zeros, from now on; `clear` leaves it so."""
+        row[self.tokens] = self._penalty[self.tokens]
+        self._penalty = row
+
+    def clear(self) -> None:
+        """Forget all penalties, since nothing more is drawn."""
+        self._penalty[self.tokens] = 0.0
 
     @property
     def tokens(self) -> I32:
-        """[A + 1] the tokens, ascending, and one that is greater than any token.
+        """[A] the tokens that something may be added to, in any order, until `generated` or `begin_draw` is called."""
+        return self._tokens[: self._size]
 
-        Valid until `generated` or `begin_draw` is called.
-        """
-        return self._tokens[: self._size + 1]
+    def others(self, ids: I32) -> I32:
+        """Return those of `tokens` that are not among `ids`."""
+        tokens, self._is_known[ids] = self.tokens, False
+        others: I32 = tokens[self._is_known[tokens]]
+        self._is_known[tokens] = True
+        return others
 
-    @property
-    def values(self) -> F64:
-        """[A + 1] what is added to each token's logit, and 0. Not where `scales`."""
-        end = self._size + 1
-        values = self._bias[:end] - self._penalty[:end]
-        return values + self._by_rules[:end] if self._rules else values
-
-    def added(self, places: NDArray[np.intp], logits: F64) -> F64:
-        """Return what is added to the tokens at `places` of `tokens`, whose logits under the model are `logits`."""
+    def added(self, tokens: I32, logits: F64) -> F64:
+        """Return what is added to `tokens`, whose logits under the model are `logits`."""
         if self._recent is None:
-            return self.values[places]
-        biased = logits + self._bias[places]
-        biased = np.where(self._is_recent[places], self._scaled(biased), biased)
+            return self._plain(tokens)
+        biased = logits + self._bias[tokens] if len(self._bias) else logits
+        biased = np.where(self._is_recent[tokens], self._scaled(biased), biased)
         with np.errstate(invalid="ignore"):  # what the model rules out stays so
-            added: F64 = biased - self._penalty[places] + self._by_rules[places] - logits
+            added: F64 = biased - self._less(tokens) - logits
         np.copyto(added, 0.0, where=~np.isfinite(logits))
         return added
 
-    def bound_added(self, places: NDArray[np.intp], highest: float) -> F64:
-        """Return values that bound what is added to tokens at `places` whose logits are at most `highest`, and a 0.
+    def bound_added(self, tokens: I32, highest: float) -> F64:
+        """Return values that bound what is added to `tokens`, whose logits are at most `highest`, and a 0.
 
         Added to the logit `highest`, the positive ones raise the tokens' mass at least as much as what is added does,
         and the negative ones lower it at least as much.
         """
         if highest == -np.inf:  # nothing brings back what the model rules out
             return np.zeros(1)
-        bias, less = self._bias[places], self._penalty[places] - self._by_rules[places]
-        plain = bias - less
-        recent = self._is_recent[places]
+        plain = self._plain(tokens)
+        if self._recent is None:
+            return np.concatenate((plain, (0.0,)))
+        recent = self._is_recent[tokens]
         if self._repeat_penalty >= 1.0:  # lowers a logit, by no known amount
             gains: F64 = np.maximum(plain, 0.0)
         else:  # raises it, to at most what becomes of the highest
-            gains = np.logaddexp(0.0, self._scaled(highest + bias) - less - highest)
+            bias = self._bias[tokens] if len(self._bias) else np.zeros(len(tokens))
+            gains = np.logaddexp(0.0, self._scaled(highest + bias) - self._less(tokens) - highest)
         losses = np.full(int(recent.sum()), -np.inf)
         return np.concatenate((plain[~recent], gains[recent], losses, (0.0,)))
 
     def adjusted(self, ids: I32, logits: F64) -> F64:
         """Return `logits` of the tokens `ids` with what is added to them."""
-        places = self.tokens.searchsorted(ids)
-        adjusted: F64 = logits + self.added(places, logits) * (self.tokens[places] == ids)
-        return adjusted
+        return logits + self.added(ids, logits)
 
     def begin_draw(self) -> None:
         """Ask the rules what they add to the next token. To be called before each draw."""
         if not self._rules:
             return
-        self._by_rules[: self._size] = 0.0
+        self._by_rules[self._ruled] = 0.0
+        self._ruled.clear()
         for rule in self._rules:
             for token, value in rule.next().items():
-                place = self._place(token)
-                self._by_rules[place] = max(self._by_rules[place] + value, NEVER)
+                self._know(token)
+                self._ruled.append(token)
+                self._by_rules[token] = max(self._by_rules[token] + value, NEVER)
 
     def generated(self, token: int) -> None:
         """Decay every penalty by one token, then count `token` as seen."""
         if self._penalises:
-            self._penalty[: self._size] *= self._decay
-            self._see(token, self._frequency)
+            self._decay_all()
+            amount = self._frequency
+            if token not in self._seen:
+                self._seen.add(token)
+                self._know(token)
+                amount += self._presence
+            amount /= self._scale
+            self._penalty[token] += amount
+            self._total += amount
         if self._recent is not None:
             gone = self._recent.append(token)
             if gone is not None:
-                self._is_recent[self._place(gone)] = False
-            self._is_recent[self._place(token)] = True
+                self._is_recent[gone] = False
+            self._is_recent[token] = True
+            self._know(token)
         for rule in self._rules:
             rule.generated(token)
+
+    def _decay_all(self) -> None:
+        self._scale *= self._decay
+        if self._scale < _LEAST_SCALE:
+            self._penalty[self.tokens] *= self._scale
+            self._total *= self._scale
+            self._scale = 1.0
+
+    def _plain(self, tokens: I32) -> F64:
+        """Return what is added to `tokens` but for `repeat_penalty`."""
+        less = self._less(tokens)
+        return self._bias[tokens] - less if len(self._bias) else -less
+
+    def _less(self, tokens: I32) -> F64:
+        """Return what penalties and rules take off `tokens`."""
+        less: F64 = self._penalty[tokens] * self._scale if self._penalises else np.zeros(len(tokens))
+        return less - self._by_rules[tokens] if self._rules else less
 
     def _scaled(self, logits: F64) -> F64:
         scaled: F64 = np.where(logits <= 0.0, logits * self._repeat_penalty, logits / self._repeat_penalty)
         return scaled
 
-    def _see(self, token: int, frequency: float) -> None:
-        place = self._place(token)
-        if token not in self._seen:
-            self._seen.add(token)
-            self._penalty[place] += self._presence
-        self._penalty[place] += frequency
+    def _know(self, token: int) -> None:
+        if self._is_known[token]:
+            return
+        if self._size == len(self._tokens):
+            self._tokens = np.append(self._tokens, np.empty(self._size, np.int32))
+        self._is_known[token] = True
+        self._tokens[self._size] = token
+        self._size += 1
 
-    def _place(self, token: int) -> int:
-        """Return the place of `token`, which is given one if it has none."""
-        place = int(self.tokens.searchsorted(token))
-        if self._tokens[place] != token:
-            self._insert(place, token)
-        return place
-
-    def _insert(self, place: int, token: int) -> None:
-        size = self._size = self._size + 1
-        if size == len(self._tokens):
-            self._tokens = np.append(self._tokens, np.full(size, _NO_TOKEN, np.int32))
-            self._bias, self._penalty, self._by_rules = (
-                np.append(array, np.zeros(size)) for array in (self._bias, self._penalty, self._by_rules)
-            )
-            self._is_recent = np.append(self._is_recent, np.zeros(size, np.bool_))
-        for array, value in ((self._tokens, token), (self._bias, 0.0), (self._penalty, 0.0)):
-            array[place + 1 : size] = array[place : size - 1]
-            array[place] = value
-        if self._rules:
-            self._by_rules[place + 1 : size] = self._by_rules[place : size - 1]
-            self._by_rules[place] = 0.0
-        if self._recent is not None:
-            self._is_recent[place + 1 : size] = self._is_recent[place : size - 1]
-            self._is_recent[place] = False
+    def _add(self, tokens: I32) -> None:
+        """Make `tokens`, which differ, known."""
+        new = tokens[~self._is_known[tokens]]
+        self._is_known[new] = True
+        self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))
+        self._size += len(new)
 
 
 class _RecentTokens:

@@ -53,7 +53,7 @@ def make_adjustments(params: SamplingParams, context: SequenceContext) -> Adjust
     if params.sampler is not None:
         choice = params.sampler
         penalties = choice.presence_penalty, choice.frequency_penalty, choice.penalty_decay
-        return Adjustments(bias, *penalties, context.earlier, rules=rules)
+        return Adjustments(context.vocab_size, bias, *penalties, context.earlier, rules=rules)
     leading = () if params.mirostat > 0 else _leading(params)
     return _adjust(params, context, leading, bias, rules)
 
@@ -82,8 +82,9 @@ def _adjust(
     if "dry" in names and _has_effect(params, "dry"):
         rules = (*rules, _dry(params, context))
     if "penalties" not in names:
-        return Adjustments(bias, 0.0, 0.0, 1.0, rules=rules)
+        return Adjustments(context.vocab_size, bias, 0.0, 0.0, 1.0, rules=rules)
     return Adjustments(
+        context.vocab_size,
         bias,
         params.presence_penalty,
         params.frequency_penalty,

@@ -80,8 +80,8 @@ def rank_all(
 ) -> Ranking:
     """Rank all tokens of a whole row [V], or all that `mask` allows; only those that `selection` takes of these."""
     logits = full.astype(np.float64)
-    tokens = adjustments.tokens[:-1]
-    logits[tokens] += adjustments.added(np.arange(len(tokens)), logits[tokens])
+    tokens = adjustments.tokens
+    logits[tokens] += adjustments.added(tokens, logits[tokens])
     ids = np.arange(len(full), dtype=np.int32) if mask is None else allowed_tokens(mask, len(full))
     if mask is not None:
         logits = logits[ids]
@@ -94,37 +94,17 @@ def rank_all(
 
 
 def _read(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return the N tokens that were read: ids, logits, what is added to each; and what is added to unread ones."""
-    if adjustments.scales:
-        return _read_scaled(row, adjustments, full)
-    tokens, values = adjustments.tokens, adjustments.values
-    places = tokens.searchsorted(row.ids)
-    found = tokens[places] == row.ids
-    ids, known, added = row.ids, row.logits.astype(np.float64), values[places] * found
-    values[places[found]] = 0.0
-    if row.mask is not None:
-        values[:-1] *= are_allowed(row.mask, tokens[:-1])
-    if full is None:
-        return ids, known, added, values
-    others = np.flatnonzero(values)
-    ids = np.concatenate((ids, tokens[others]))
-    return ids, np.concatenate((known, full[tokens[others]])), np.concatenate((added, values[others])), _NOTHING
+    """Return the N tokens that were read: ids, logits, what is added to each; and what is added to unread ones.
 
-
-def _read_scaled(row: LogitRow, adjustments: Adjustments, full: F32 | None) -> tuple[I32, F64, F64, F64]:
-    """Return the same where what is added depends on the logit; for unread tokens, values that bound it."""
-    tokens = adjustments.tokens
-    places = tokens.searchsorted(row.ids)
-    found = tokens[places] == row.ids
+    That is given by values that bound it, where it depends on the logit.
+    """
     ids, known = row.ids, row.logits.astype(np.float64)
-    added = adjustments.added(places, known) * found
-    unread = np.ones(len(tokens) - 1, np.bool_)
-    unread[places[found]] = False
+    added = adjustments.added(ids, known)
+    others = adjustments.others(ids)
     if row.mask is not None:
-        unread &= are_allowed(row.mask, tokens[:-1])
-    others = np.flatnonzero(unread)
+        others = others[are_allowed(row.mask, others)]
     if full is None:
         return ids, known, added, adjustments.bound_added(others, row.logits.item(-1))
-    logits = full[tokens[others]].astype(np.float64)
-    ids = np.concatenate((ids, tokens[others]))
+    logits = full[others].astype(np.float64)
+    ids = np.concatenate((ids, others))
     return ids, np.concatenate((known, logits)), np.concatenate((added, adjustments.added(others, logits))), _NOTHING

@@ -48,13 +48,14 @@ class SequenceSampler:
     ) -> None:
         """`note_whole_row` is called for each row that is read whole."""
         self._sampler = params.make_sampler(context)
-        self._adjustments = params.make_adjustments(context)
+        self.adjustments = params.make_adjustments(context)
         self._note_whole_row = note_whole_row
         self._random = np.random.Generator(np.random.PCG64(seed))
         self._uniforms: list[float] = []  # the next ones, in reverse
-        sampler, joins = self._sampler, not self._adjustments.may_change
+        sampler, joins = self._sampler, self.adjustments.only_penalises
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
-        """How `draw_together` draws for it; None: it has to draw by itself."""
+        """How `JointDraws` draws for it; None: it has to draw by itself."""
+        self.slot = 0  # where `JointDraws` keeps its penalties
 
     @property
     def next_uniform(self) -> float:
@@ -65,14 +66,16 @@ class SequenceSampler:
             self._make_uniforms()
         return self._uniforms[-1]
 
-    def settle(self, token: int) -> None:  # noqa: ARG002
+    def settle(self, token: int) -> None:
         """Count `token` as drawn by `next_uniform` and generated."""
         if self._sampler.num_uniforms:
             self._uniforms.pop()
+        if self.adjustments.penalises:
+            self.adjustments.generated(token)
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
-        self._adjustments.begin_draw()
+        self.adjustments.begin_draw()
         uniforms = [self._take_uniform() for _ in range(self._sampler.num_uniforms)]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
@@ -81,14 +84,14 @@ class SequenceSampler:
         else:
             raise AssertionError("a whole row settles every draw")
         token = ranking.ids.item(index)
-        self._adjustments.generated(token)
+        self.adjustments.generated(token)
         self._sampler.drawn(ranking, index)
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
     def given(self, token: int) -> None:
         """Count `token` as generated, which was not drawn."""
-        self._adjustments.begin_draw()
-        self._adjustments.generated(token)
+        self.adjustments.begin_draw()
+        self.adjustments.generated(token)
 
     def _take_uniform(self) -> float:
         if not self._uniforms:
@@ -102,18 +105,18 @@ class SequenceSampler:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""
         complete, selection = len(row.ids) == row.num_allowed, self._sampler.selection
         if complete and selection is not None:
-            yield rank_all(row.scattered(), row.mask, self._adjustments, selection)
+            yield rank_all(row.scattered(), row.mask, self.adjustments, selection)
             return
         if complete or not self._sampler.whole_row:
-            yield rank(row, self._adjustments)
+            yield rank(row, self.adjustments)
         if complete:
             return
         full = row.read_full()
         self._note_whole_row()
         if not self._sampler.whole_row:
-            if len(self._adjustments):
-                yield rank(row, self._adjustments, full)
+            if len(self.adjustments):
+                yield rank(row, self.adjustments, full)
             for count in WIDER:
                 if len(row.ids) < count < row.num_allowed:
-                    yield rank(row.widened(full, count), self._adjustments, full)
-        yield rank_all(full, row.mask, self._adjustments, selection)
+                    yield rank(row.widened(full, count), self.adjustments, full)
+        yield rank_all(full, row.mask, self.adjustments, selection)

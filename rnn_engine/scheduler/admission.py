@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
@@ -30,9 +31,16 @@ class Admission:
     """Keeps the requests that wait, and gives them free slots in the queue's order."""
 
     def __init__(
-        self, runner: Runner, token_bytes: Callable[[int], bytes], slots: Slots, prefixes: Prefixes, meter: Meter
+        self,
+        runner: Runner,
+        token_bytes: Callable[[int], bytes],
+        slots: Slots,
+        prefixes: Prefixes,
+        draws: JointDraws,
+        meter: Meter,
     ) -> None:
         self._runner = runner
+        self._draws = draws
         self._token_bytes = token_bytes
         self._slots = slots
         self._prefixes = prefixes
@@ -125,6 +133,7 @@ class Admission:
             self._meter.made_mask,
             waiting.context,
         )
+        self._draws.join(slots[0], live.sampler)
         for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
             live.join(member.request, slot, start)
         return live

@@ -72,11 +72,11 @@ class Scheduler:
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
-        self._draws = JointDraws(runner.shape.vocab_size)
+        self._draws = JointDraws(runner.shape.vocab_size, runner.num_slots)
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
-        self._admission = Admission(runner, token_bytes, self._slots, self._prefixes, self._meter)
+        self._admission = Admission(runner, token_bytes, self._slots, self._prefixes, self._draws, self._meter)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone

@@ -74,7 +74,7 @@ class LiveSequence(Member):
         self._note_prompt_end = note_prompt_end
         self._note_mask = note_mask
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
-        self._sampler = SequenceSampler(
+        self.sampler = SequenceSampler(
             request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
         )
         self._mask = _make_mask(request, vocab_size)
@@ -202,7 +202,7 @@ class LiveSequence(Member):
         """Return the events that follow from a whole row [V], from which a token is drawn at once."""
         row = LogitRow.of_full(logits, _CANDIDATES, None if self.allowed is None else self.allowed.mask)
         events = self._go_on(lambda: row)
-        return [*events, *self.take_draw(self._sampler.draw(row), lambda: row)] if self.draws else events
+        return [*events, *self.take_draw(self.sampler.draw(row), lambda: row)] if self.draws else events
 
     def _go_on(self, row: RowSource) -> list[Event]:
         """Return the events that follow from the row after all tokens that there are, up to the draw of the next."""
@@ -215,7 +215,7 @@ class LiveSequence(Member):
             return [*events, *self._answer.events(), self._finish(self._answer.ending, row)]
         if self._mask is not None and self._mask.forced:
             return [*events, *self._follow(row, self._take_given(self._mask))]
-        self.draws = self._sampler
+        self.draws = self.sampler
         return events
 
     def _leave_prompt(self) -> list[Event]:
@@ -233,7 +233,7 @@ class LiveSequence(Member):
         while mask.forced:
             for token in mask.forced:
                 infos.append(self._answer.describe(token))
-                self._sampler.given(token)
+                self.sampler.given(token)
                 if not self._answer.take(infos[-1]):
                     return infos
             mask.advance()

@@ -42,14 +42,24 @@ def _logsumexp(rows: list[F32], error: float) -> F32:
 
 
 def draw_all(
-    samplers: list[SequenceSampler], rows: list[F32], masks: list[AllowedTokens | None], readout: Readout
+    draws: JointDraws,
+    samplers: list[SequenceSampler],
+    rows: list[F32],
+    masks: list[AllowedTokens | None],
+    readout: Readout,
 ) -> tuple[list[int], int]:
     """Draw together, and by itself where that settles nothing; return the tokens and how many were settled."""
-    vocab_size = len(rows[0])
-    run_rows = [RunRows(readout, row, 1, vocab_size, allowed) for row, allowed in enumerate(masks)]
-    drawn = JointDraws(vocab_size).draw(samplers, run_rows)
+    run_rows = [RunRows(readout, row, 1, len(rows[0]), allowed) for row, allowed in enumerate(masks)]
+    drawn = draws.draw(samplers, run_rows)
     apart = [draw or sampler.draw(own.last()) for draw, sampler, own in zip(drawn, samplers, run_rows, strict=True)]
     return [draw.token for draw in apart], sum(draw is not None for draw in drawn)
+
+
+def join(samplers: list[SequenceSampler], vocab_size: int) -> JointDraws:
+    draws = JointDraws(vocab_size, len(samplers))
+    for slot, sampler in enumerate(samplers):
+        draws.join(slot, sampler)
+    return draws
 
 
 @st.composite
@@ -69,11 +79,12 @@ def test_tokens_are_those_that_each_sequence_draws_by_itself(
     vocab_size, sampling, seeds, allowed_ids = batch
     masks = [_allow(ids, vocab_size) if ids else None for ids in allowed_ids]
     joined, alone = ([SequenceSampler(one, seed) for seed, one in enumerate(sampling)] for _ in range(2))
+    draws = join(joined, vocab_size)
     for seed in seeds:
         rows = [_finite_where(make_row(seed + number, vocab_size), ids) for number, ids in enumerate(allowed_ids)]
         few = read_out(rows, masks, min(num_candidates, vocab_size), error)
         whole = read_out(rows, masks, vocab_size, 0.0)
-        tokens, _ = draw_all(joined, rows, masks, few)
+        tokens, _ = draw_all(draws, joined, rows, masks, few)
         run_rows = [RunRows(whole, row, 1, vocab_size, allowed) for row, allowed in enumerate(masks)]
         assert tokens == [one.draw(own.last()).token for one, own in zip(alone, run_rows, strict=True)]
 
@@ -96,14 +107,16 @@ def _finite_where(row: F32, ids: list[int]) -> F32:
         SamplingParams(top_k=0, top_p=0.9),
         SamplingParams(top_k=8, top_p=1.0, temperature=3.0),
         SamplingParams(top_k=0, top_p=0.9, temperature=0.3),
+        SamplingParams(top_p=0.3, presence_penalty=0.1, frequency_penalty=0.01),
     ],
 )
 def test_the_candidates_settle_the_draws_of_ordinary_rows(sampling: SamplingParams) -> None:
     rows = [np.roll(peaked(), number) for number in range(8)]
     readout = read_out(rows, [None] * 8, 16, 0.0)
     samplers = [SequenceSampler(sampling, seed) for seed in range(8)]
+    draws = join(samplers, 1000)
     for _ in range(20):
-        assert draw_all(samplers, rows, [None] * 8, readout)[1] == 8
+        assert draw_all(draws, samplers, rows, [None] * 8, readout)[1] == 8
 
 
 def test_a_row_without_probabilities_disturbs_no_other() -> None:
@@ -112,6 +125,19 @@ def test_a_row_without_probabilities_disturbs_no_other() -> None:
     readout.logsumexp[0] = np.inf
     samplers = [SequenceSampler(SamplingParams(), seed) for seed in range(2)]
     run_rows = [RunRows(readout, row, 1, 1000) for row in range(2)]
-    drawn = JointDraws(1000).draw(samplers, run_rows)
+    drawn = join(samplers, 1000).draw(samplers, run_rows)
     assert drawn[0] is None
     assert drawn[1] == SequenceSampler(SamplingParams(), 1).draw(run_rows[1].last())
+
+
+def test_a_slot_begins_without_the_penalties_of_the_sequence_before() -> None:
+    rows = [peaked(), peaked()]
+    readout = read_out(rows, [None] * 2, 8, 0.0)
+    sampling = SamplingParams(temperature=0.0, presence_penalty=100.0)
+    draws, before, after = JointDraws(1000, 2), SequenceSampler(sampling, 0), SequenceSampler(sampling, 0)
+    others = SequenceSampler(SamplingParams(temperature=0.0), 0)
+    draws.join(1, others)
+    for sampler in (before, after):
+        draws.join(0, sampler)
+        drawn = [draw_all(draws, [sampler, others], rows, [None] * 2, readout)[0] for _ in range(3)]
+        assert drawn == [[0, 0], [1, 0], [2, 0]]
