@@ -28,6 +28,7 @@ IDLE = (  # run nothing
     "/v1/chat/completions/input_tokens",
     "/v1/messages/count_tokens",
     "/v1/responses/input_tokens",
+    "/v1/states/compare",
 )
 SECRET = "My card number is 1234 5678 9012 3456."
 
