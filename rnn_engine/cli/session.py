@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
+from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.model import LoraChoice
@@ -44,8 +45,11 @@ class EngineChoice:
     name: str | None = None  # None = the file's name without its ending
 
 
-async def load_engine(choice: EngineChoice) -> Engine:
-    """Load an engine and show the progress. Where it is cancelled, the loading thread ends too."""
+async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None) -> Engine:
+    """Load an engine and show the progress, which `progress` is told, too, on any thread.
+
+    Where it is cancelled, the loading thread ends too.
+    """
     cancelled = threading.Event()
     with progress_bar("opening the model") as show:
 
@@ -53,6 +57,7 @@ async def load_engine(choice: EngineChoice) -> Engine:
             if cancelled.is_set():
                 raise RuntimeError("loading was cancelled")
             show(what, done, total)
+            progress(what, done, total)
 
         try:
             return await Engine.load(

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rnn_engine.errors import ForbiddenError, NotFoundError
+from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.states import StateFile
 from rnn_engine.model import LoraChoice
 
-LoadEngine: TypeAlias = Callable[[], Awaitable[EngineLike]]
+LoadEngine: TypeAlias = Callable[[Progress], Awaitable[EngineLike]]
+"""Loads a model; tells what is being done and how far it is, on any thread."""
 
 MODEL_ENDINGS = frozenset({".st", ".safetensors", ".pth", ".gguf", ".bin", ".prefab"})
 

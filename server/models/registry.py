@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from rnn_engine.errors import ModelNotFoundError, UnavailableError
+from rnn_engine.forward import Progress
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike
 from server.models.orders import LoadOrder, MakeLoad
@@ -114,7 +115,7 @@ class ModelRegistry:
             await model.close()
 
 
-async def _refuse_load() -> EngineLike:
+async def _refuse_load(_progress: Progress) -> EngineLike:
     raise UnavailableError("this model can't be loaded again; restart the server", _RETRY_SECONDS)
 
 

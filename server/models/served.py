@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from rnn_engine.errors import RnnEngineError, UnavailableError
 from rnn_engine.health import Health
@@ -16,6 +16,14 @@ ModelStatus: TypeAlias = Literal["loaded", "loading", "unloading", "unloaded"]
 
 _RETRY_SECONDS = 5.0
 _log = logging.getLogger(__name__)
+
+
+class LoadProgress(NamedTuple):
+    """What a load does, and how many parts of it are done."""
+
+    what: str
+    done: int
+    total: int
 
 
 class ServedModel:
@@ -34,6 +42,7 @@ class ServedModel:
         """
         self.order = order
         self.running = 0
+        self.progress: LoadProgress | None = None  # of the load that runs, once it has told any
         self.used = time.monotonic()  # when its last request ended, or when it was loaded
         self._load = load
         self._loading = loading
@@ -160,9 +169,14 @@ class ServedModel:
         async with self._changing:
             if self._engine is None:
                 async with self._loading:
-                    self._engine = await self._load()
+                    self.progress = None
+                    self._engine = await self._load(self._note_progress)
                 self.used = time.monotonic()
             return self._engine
+
+    def _note_progress(self, what: str, done: int, total: int) -> None:
+        """Called on any thread."""
+        self.progress = LoadProgress(what, done, total)
 
     async def _free(self) -> None:
         async with self._changing:

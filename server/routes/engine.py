@@ -9,11 +9,12 @@ from prometheus_client import ProcessCollector
 
 from server.formatting.engine_status import engine_status
 from server.http.bodies import json_response
-from server.http.context import BUDGET, CONNECTIONS, LIFECYCLE, METRICS, MODELS, open_engines_of
+from server.http.context import BUDGET, CONNECTIONS, LIFECYCLE, METRICS, MODELS, SETTINGS, open_engines_of
 from server.http.query import query_seconds
 from server.http.repeating import send_repeatedly
 from server.http.routing import EVENTS, Route
-from server.schemas.engine_status import ServerStatus
+from server.models.served import ServedModel
+from server.schemas.engine_status import LoadingStatus, ServerStatus
 
 _SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
 _PROCESS = ProcessCollector(registry=None)
@@ -43,9 +44,16 @@ async def _status(request: web.Request) -> ServerStatus:
         "cpu_seconds": process.get("process_cpu_seconds_total"),
         "resident_bytes": None if resident is None else int(resident),
         "default": app[MODELS].default.name,
+        "model_folder": app[SETTINGS].model_folder is not None,
         "models": {model.name: model.status for model in app[MODELS]},
+        "loading": {model.name: _progress(model) for model in app[MODELS] if model.status == "loading"},
         "engines": [engine_status(name, engine) for name, engine in open_engines_of(request).items()],
     }
+
+
+def _progress(model: ServedModel) -> LoadingStatus | None:
+    progress = model.progress
+    return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
 
 
 _STATUS = "How the engines stand: slots and who holds them, counts, times, memory"

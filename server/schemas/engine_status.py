@@ -83,8 +83,18 @@ class EngineStatus(TypedDict):
     memory: list[MemoryPart]
 
 
+class LoadingStatus(TypedDict):
+    """What a load does, and how many parts of it are done."""
+
+    what: str
+    done: int
+    total: int
+
+
 class ServerStatus(TypedDict):
-    """How a server stands at `time`, Unix seconds. `default` is the model of requests that name none.
+    """How a server stands at `time`, Unix seconds. `default` is the model of requests that name none, `loading` has
+    the models that are being loaded, with null for what has told nothing yet; `model_folder` says whether there is a
+    folder from which admins may load.
 
     `cpu_seconds` and `resident_bytes` are those of the process, null where the system does not tell. `body_bytes` is
     what the bodies of running requests take, of `body_capacity`.
@@ -100,5 +110,7 @@ class ServerStatus(TypedDict):
     cpu_seconds: float | None
     resident_bytes: int | None
     default: str
+    model_folder: bool
     models: dict[str, ModelStatus]
+    loading: dict[str, LoadingStatus | None]
     engines: list[EngineStatus]

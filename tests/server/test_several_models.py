@@ -10,6 +10,7 @@ import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import DeviceMemoryError, ModelNotFoundError, UnavailableError
+from rnn_engine.forward import Progress
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineLike
 from server.app import make_app
@@ -17,6 +18,7 @@ from server.http.context import MODELS
 from server.limits import Limits
 from server.models.orders import LoadOrder
 from server.models.registry import ModelRegistry
+from server.schemas.engine_status import ServerStatus
 from server.schemas.models import Health as HealthBody
 from server.schemas.models import ModelList
 from server.settings import ServerSettings
@@ -38,7 +40,8 @@ class Loads:
         self.allowed = asyncio.Event()
         self.allowed.set()
 
-    async def __call__(self) -> EngineLike:
+    async def __call__(self, progress: Progress) -> EngineLike:
+        progress("layers", 3, 12)
         await self.allowed.wait()
         if self.error is not None:
             raise self.error
@@ -200,6 +203,25 @@ async def test_a_request_does_not_wait_for_ever_for_its_model(start: Start) -> N
     load.allowed.clear()
     error = await error_of(await client.post(CHAT, json=HI), 503)
     assert error["message"] == "the model 'a' was not loaded within 0 s"
+
+
+async def test_how_far_a_load_is(start: Start) -> None:
+    first, load = Loads("a"), Loads("b")
+    client = await start(first, load)
+    await client.app[MODELS].find("b").unload(withdraw=False)
+    load.allowed.clear()
+    waiting = asyncio.create_task(client.app[MODELS].find("b").acquire(60))
+    while client.app[MODELS].find("b").progress is None:
+        await asyncio.sleep(0)
+    body = await (await client.get("/v1/engine")).json()
+    check_shape(ServerStatus, body)
+    assert (body["models"], body["loading"]) == (
+        {"a": "loaded", "b": "loading"},
+        {"b": {"what": "layers", "done": 3, "total": 12}},
+    )
+    load.allowed.set()
+    await waiting
+    assert (await (await client.get("/v1/engine")).json())["loading"] == {}
 
 
 async def test_a_model_that_can_not_be_loaded_again(start: Start) -> None:

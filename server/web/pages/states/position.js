@@ -11,7 +11,7 @@ import { modelName } from "../../server.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useEffect, useState } from "../../vendor/preact.js";
 import { GoOn } from "./go_on.js";
-import { tierName } from "./tiers.js";
+import { tierName } from "../../components/tiers.js";
 
 const MOST_SHOWN = 100_000; // characters of a text
 

@@ -10,7 +10,7 @@ import { formatNumber, t } from "../../strings/index.js";
 import { html, useMemo, useRef, useState } from "../../vendor/preact.js";
 import { arrange, changedSince } from "./nodes.js";
 import { PositionDialog } from "./position.js";
-import { tierName } from "./tiers.js";
+import { tierName } from "../../components/tiers.js";
 import { TreeRows } from "./tree_rows.js";
 
 const SECONDS = 2;

@@ -5,7 +5,7 @@ import { Icon } from "../../components/icons.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
 import { inOneLine } from "./nodes.js";
-import { Tiers } from "./tiers.js";
+import { Tiers } from "../../components/tiers.js";
 
 /** @typedef {import("./nodes.js").Row} Row */
 /** @typedef {import("./nodes.js").CacheNode} CacheNode */

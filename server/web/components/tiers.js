@@ -1,8 +1,8 @@
 // The tiers of the cache that have a copy of a state.
 
-import { formatBytes } from "../../components/format.js";
-import { t } from "../../strings/index.js";
-import { html } from "../../vendor/preact.js";
+import { formatBytes } from "./format.js";
+import { t } from "../strings/index.js";
+import { html } from "../vendor/preact.js";
 
 /**
  * Return the name of a tier.
