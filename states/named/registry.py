@@ -20,7 +20,8 @@ from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedErro
 from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_changeable, check_new_name, split_name
+from states.named import changes
+from states.named.entry import NamedState, Retention, check_changeable, check_new_name
 from states.named.leases import OwnerLease
 from states.named.quotas import Quota
 from states.named.saved import SavedStates
@@ -29,7 +30,6 @@ from states.named.table import NamedStateTable
 DEFAULT_CAPACITY = 512 << 20
 DEFAULT_MAX_NAMES = 10_000
 _QUOTA = Quota()
-_REMOVED = "it was removed"
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +69,7 @@ class StateRegistry:
         self._saved = saved
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
-        self._table = NamedStateTable(capacity, max_names, clock, self._tell, quota)
+        self._table = NamedStateTable(capacity, max_names, clock, self._tell, quota, keeps_persistent=saved is not None)
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # taken before the other one
 
@@ -102,7 +102,7 @@ class StateRegistry:
         frozen = self.files.freeze(loaded, source)
         with self._changing() as table:
             table.check_free(name, "state name")
-            named = _named(table, name, None, frozen, loaded.form, source, loaded.id)
+            named = changes.make_named(table, name, None, frozen, loaded.form, source, loaded.id)
             entry = replace(named, read_only=True)
             table.enter(entry)
         return entry
@@ -133,9 +133,7 @@ class StateRegistry:
     ) -> NamedState:
         """See `StateStore.put`."""
         with self._changing() as table:
-            self._check_place(table, name, retention, frozen.num_bytes)
-            entry = _named(table, name, table.renew(retention, name), frozen, form, source, key)
-            table.enter(entry)
+            entry = changes.put(table, name, frozen, retention, source=source, form=form, key=key)
         if entry.persistent:
             self._write([entry], lambda: _drop_unwritten(table, [entry]))
         return entry
@@ -143,12 +141,12 @@ class StateRegistry:
     def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
         """See `StateStore.check_place`."""
         with self._changing() as table:
-            self._check_place(table, name, retention, num_bytes)
+            changes.check_place(table, name, retention, num_bytes)
 
     def get(self, name_or_id: str) -> NamedState:
         """See `StateStore.get`."""
         with self._changing() as table:
-            return _use(table, name_or_id)
+            return changes.use(table, name_or_id)
 
     def find(self, name_or_id: str) -> NamedState | None:
         """See `StateStore.find`."""
@@ -209,38 +207,16 @@ class StateRegistry:
 
     def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
         """See `StateStore.fork`. The copies share the arrays of the state."""
-        if not names or len(set(names)) < len(names):
-            raise InvalidRequestError("names", list(names), "one or more names, all different")
         with self._changing() as table:
-            origin = _use(table, name_or_id)
-            table.check_room(0, None, len(names))
-            grown = table.quotas.growth(split_name(names[0])[0], [origin.frozen])
-            table.check_quota(names[0], grown, len(names))
-            for name in names:
-                self._check_place(table, name, retention, 0)
-            owners = [table.renew(retention, name) for name in names]
-            entries = [
-                _named(table, name, owner, origin.frozen, origin.form, f"copy of {origin.plain_name}")
-                for name, owner in zip(names, owners, strict=True)
-            ]
-            for entry in entries:
-                table.enter(entry)
+            entries = changes.fork(table, name_or_id, names, retention)
         if retention.persistent:
             self._write(entries, lambda: _drop_unwritten(table, entries))
-        return tuple(entries)
+        return entries
 
     def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
         """See `StateStore.move`."""
         with self._changing() as table:
-            old = _use(table, name_or_id)
-            check_changeable(old, "state")
-            if name == old.name:
-                self._check_retention(table, name, retention)
-            else:
-                self._check_place(table, name, retention, 0, num_names=0)
-            owner = table.renew(retention, name)
-            new = replace(old, version=table.next_version(), name=name, owner=owner)
-            table.swap(old, new)
+            old, new = changes.move(table, name_or_id, name, retention)
         if old.persistent or new.persistent:
             self._write([new], lambda: table.swap(new, old))
         return new
@@ -248,16 +224,7 @@ class StateRegistry:
     def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
         """See `StateStore.compare_and_set`."""
         with self._changing() as table:
-            held = table.of_id(old.id)
-            if held is None or held != old:
-                raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
-            check_changeable(held, "state")
-            table.check_quota(held.name, table.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
-            if held.owner is not None:
-                table.leases.renew(held.owner)
-            version, now = table.next_version(), time.time()
-            new = replace(held, version=version, frozen=frozen, source=source, form="full", created=now)
-            table.swap(held, new)
+            held, new = changes.compare_and_set(table, old, frozen, source=source)
         if new.persistent:
             self._write([new], lambda: table.swap(new, held))
         return new
@@ -269,13 +236,13 @@ class StateRegistry:
                 entry = table.get(name_or_id)
                 check_changeable(entry, "state")
                 if not entry.persistent:
-                    table.drop(entry, _REMOVED)
+                    table.drop(entry, changes.REMOVED)
                     return entry
             with self._disk_lock:
                 self._delete_file(entry.id)  # first, so that a name that is gone does not come back
                 with self._changing() as table:
                     if table.holds(entry):
-                        table.drop(entry, _REMOVED)
+                        table.drop(entry, changes.REMOVED)
                         return entry
             # it was changed meanwhile, and whoever did that writes its file again
 
@@ -289,21 +256,6 @@ class StateRegistry:
         with self._lock:
             self._table.end_expired()
             yield self._table
-
-    def _check_place(
-        self, table: NamedStateTable, name: str, retention: Retention, num_bytes: int, num_names: int = 1
-    ) -> None:
-        self._check_retention(table, name, retention)
-        table.check_free(name, "name")
-        check_new_name(split_name(name)[1], "name")
-        table.check_quota(name, num_bytes, num_names)
-        table.check_room(num_bytes, retention.owner_of(name), num_names)
-
-    def _check_retention(self, table: NamedStateTable, name: str, retention: Retention) -> None:
-        retention.check()
-        table.quotas.check_ttl(name, retention.ttl)
-        if retention.persistent and self._saved is None:
-            raise InvalidRequestError("persistent", True, "false: the server has no folder of states")
 
     def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
         """Persist the change; roll it back if writing fails, unless another has come after it."""
@@ -347,29 +299,6 @@ class StateRegistry:
                 self._saved.delete(key)
 
 
-def _use(table: NamedStateTable, name_or_id: str) -> NamedState:
-    entry = table.get(name_or_id)
-    if entry.owner is not None:
-        table.leases.renew(entry.owner)
-    return entry
-
-
 def _drop_unwritten(table: NamedStateTable, entries: Sequence[NamedState]) -> None:
     for entry in entries:
         table.drop(entry, "it could not be written")
-
-
-def _named(
-    table: NamedStateTable,
-    name: str,
-    owner: str | None,
-    frozen: FrozenState,
-    form: StateForm,
-    source: str,
-    key: uuid.UUID | None = None,
-) -> NamedState:
-    """A new state with its own id, or one that follows from name and values, so that it is the same at every start."""
-    key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
-    if table.of_id(key) is not None or table.named(str(key)) is not None:
-        key = uuid.uuid4()
-    return NamedState(key, table.next_version(), name, form, source, time.time(), owner, frozen)

@@ -33,9 +33,15 @@ class NamedStateTable:
         clock: Callable[[], float],
         forget: Callable[[str], None],
         quota: Quota,
+        *,
+        keeps_persistent: bool = True,
     ) -> None:
-        """`forget` is called with the digest of a state when no name stands for one of these values any more."""
+        """`forget` is called with the digest of a state when no name stands for one of these values any more.
+
+        Without `keeps_persistent` a state needs a lease.
+        """
         self.capacity = capacity
+        self.keeps_persistent = keeps_persistent
         self._max_names = max_names
         self.leases = Leases(clock)
         self.default: str | None = None  # a name that is there
