@@ -50,7 +50,7 @@ from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
 from states.files.exchange import StateFiles
-from states.named.store import LocalStateStore, StateStore
+from states.named.store import StateStore
 from states.tokens import unpack
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Engine:
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
-        self._states = LocalStateStore(parts.states)
+        self._states = parts.named
         self._state_files = parts.states.files
         parts.states.on_forgotten(self._forget_root)
         self._scheduler = Scheduler(

@@ -24,7 +24,7 @@ from rnn_engine.loading.device_choice import choose_device
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
-from rnn_engine.loading.states import StateSettings, make_registry, open_registry
+from rnn_engine.loading.states import StateSettings, make_registry, open_registry, share_names
 from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
@@ -34,6 +34,8 @@ from states.cache.device import SlotPool
 from states.cache.make import make_cache
 from states.files.folder import CACHE_LOCK, STATES_LOCK, OwnedFolder
 from states.named.registry import StateRegistry
+from states.named.store import LocalStateStore, StateStore
+from states.shared.opening import OpenStore, open_store
 
 MAX_LOGPROBS = 20
 _log = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ class EngineParts:
     cache: StateCache | None
     folders: Mapping[str, OwnedFolder]  # `cache` and `states`, those that there are
     load_runner: LoadRunner | None  # None = the runner can't be made anew
+    named: StateStore  # what is kept of `states`, or in the store
+    store: OpenStore | None = None  # that other servers use, too
 
     def reopen(self, check: Callable[[], None]) -> Runner:
         """Close the runner, open its device again and put the model on it. For the thread that owns the runner.
@@ -81,6 +85,8 @@ class EngineParts:
         """Write what is to be kept, and free the device and the folders. For the thread that owns the runner."""
         with ExitStack() as last_first:
             last_first.callback(self.runner.close)
+            if self.store is not None:
+                last_first.callback(self.store.close)
             for folder in self.folders.values():
                 last_first.callback(folder.release)
             if self.cache is not None:
@@ -111,6 +117,9 @@ def open_parts(
         for use, folder in _own_folders(config, states):
             undo.callback(folder.release)
             folders[use] = folder
+        store = None if config.store is None else open_store(config.store)
+        if store is not None:
+            undo.callback(store.close)
         template = load_chat_template(chat_template, path)
         chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
         if isinstance(chosen, NoTokenizer) and tokenizer == "auto":
@@ -136,7 +145,8 @@ def open_parts(
         runner = load(model, device, progress)
         undo.callback(runner.close)
         fingerprint = model.fingerprint
-        kept = _open_cache(runner, num_slots, f"{fingerprint} {plan.weights}", config)
+        kept = _open_cache(runner, num_slots, f"{fingerprint} {plan.weights}", config, store)
+        named = share_names(store, registry, fingerprint, states)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
@@ -159,6 +169,8 @@ def open_parts(
         cache=kept,
         folders=folders,
         load_runner=load_again,
+        named=named,
+        store=store,
         loras=loras,
         chat_template=template,
     )
@@ -182,11 +194,13 @@ def assemble(
     cache: StateCache | None = None,
     folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
+    named: StateStore | None = None,
+    store: OpenStore | None = None,
     loras: Sequence[LoraChoice] = (),
     chat_template: ChatTemplate | None = None,
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none,
-    `chat_template` None is World's."""
+    `named` None keeps names in it alone, `chat_template` None is World's."""
     info = EngineInfo(
         model=model,
         shape=runner.shape,
@@ -203,7 +217,8 @@ def assemble(
         special_tokens=tokenizer.special_tokens,
     )
     registry = states or make_registry(runner.shape, model)
-    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner)
+    named = named or LocalStateStore(registry)
+    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner, named, store)
 
 
 def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
@@ -218,10 +233,12 @@ def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[s
         yield "states", OwnedFolder(states.folder, "folder of states", STATES_LOCK)
 
 
-def _open_cache(runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig) -> StateCache | None:
+def _open_cache(
+    runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
+) -> StateCache | None:
     """A cache whose device tier are the runner's slots after the first `num_slots`."""
     if config.keeps_nothing:
         return None
     num_slabs = runner.num_slots - num_slots
     pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
-    return make_cache(runner.shape, fingerprint, runner, config, pool)
+    return make_cache(runner.shape, fingerprint, runner, config, pool, store=store)

@@ -19,6 +19,8 @@ from states.frozen import NO_INITIAL_STATE
 from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY, StateRegistry
 from states.named.saved import SavedStates
+from states.named.store import LocalStateStore, StateStore
+from states.shared.opening import OpenStore
 
 OWN_STATE = "model"
 """The name of the state that a model's own file brings."""
@@ -66,6 +68,16 @@ def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
     if settings.default is not None:
         registry.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
     return registry
+
+
+def share_names(store: OpenStore | None, own: StateRegistry, fingerprint: str, settings: StateSettings) -> StateStore:
+    """Return where the states are kept that clients name: in the store, unless a folder is to keep them here."""
+    if store is None or settings.folder is not None:
+        return LocalStateStore(own)
+    from states.shared.state_store import SharedStateStore  # of an extra, as an open store has shown to be there
+
+    capacity, quota = settings.capacity, settings.quota
+    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.tell_forgotten)
 
 
 def make_registry(

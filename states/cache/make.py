@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from rnn_engine.errors import RnnEngineError, StateError, UnavailableError
 from rnn_engine.types import ModelShape
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
@@ -18,10 +16,7 @@ from states.cache.tiers.host import HostTier
 from states.cache.tiers.shared import SharedTier
 from states.cache.tiers.tier import Tier
 from states.cache.tiers.writer import BackgroundWriter, InlineWriter, Writer
-from states.shared.config import StoreConfig
-
-_EXTRA = "a shared store needs the packages of the extra `store`: pip install 'rnn-engine[store]'"
-_log = logging.getLogger(__name__)
+from states.shared.opening import OpenStore
 
 
 def make_cache(
@@ -32,12 +27,14 @@ def make_cache(
     pool: DevicePool | None = None,
     writer: Writer | None = None,
     clock: Callable[[], float] = time.monotonic,
+    store: OpenStore | None = None,
 ) -> StateCache:
     """A cache with the tiers that are configured: the device's `pool` where there is one, host memory, disk,
     the shared store.
 
     `model` is the fingerprint of whatever must be equal for a state to be continued: weights and their format.
     `writer` writes the files; None is one as configured. `clock` gives seconds that never go back.
+    `store` stays open when the cache is closed.
     """
     config = config or CacheConfig()
     tiers: list[Tier] = []
@@ -49,27 +46,13 @@ def make_cache(
             writer = BackgroundWriter(disk.background_bytes) if disk.background_bytes > 0 else InlineWriter()
         reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         tiers.append(DiskTier(disk, model, shape, writer, reader))
-    if config.store is not None:
-        tiers.append(_open_shared_tier(config.store, model, shape, clock))
+    if store is not None:
+        tiers.append(_shared_tier(store, model, shape))
     return StateCache(live, tiers, config, clock)
 
 
-def _open_shared_tier(config: StoreConfig, model: str, shape: ModelShape, clock: Callable[[], float]) -> SharedTier:
-    """Open the tier in a store, which need not be reached now.
+def _shared_tier(store: OpenStore, model: str, shape: ModelShape) -> SharedTier:
+    from states.shared.checkpoints import CheckpointStore  # of an extra, as an open store has shown to be there
 
-    Raises StateError where the store refuses whoever asks, or where the packages of the extra are missing.
-    """
-    try:
-        from states.shared.checkpoints import CheckpointStore
-        from states.shared.client import StoreClient
-    except ImportError as error:
-        raise StateError(_EXTRA) from error
-    client, capacity = StoreClient(config.url, config.timeout, clock), None
-    try:
-        capacity = client.submit(client.check()).result()
-    except UnavailableError as error:
-        _log.warning("%s: %s; prompts are run without it until it answers", config.url.shown, error)
-    except RnnEngineError:
-        client.close()
-        raise
-    return SharedTier(config, client, CheckpointStore(client, config.ttl), capacity, model, shape)
+    checkpoints = CheckpointStore(store.client, store.config.ttl)
+    return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape)

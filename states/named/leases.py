@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class Leases:
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` gives seconds that never go back."""
         self._clock = clock
-        self._numbers = itertools.count()
+        self._last_number = 0
         self._by_owner: dict[str, Lease] = {}
         self._soonest = math.inf  # nothing expires before
 
@@ -47,12 +46,19 @@ class Leases:
         now = self._clock()
         lease = self._by_owner.get(owner)
         if lease is None:
-            lease = self._by_owner[owner] = Lease(owner, next(self._numbers), DEFAULT_TTL, now)
+            self._last_number += 1
+            lease = self._by_owner[owner] = Lease(owner, self._last_number, DEFAULT_TTL, now)
         if ttl is not None:
             lease.ttl = ttl
         lease.expires = now + lease.ttl
         self._soonest = min(self._soonest, lease.expires)
         return lease
+
+    def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
+        """Enter a lease as it is elsewhere, in place of the one that the owner has; it was `used` last then."""
+        lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
+        self._last_number = max(self._last_number, number)
+        self._soonest = min(self._soonest, lease.expires)
 
     def find(self, owner: str) -> Lease | None:
         """Return the owner's lease, if it has one."""

@@ -69,7 +69,9 @@ class StateRegistry:
         self._saved = saved
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
-        self._table = NamedStateTable(capacity, max_names, clock, self._tell, quota, keeps_persistent=saved is not None)
+        self._table = NamedStateTable(
+            capacity, max_names, clock, self.tell_forgotten, quota, keeps_persistent=saved is not None
+        )
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # taken before the other one
 
@@ -246,7 +248,8 @@ class StateRegistry:
                         return entry
             # it was changed meanwhile, and whoever did that writes its file again
 
-    def _tell(self, digest: str) -> None:
+    def tell_forgotten(self, digest: str) -> None:
+        """Tell whoever wants to know that no name stands for a state of these values any more."""
         for forget in self._listeners:
             forget(digest)
 

@@ -31,7 +31,8 @@ class StateListing:
 class StateStore(Protocol):
     """Named states, shared by all who use an engine. For one event loop, which no method blocks.
 
-    What is given out is immutable and outlives its deletion. To use a state renews the lease of its owner.
+    What is given out is immutable and outlives its deletion. To use a state renews the lease of its owner. Its
+    arrays may be read where `get`, `default`, `put` or `compare_and_set` gave it.
     """
 
     async def get(self, name_or_id: str) -> NamedState:

@@ -7,7 +7,6 @@ in whose name room is asked for. If even that would not do, nothing ends and the
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections.abc import Callable
 
@@ -50,7 +49,7 @@ class NamedStateTable:
         self._counts = ReferenceCounts()
         self._index = NameIndex()
         self._tombstones = Tombstones()
-        self._versions = itertools.count(1)
+        self.last_version = 0
 
     @property
     def num_bytes(self) -> int:
@@ -62,7 +61,8 @@ class NamedStateTable:
 
     def next_version(self) -> int:
         """Return a version that no state has had."""
-        return next(self._versions)
+        self.last_version += 1
+        return self.last_version
 
     def end_expired(self) -> None:
         """Remove the states whose leases have expired."""
@@ -155,6 +155,19 @@ class NamedStateTable:
         self._counts.add(entry.frozen)
         self.quotas.add(entry)
         self._tombstones.revive(entry.name)
+
+    def restore(self, entry: NamedState) -> None:
+        """Enter a state as another table has it, in place of the one of its id; room and leases are its concern."""
+        held = self._index.of_id(entry.id)
+        if held is not None and held.name != entry.name:
+            self._index.remove(held)
+            self._tombstones.note(held.name, f"it is called {entry.plain_name!r} now")
+        self._index.put(entry)
+        self._counts.add(entry.frozen)
+        self.quotas.add(entry)
+        self._tombstones.revive(entry.name)
+        if held is not None:
+            self._release(held)
 
     def swap(self, old: NamedState, new: NamedState) -> None:
         """Replace `old`, which is in the table, by `new`. Raises OverloadedError where there is no room."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from valkey.asyncio import Valkey
 
-from states.shared.client import StoreClient
+from states.shared.client import StoreClient, run_script
 from states.shared.keys import PathKeys, bit_of, lengths_in
 
 # KEYS: the checkpoint, the bitmap of its block. ARGV: seconds, bit, logits, kind, size, file.
@@ -75,7 +75,7 @@ class CheckpointStore:
         keys = path.checkpoints(lengths)
         needs_logits = "1" if lengths[-1] == path.length else "0"
         found = await run(
-            self._client.reading, lambda valkey: _script(valkey, _FIND, list(reversed(keys)), needs_logits)
+            self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits)
         )
         if found is None:
             return None
@@ -100,14 +100,16 @@ class CheckpointStore:
         """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
         arguments = (self._ttl, int(has_logits))
         answer = await self._client.run(
-            self._client.reading, lambda valkey: _script(valkey, _RENEW, _keys_of(path), *arguments)
+            self._client.reading, lambda valkey: run_script(valkey, _RENEW, _keys_of(path), *arguments)
         )
         return bool(answer)
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
         """Keep a state file as the checkpoint at a path's end."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data), data)
-        await self._client.run(self._client.writing, lambda valkey: _script(valkey, _PUT, _keys_of(path), *arguments))
+        await self._client.run(
+            self._client.writing, lambda valkey: run_script(valkey, _PUT, _keys_of(path), *arguments)
+        )
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
@@ -122,7 +124,3 @@ def _keys_of(path: PathKeys) -> list[str]:
 
 def _ask(valkey: Valkey, *command: object) -> Awaitable[Any]:
     return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
-
-
-async def _script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
-    return await valkey.register_script(text)(keys=keys, args=arguments)

@@ -156,6 +156,11 @@ class StoreClient:
             _log.warning("%s %s fails and is left alone for a while: %s", lane.name, self.url.shown, error)
 
 
+async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
+    """Return what a Lua script answers, which the store knows by its hash from the second time on."""
+    return await valkey.register_script(text)(keys=keys, args=arguments)
+
+
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:
     """Return how an operation ended that raised `error`, and what to raise."""
     if isinstance(error, exceptions.OutOfMemoryError):

@@ -33,7 +33,7 @@ class PathKeys:
 
     def __init__(self, model: str, root: str, tokens: bytes) -> None:
         """`model` is the fingerprint of whatever must be equal for a state to be continued; `tokens` are packed."""
-        self._space = f"{_PREFIX}:{_short(model)}"
+        self._space = space_of(model)
         self._tokens = tokens
         self._start = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for text in (model, root):
@@ -75,5 +75,6 @@ def lengths_in(block: Block, bitmap: bytes | None) -> Iterator[int]:
             yield block.start + bit + 1
 
 
-def _short(model: str) -> str:
-    return hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
+def space_of(model: str) -> str:
+    """What the names of all that is kept of a model begin with."""
+    return f"{_PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.engine import Engine
+from rnn_engine.loading.states import StateSettings
+from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from states.cache.config import CacheConfig
+from states.named.entry import NamedState, Retention
 from states.shared.config import StoreConfig
 from states.shared.url import StoreUrl
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.store_server import SlowProxy, StoreServer
 
+_NO_FOLDER = StateSettings()
 PROMPTS = [[number, *range(1, 45), *range(number % 3)] for number in range(12)]
 
 
@@ -26,18 +30,26 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def running(model_path: Path, url: str | None = None, timeout: float = 5.0) -> AsyncIterator[Engine]:
+async def running(
+    model_path: Path, url: str | None = None, timeout: float = 5.0, states: StateSettings = _NO_FOLDER
+) -> AsyncIterator[Engine]:
     store = None
     if url is not None:
         store = StoreConfig(StoreUrl.parse(url), timeout=timeout, write_after=0.0, min_tokens=8)
     cache = CacheConfig(device_capacity=0, store=store)
-    async with await Engine.load(model_path, device="cpu", num_slots=2, cache=cache) as engine:
+    async with await Engine.load(model_path, device="cpu", num_slots=2, cache=cache, states=states) as engine:
         yield engine
 
 
-async def ask(engine: Engine, prompt: Sequence[int]) -> tuple[int, list[int]]:
+async def ask(engine: Engine, prompt: Sequence[int], start: NamedState | None = None) -> tuple[int, list[int]]:
     """How many tokens were kept, and what was drawn."""
-    request = GenerateRequest(prompt, max_tokens=5, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
+    request = GenerateRequest(
+        prompt,
+        max_tokens=5,
+        stop_tokens=(),
+        sampling=SamplingParams(temperature=0.0),
+        initial_state=None if start is None else start.frozen.for_request,
+    )
     events = [event async for event in engine.generate(request)]
     assert isinstance(events[0], Started)
     return events[0].cached_tokens, [
@@ -84,4 +96,31 @@ async def test_a_store_that_is_killed_or_slow_fails_no_request(model_path: Path,
                 assert (await ask(engine, prompt))[1] == tokens
     finally:
         proxy.close()
+        store.kill()
+
+
+async def test_a_state_that_was_named_at_one_engine_goes_on_at_the_other(model_path: Path, tmp_path: Path) -> None:
+    store = StoreServer(tmp_path)
+    try:
+        async with running(model_path, store.url) as one, running(model_path, store.url) as other:
+            await create_state(one, "talk", PROMPTS[0], Retention())
+            _, expected = await ask(one, PROMPTS[1], await one.states.get("talk"))
+            assert (await ask(other, PROMPTS[1], await other.states.get("talk")))[1] == expected
+            await other.states.fork("talk", ["branch"], Retention(persistent=True))
+            assert {entry.name for entry in (await one.states.list()).entries} == {"talk", "branch"}
+            for name in ("talk", "branch"):
+                await other.states.delete(name)
+            assert (await one.states.list()).entries == ()
+    finally:
+        store.kill()
+
+
+async def test_with_a_folder_of_states_names_stay_at_each_engine(model_path: Path, tmp_path: Path) -> None:
+    store = StoreServer(tmp_path)
+    try:
+        settings = StateSettings(folder=tmp_path / "states")
+        async with running(model_path, store.url, states=settings) as one, running(model_path, store.url) as other:
+            await create_state(one, "talk", PROMPTS[0], Retention(persistent=True))
+            assert (await other.states.list()).entries == ()
+    finally:
         store.kill()

@@ -11,6 +11,7 @@ from states.cache.config import CacheConfig
 from states.cache.make import make_cache
 from states.shared.config import StoreConfig
 from states.shared.counters import StoreCounters
+from states.shared.opening import open_store
 from states.shared.url import StoreUrl
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
@@ -44,8 +45,9 @@ class SharingServer:
         self.shape = toy_shape(vocab)
         self.device = ToyDevice(self.shape)
         store = StoreConfig(StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1)
+        self.store = open_store(store, self.clock)
         config = CacheConfig(host_capacity=host, store=store)
-        self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock)
+        self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock, store=self.store)
 
     def keep(self, tokens: Sequence[int], *, root: str = ROOT, logits: bool = True) -> bool:
         """Run tokens and keep the state; return when it is in the store, or was refused there."""
@@ -93,3 +95,4 @@ def serving(url: str, **settings: object) -> Iterator[SharingServer]:
         yield server
     finally:
         server.cache.close()
+        server.store.close()

@@ -90,7 +90,7 @@ class SharedTier(Tier):
         model: str,
         shape: ModelShape,
     ) -> None:
-        """`client`, which `store` uses, is closed with the tier; `capacity` are the bytes that it may take in all."""
+        """`store` uses `client`; `capacity` are the bytes that it may take in all, where that is known."""
         self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
         self.write_after = config.write_after
         self.min_tokens = config.min_tokens
@@ -182,7 +182,6 @@ class SharedTier(Tier):
     def close(self) -> None:
         """Return when everything is written, or after some seconds."""
         wait_for(self._held, CLOSE_SECONDS)
-        self._client.close()
 
     def _has_room(self, num_bytes: int, patience: float) -> bool:
         """Whether so much more may wait to be written now, or in so many seconds."""

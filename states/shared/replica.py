@@ -1,0 +1,187 @@
+"""A server's copy of the names in a shared store: a table that records what is done to it, so that it can be sent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from states.named.entry import NamedState
+from states.named.leases import Lease, Leases
+from states.named.quotas import Quota
+from states.named.registry import StateRegistry
+from states.named.table import NamedStateTable
+from states.shared.entries import ValueKey, decode_entry, decode_lease, encode_entry, encode_lease, key_of
+from states.shared.names import Change, NamesRead, Revision
+from states.shared.unread import UnreadState
+
+_ELSEWHERE = "it was removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What was done to the table and is not in the store yet."""
+
+    change: Change
+    last_version: int
+    needed: Sequence[ValueKey]  # values of the entries that were changed
+    unneeded: Sequence[ValueKey]  # values that no name stands for any more
+
+
+class Replica:
+    """The names as they were when they were read last, with the operator's own. For one event loop.
+
+    The operator's states are each server's own; they are read-only, and hide those in the store that have their names.
+    """
+
+    def __init__(
+        self, own: StateRegistry, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]
+    ) -> None:
+        """`forget` is called with the digest of a state when no name stands for these values any more."""
+        self._own = own
+        self._settings = (capacity, max_names, quota)
+        self._forget = forget
+        self._shared: dict[ValueKey, UnreadState] = {}
+        self._removed_values: set[ValueKey] = set()
+        self.revision = Revision()
+        self.table = self._make_table()
+
+    def lose_track(self) -> None:
+        """Have all names read again: the table may differ from the store."""
+        self.revision = Revision()
+
+    def take_in(self, read: NamesRead) -> None:
+        """Bring the table up to date. Raises StorageError for what can't be understood; all is read again then."""
+        self.revision = Revision()  # until all of it is taken in
+        before = set[str]()
+        if read.complete:
+            before = {frozen.digest for frozen in self._shared.values()}
+            self.table = self._make_table()
+        table = self.table
+        table.now = read.revision.read_at
+        for change in read.changes:
+            self._replay(change)
+        for owner, used in read.used.items():
+            if (lease := table.leases.find(owner)) is not None:
+                table.leases.restore(owner, lease.number, lease.ttl, used)
+        table.last_version = max(table.last_version, read.last_version)
+        self.revision = read.revision
+        self._prune()
+        for digest in before - {frozen.digest for frozen in self._shared.values()}:
+            self._forget(digest)
+        table.clear_records()
+        table.end_expired()
+
+    def share(self, frozen: UnreadState) -> UnreadState:
+        """Return the one object that stands for equal values."""
+        return self._shared.setdefault(key_of(frozen), frozen)
+
+    def pending(self) -> Pending | None:
+        """Return what was done to the table since it was brought up to date; None where it was nothing."""
+        table = self.table
+        if not table.changed and not table.touched:
+            return None
+        entries = {str(key): entry for key, entry in table.changed.items() if entry is not None}
+        removed = [str(key) for key, entry in table.changed.items() if entry is None]
+        leases: dict[str, str] = {}
+        ended: list[str] = []
+        for owner in table.touched:
+            lease = table.leases.find(owner)
+            if lease is None:
+                ended.append(owner)
+            else:
+                leases[owner] = encode_lease(lease)
+        change = Change({key: encode_entry(entry) for key, entry in entries.items()}, removed, leases, ended)
+        held = {key_of(entry.frozen) for entry in table.entries() if isinstance(entry.frozen, UnreadState)}
+        needed = {key_of(entry.frozen) for entry in entries.values() if isinstance(entry.frozen, UnreadState)}
+        return Pending(change, table.last_version, sorted(needed), sorted(set(self._shared) - held))
+
+    def note_committed(self, revision: Revision) -> None:
+        """Forget what was done: the store has it as this revision."""
+        self.revision = revision
+        self.table.clear_records()
+        self._prune()
+
+    def _make_table(self) -> _RecordingTable:
+        capacity, max_names, quota = self._settings
+        table = _RecordingTable(capacity, max_names, quota, self._forget)
+        for entry in self._own.entries():
+            table.last_version = max(table.last_version, entry.version)
+            table.restore(entry)
+        default = self._own.default
+        table.default = None if default is None else default.name
+        return table
+
+    def _replay(self, change: Change) -> None:
+        table = self.table
+        for key in change.removed:
+            held = table.of_id(uuid.UUID(key))
+            if held is not None and not held.read_only:
+                table.drop(held, _ELSEWHERE)
+        entries = [decode_entry(text, self.share) for text in change.entries.values()]
+        for entry in sorted(entries, key=lambda entry: entry.version):
+            if not self._is_hidden(entry):
+                table.restore(entry)
+        for owner, text in change.leases.items():
+            lease = decode_lease(owner, text)
+            table.leases.restore(owner, lease.number, lease.ttl, table.now)
+        for owner in change.ended:
+            table.leases.end(owner)
+
+    def _is_hidden(self, entry: NamedState) -> bool:
+        """Whether the operator of this server brings a state of this name or id."""
+        held = (self._own.find(str(entry.id)), self._own.find(entry.name))
+        return any(one is not None for one in held)
+
+    def _prune(self) -> None:
+        frozen = (entry.frozen for entry in self.table.entries())
+        self._shared = {key_of(one): one for one in frozen if isinstance(one, UnreadState)}
+
+
+class _RecordingTable(NamedStateTable):
+    """A table whose time stands still between two reads, and that records what is changed."""
+
+    def __init__(self, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]) -> None:
+        self.now = 0.0  # by the store's clock, when it was read last
+        self.changed: dict[uuid.UUID, NamedState | None] = {}  # None = removed
+        self.touched: set[str] = set()  # owners
+        super().__init__(capacity, max_names, lambda: self.now, forget, quota)
+        self.leases = _RecordingLeases(lambda: self.now, self.touched)
+
+    def clear_records(self) -> None:
+        """Forget what was changed."""
+        self.changed.clear()
+        self.touched.clear()
+
+    def enter(self, entry: NamedState) -> None:
+        super().enter(entry)
+        self.changed[entry.id] = entry
+
+    def swap(self, old: NamedState, new: NamedState) -> None:
+        super().swap(old, new)
+        self.changed[new.id] = new
+
+    def drop(self, entry: NamedState, reason: str) -> None:
+        super().drop(entry, reason)
+        self.changed[entry.id] = None
+
+
+class _RecordingLeases(Leases):
+    """Leases that record whose were changed."""
+
+    def __init__(self, clock: Callable[[], float], touched: set[str]) -> None:
+        super().__init__(clock)
+        self._touched = touched
+
+    def renew(self, owner: str, ttl: float | None = None) -> Lease:
+        self._touched.add(owner)
+        return super().renew(owner, ttl)
+
+    def end(self, owner: str) -> None:
+        self._touched.add(owner)
+        super().end(owner)
+
+    def end_expired(self) -> list[Lease]:
+        ended = super().end_expired()
+        self._touched.update(lease.owner for lease in ended)
+        return ended

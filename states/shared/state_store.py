@@ -1,0 +1,275 @@
+"""Named states that several servers share: each knows at once what another has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from rnn_engine.errors import NotFoundError, RnnEngineError, StorageError, UnavailableError
+from states.files.reading import StateForm
+from states.frozen import FrozenState
+from states.named import changes
+from states.named.entry import NamedState, Retention, check_changeable
+from states.named.keyed_locks import KeyedLocks
+from states.named.leases import OwnerLease
+from states.named.quotas import Quota
+from states.named.registry import DEFAULT_MAX_NAMES, RegistryUsage, StateRegistry
+from states.named.store import StateListing
+from states.named.table import NamedStateTable
+from states.shared.client import StoreClient
+from states.shared.names import Commit, SharedNames
+from states.shared.replica import Replica
+from states.shared.unread import UnreadState
+from states.shared.values import SharedValues
+
+T = TypeVar("T")
+
+MOST_TRIES = 20  # of a change that others come before
+
+
+class SharedStateStore:
+    """A `StateStore` over a store that other servers use, too.
+
+    Every call first reads what others have changed. A change is made where nobody else has made one meanwhile, and else
+    tried again. The operator's states are each server's own, and serve without the store; all else raises
+    UnavailableError while that does not answer.
+    """
+
+    def __init__(
+        self,
+        own: StateRegistry,
+        client: StoreClient,
+        model: str,
+        *,
+        capacity: int,
+        max_names: int = DEFAULT_MAX_NAMES,
+        quota: Quota,
+        forget: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`own` has the operator's states, `model` is the fingerprint. `capacity` bounds the bytes of all states, as
+        `max_names` and `quota` do their number and what one namespace has; every server should have the same bounds.
+
+        `forget` is called with the digest of a state when no name stands for these values any more.
+        """
+        self._own = own
+        self._client = client
+        self._names = SharedNames(client, model)
+        self._values = SharedValues(client, self._names, own.files, model, capacity)
+        self._replica = Replica(own, capacity, max_names, quota, forget)
+        self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
+        self._locks = KeyedLocks()
+        self._failed_writes = 0
+
+    async def get(self, name_or_id: str) -> NamedState:
+        if self._own.find(name_or_id) is not None:
+            return self._own.get(name_or_id)
+        for _ in range(MOST_TRIES):
+            entry = await self._use(name_or_id)
+            if entry is not None and (read := await self._with_values(entry)) is not None:
+                return read
+        raise _busy()
+
+    async def find(self, name_or_id: str) -> NamedState | None:
+        own = self._own.find(name_or_id)
+        return own if own is not None else await self._ask(partial(_found, name_or_id=name_or_id))
+
+    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        return await self._ask(lambda table: table.missing(name_or_id, namespace))
+
+    async def list(self, namespace: str | None = None) -> StateListing:
+        return await self._ask(partial(_listing, namespace=namespace))
+
+    def usage(self) -> RegistryUsage:
+        """Return how many states there were, and how much room they took, when the names were read last."""
+        table = self._replica.table
+        entries = table.entries()
+        persistent = sum(entry.persistent for entry in entries)
+        leases = len(table.leases)
+        return RegistryUsage(table.num_bytes, table.capacity, len(entries), persistent, leases, self._failed_writes)
+
+    async def default(self) -> NamedState | None:
+        return self._own.default
+
+    async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
+        await self._ask(lambda table: changes.check_place(table, name, retention, num_bytes))
+
+    async def put(
+        self,
+        name: str,
+        frozen: FrozenState,
+        retention: Retention,
+        *,
+        source: str,
+        form: StateForm = "full",
+        key: uuid.UUID | None = None,
+    ) -> NamedState:
+        await self.check_place(name, retention, frozen.num_bytes)  # before its values are sent
+
+        def enter(table: NamedStateTable, unread: UnreadState) -> NamedState:
+            return _shown(table, changes.put(table, name, unread, retention, source=source, form=form, key=key))
+
+        return replace(await self._change_with(frozen, enter), frozen=frozen)
+
+    async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
+        check_changeable(old, "state")
+
+        def swap(table: NamedStateTable, unread: UnreadState) -> NamedState:
+            return _shown(table, changes.compare_and_set(table, old, unread, source=source)[1])
+
+        return replace(await self._change_with(frozen, swap), frozen=frozen)
+
+    async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        changes.check_names(names)
+        own = self._own.find(name_or_id)
+        if own is None:
+            return await self._change(
+                lambda table: _all_shown(table, changes.fork(table, name_or_id, names, retention))
+            )
+
+        def copy(table: NamedStateTable, unread: UnreadState) -> tuple[NamedState, ...]:
+            return _all_shown(table, changes.copy(table, replace(own, frozen=unread), names, retention))
+
+        return await self._change_with(own.frozen, copy)
+
+    async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
+        return await self._change(lambda table: _shown(table, changes.move(table, name_or_id, name, retention)[1]))
+
+    async def delete(self, name_or_id: str) -> NamedState:
+        def drop(table: NamedStateTable) -> NamedState:
+            entry = table.get(name_or_id)
+            check_changeable(entry, "state")
+            table.drop(entry, changes.REMOVED)
+            return entry
+
+        return await self._change(drop)
+
+    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        return await self._ask(lambda table: tuple(table.leases_of(namespace)))
+
+    async def end_lease(self, owner: str) -> OwnerLease:
+        return await self._change(lambda table: table.end_lease(owner))
+
+    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
+        return self._locks.hold(str(key))
+
+    async def _use(self, name_or_id: str) -> NamedState | None:
+        """Return a state without its values, and begin its lease's time anew; None where that ended just now."""
+        async with self._turn:
+            await self._read()
+            table = self._replica.table
+            entry = table.get(name_or_id)
+            if entry.owner is None:
+                return entry
+            lasts = await self._run(self._names.use(entry.owner))
+            lease = table.leases.find(entry.owner)
+            return replace(entry, expires_in=lease.ttl) if lasts and lease is not None else None
+
+    async def _with_values(self, entry: NamedState) -> NamedState | None:
+        """Return a state with its values; None where another has changed it meanwhile."""
+        assert isinstance(entry.frozen, UnreadState), "the operator's states are found before"
+        frozen = await self._values.get(entry.frozen)
+        return None if frozen is None else replace(entry, frozen=frozen)
+
+    async def _ask(self, question: Callable[[NamedStateTable], T]) -> T:
+        """Return what `question` gives of the names as they are now."""
+        async with self._turn:
+            await self._read()
+            return question(self._replica.table)
+
+    async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
+        """Bring values to the store, and make a change with what stands for them."""
+        unread = await self._put_values(frozen)
+        return await self._change(
+            lambda table: action(table, self._replica.share(unread)), partial(self._put_values, frozen)
+        )
+
+    async def _put_values(self, frozen: FrozenState) -> UnreadState:
+        try:
+            return await self._values.put(frozen)
+        except StorageError:
+            self._failed_writes += 1
+            raise
+
+    async def _change(
+        self, action: Callable[[NamedStateTable], T], put_again: Callable[[], Awaitable[object]] | None = None
+    ) -> T:
+        """Return what `action` gives, which changes the names as they are now; tried again where others were first.
+
+        `put_again` brings values that have left the store meanwhile.
+        """
+        for _ in range(MOST_TRIES):
+            async with self._turn:
+                await self._read()
+                try:
+                    result = action(self._replica.table)
+                except RnnEngineError:
+                    await self._undo()
+                    raise
+                except BaseException:
+                    self._replica.lose_track()
+                    raise
+                outcome = await self._commit()
+            if outcome is Commit.DONE:
+                return result
+            if outcome is Commit.MISSING and put_again is not None:
+                await put_again()
+        raise _busy()
+
+    async def _read(self) -> None:
+        """Bring the copy of the names up to date, and remove what has expired."""
+        self._replica.take_in(await self._run(self._names.read(self._replica.revision)))
+        await self._commit()
+
+    async def _undo(self) -> None:
+        """Undo what a change that was refused has made of the copy; what it used is used all the same."""
+        if self._replica.table.changed:
+            self._replica.lose_track()
+        else:
+            await self._commit()
+
+    async def _commit(self) -> Commit:
+        """Make the change that was made of the copy."""
+        pending = self._replica.pending()
+        if pending is None:
+            return Commit.DONE
+        known = self._replica.revision
+        self._replica.lose_track()  # until it is known what became of the change
+        outcome, revision = await self._run(
+            self._names.change(known, pending.last_version, pending.change, pending.needed, pending.unneeded)
+        )
+        if outcome is Commit.DONE:
+            self._replica.note_committed(revision)
+        return outcome
+
+    async def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(self._client.submit(coroutine))
+
+
+def _shown(table: NamedStateTable, entry: NamedState) -> NamedState:
+    lease = None if entry.owner is None else table.leases.find(entry.owner)
+    return replace(entry, expires_in=None if lease is None else table.leases.seconds_left(lease))
+
+
+def _found(table: NamedStateTable, name_or_id: str) -> NamedState | None:
+    entry = table.find(name_or_id)
+    return None if entry is None else _shown(table, entry)
+
+
+def _all_shown(table: NamedStateTable, entries: Sequence[NamedState]) -> tuple[NamedState, ...]:
+    return tuple(_shown(table, entry) for entry in entries)
+
+
+def _listing(table: NamedStateTable, namespace: str | None) -> StateListing:
+    used, capacity = table.num_bytes, table.capacity
+    if namespace:
+        used, capacity = table.quotas.used(namespace), table.quotas.num_bytes
+    return StateListing(_all_shown(table, table.entries(namespace)), table.default, used, capacity)
+
+
+def _busy() -> UnavailableError:
+    return UnavailableError("the states of the store are changed by others too often", 1.0)

@@ -1,0 +1,424 @@
+"""Named states that servers share: what one changed all know, and nobody overwrites what they have not read."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    RnnEngineError,
+    StateError,
+    StorageError,
+    UnavailableError,
+)
+from states.files.reading import LoadedState
+from states.frozen import FrozenState
+from states.named.entry import NamedState, Retention
+from states.named.quotas import Quota
+from states.named.store import LocalStateStore, StateStore
+from states.shared.client import StoreClient
+from states.shared.state_store import SharedStateStore
+from states.shared.url import StoreUrl
+from tests.support.named_states import FINGERPRINT, Clock, make_registry, some_initial, some_state
+from tests.support.store_server import SlowProxy, StoreServer
+from tests.support.toy_states import same
+
+SIZE = some_initial().num_bytes
+LEASED = Retention()
+KEPT = Retention(persistent=True)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    server = StoreServer(tmp_path_factory.mktemp("store"), "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
+    yield server
+    server.kill()
+
+
+class Fleet:
+    """Servers over one store."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._clients: list[StoreClient] = []
+        self.forgotten: list[str] = []
+
+    def server(
+        self,
+        *,
+        model: str = FINGERPRINT,
+        capacity: int = 1 << 20,
+        own: str | None = None,
+        timeout: float = 5.0,
+        url: str | None = None,
+        quota: Quota | None = None,
+    ) -> SharedStateStore:
+        """A server, which brings a state called `own` where that is given."""
+        registry = make_registry(model=model)
+        if own is not None:
+            registry.add(LoadedState("full", some_state(9)), own, "file")
+        client = StoreClient(StoreUrl.parse(url or self._url), timeout)
+        self._clients.append(client)
+        return SharedStateStore(
+            registry, client, model, capacity=capacity, quota=quota or Quota(), forget=self.forgotten.append
+        )
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@pytest.fixture
+def fleet(store: StoreServer) -> Iterator[Fleet]:
+    with store.client() as client:
+        client.flushall()
+        client.config_set("maxmemory", 64 << 20)
+    fleet = Fleet(store.url)
+    yield fleet
+    fleet.close()
+
+
+def put(server: StateStore, name: str, seed: int = 0, retention: Retention = LEASED) -> Awaitable[NamedState]:
+    return server.put(name, some_initial(seed), retention, source="test")
+
+
+async def names(server: StateStore) -> list[str]:
+    return [entry.name for entry in (await server.list()).entries]
+
+
+def let_pass(store: StoreServer, seconds: float, *servers: SharedStateStore) -> None:
+    """Have all leases be used so much longer ago."""
+    with store.client() as client:
+        for key in store.keys("*:names:used"):
+            for owner in client.execute_command("ZRANGE", key, 0, -1):  # type: ignore[no-untyped-call]
+                client.zincrby(key, -seconds, owner)
+    for server in servers:
+        server._replica.lose_track()
+
+
+async def test_what_is_made_at_one_server_is_known_at_the_other(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server()
+    made = await put(one, "talk", 1, Retention(owner="ann", ttl=60))
+    got = await other.get("talk")
+    assert (got.id, got.version, got.owner, got.source) == (made.id, made.version, "ann", "test")
+    assert same(got.frozen.state, some_initial(1).state)
+    assert (got.frozen.num_tokens, got.frozen.last_tokens) == (3, (1, 2, 3))
+    [listed] = (await other.list()).entries
+    assert listed.frozen.num_bytes == SIZE
+    assert listed.frozen.has_shifts == some_initial(1).has_shifts
+    with pytest.raises(StateError, match="were not read"):
+        _ = listed.frozen.for_request
+    [lease] = await other.leases()
+    assert (lease.owner, lease.names, lease.ttl) == ("ann", ("talk",), 60.0)
+    assert other.usage().names == 1
+    await other.delete(str(made.id))
+    with pytest.raises(NotFoundError, match="'talk' is gone: it was removed; there are: none"):
+        await one.get("talk")
+    assert fleet.forgotten.count(made.frozen.digest) == 2
+
+
+async def test_of_two_who_change_a_state_one_is_refused(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "a")
+    first, second = await one.get("a"), await other.get("a")
+    assert first == second
+    changed = await other.compare_and_set(second, some_initial(1), source="other")
+    assert changed.version > first.version
+    with pytest.raises(NotFoundError, match="'a' was removed or replaced meanwhile"):
+        await one.compare_and_set(first, some_initial(2), source="one")
+    assert (await one.get("a")).frozen.digest == some_initial(1).digest
+
+
+async def test_of_many_who_want_a_name_at_once_one_gets_it(fleet: Fleet) -> None:
+    servers = [fleet.server() for _ in range(4)]
+    ended = await asyncio.gather(
+        *(put(server, "name", number) for number, server in enumerate(servers)), return_exceptions=True
+    )
+    [made] = [one for one in ended if isinstance(one, NamedState)]
+    assert sum(isinstance(one, InvalidRequestError) for one in ended) == 3
+    for server in servers:
+        assert (await server.get("name")).frozen.digest == made.frozen.digest
+
+
+async def test_changes_of_all_at_once_are_all_made(fleet: Fleet) -> None:
+    servers = [fleet.server() for _ in range(3)]
+    wanted = [f"n{number}" for number in range(24)]
+    await asyncio.gather(*(put(servers[number % 3], name, number % 5) for number, name in enumerate(wanted)))
+    entries = (await servers[0].list()).entries
+    assert sorted(entry.name for entry in entries) == sorted(wanted)
+    assert len({entry.version for entry in entries}) == 24
+    for server in servers:
+        assert sorted(await names(server)) == sorted(wanted)
+        assert server.usage().num_bytes == 5 * SIZE
+
+
+async def test_values_go_with_the_last_name_that_stands_for_them(fleet: Fleet, store: StoreServer) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "a", 1)
+    await other.fork("a", ["b", "c"], LEASED)
+    await one.delete("a")
+    await other.delete("b")
+    assert len(store.keys("*:value:*")) == 1
+    assert same((await one.get("c")).frozen.state, some_initial(1).state)
+    with store.client() as client:
+        assert client.ttl(store.keys("*:value:*")[0]) == -1  # so that it never gives way
+    await one.move("c", "d", KEPT)
+    assert (await other.get("d")).persistent
+    await one.delete("d")
+    assert store.keys("*:value:*") == []
+
+
+async def test_a_lease_lasts_while_any_server_uses_it_and_ends_everywhere(fleet: Fleet, store: StoreServer) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "a", 1, Retention(owner="ann", ttl=100))
+    await put(one, "b", 2, Retention(owner="bob", ttl=100))
+    let_pass(store, 90, one, other)
+    assert (await other.get("a")).expires_in == 100.0
+    let_pass(store, 20, one, other)
+    assert await names(one) == ["a"]
+    with pytest.raises(NotFoundError, match="its lease ended after 100 seconds without use"):
+        await one.get("b")
+    let_pass(store, 80, one, other)
+    with pytest.raises(NotFoundError, match="'a' "):
+        await other.get("a")
+    assert await one.leases() == ()
+    assert store.keys("*:value:*") == []
+
+
+async def test_a_lease_can_be_ended_at_any_server(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "a", 1, Retention(owner="ann"))
+    assert (await other.end_lease("ann")).names == ("a",)
+    assert await names(one) == []
+    with pytest.raises(NotFoundError, match="owner 'ann' has no lease"):
+        await one.end_lease("ann")
+
+
+async def test_bounds_hold_for_all_servers_together(fleet: Fleet) -> None:
+    one, other = fleet.server(capacity=2 * SIZE), fleet.server(capacity=2 * SIZE)
+    await put(one, "a", 1, KEPT)
+    await put(other, "b", 2, KEPT)
+    with pytest.raises(OverloadedError, match="have no room"):
+        await put(one, "c", 3)
+    await one.fork("a", ["same"], KEPT)
+    small = Quota(names=1)
+    ann, also_ann = fleet.server(quota=small), fleet.server(quota=small)
+    await put(ann, "ann/a", 1)
+    with pytest.raises(OverloadedError, match="no room for 1 more names of 'ann'"):
+        await put(also_ann, "ann/b", 1)
+
+
+async def test_the_operators_states_are_each_servers_own_and_serve_without_the_store(
+    fleet: Fleet, store: StoreServer
+) -> None:
+    with_own, without = fleet.server(own="pirate"), fleet.server()
+    assert await names(with_own) == ["pirate"]
+    assert await names(without) == []
+    with pytest.raises(InvalidRequestError, match=r"'pirate' .* is there already"):
+        await put(with_own, "pirate")
+    await put(without, "pirate", 3)
+    assert (await with_own.get("pirate")).read_only
+    assert (await with_own.get("pirate")).frozen.digest != some_initial(3).digest
+    assert (await without.get("pirate")).frozen.digest == some_initial(3).digest
+    [copy] = await with_own.fork("pirate", ["mine"], LEASED)
+    got = await without.get("mine")
+    assert got.id == copy.id
+    assert got.frozen.digest == (await with_own.get("pirate")).frozen.digest
+    with pytest.raises(InvalidRequestError, match="the operator's"):
+        await with_own.delete("pirate")
+
+
+async def test_models_have_names_of_their_own(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server(model="another")
+    await put(one, "a")
+    assert await names(other) == []
+    await put(other, "a")
+
+
+async def test_without_the_store_only_the_operators_states_serve(tmp_path: Path) -> None:
+    store = StoreServer(tmp_path)
+    fleet = Fleet(store.url)
+    try:
+        server = fleet.server(own="pirate")
+        await put(server, "a")
+        store.kill()
+        for ask in (lambda: server.get("a"), lambda: put(server, "b"), server.list, lambda: server.delete("a")):
+            with pytest.raises(UnavailableError):
+                await ask()
+        assert (await server.get("pirate")).name == "pirate"
+        assert await server.default() is None
+        assert server.usage().names == 2
+    finally:
+        fleet.close()
+        store.kill()
+
+
+async def test_what_a_store_that_keeps_files_has_acknowledged_outlives_it(tmp_path: Path) -> None:
+    store = StoreServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always")
+    fleet = Fleet(store.url)
+    try:
+        for number in range(4):
+            server = fleet.server()
+            for each in range(5):
+                await put(server, f"n{number}-{each}", each, KEPT)
+            store.kill()
+            store.start()
+        assert len(await names(fleet.server())) == 20
+        assert (await fleet.server().get("n0-4")).frozen.digest == some_initial(4).digest
+    finally:
+        fleet.close()
+        store.kill()
+
+
+async def test_a_store_without_room_refuses_a_state_and_changes_nothing(fleet: Fleet, store: StoreServer) -> None:
+    server = fleet.server()
+    await put(server, "a", 1)
+    with store.client() as client:
+        client.config_set("maxmemory", 1)
+        with pytest.raises(StorageError, match="the store has no room"):
+            await put(server, "b", 2)
+        assert await names(server) == ["a"]
+        assert server.usage().failed_writes == 1
+        await server.delete("a")
+        assert await names(server) == []
+
+
+async def test_values_that_are_gone_or_damaged_are_told(fleet: Fleet, store: StoreServer) -> None:
+    one, other, third = fleet.server(), fleet.server(), fleet.server()
+    await put(one, "a", 1)
+    [key] = store.keys("*:value:*")
+    with store.client() as client:
+        data = client.get(key)
+        assert isinstance(data, bytes)
+        client.set(key, data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(StorageError, match="damaged"):
+            await other.get("a")
+        client.delete(key)
+        with pytest.raises(UnavailableError):
+            await third.get("a")
+    assert same((await one.get("a")).frozen.state, some_initial(1).state)  # which has them in memory
+    await third.delete("a")
+
+
+async def test_names_that_can_not_be_understood_are_told(fleet: Fleet, store: StoreServer) -> None:
+    one = fleet.server()
+    await put(one, "a", 1)
+    [key] = store.keys("*:names:entries")
+    with store.client() as client:
+        [name] = client.execute_command("HKEYS", key)  # type: ignore[no-untyped-call]
+        client.execute_command("HSET", key, name, "{}")  # type: ignore[no-untyped-call]
+    with pytest.raises(StorageError, match="that can't be understood"):
+        await fleet.server().list()
+
+
+async def test_a_server_that_has_missed_much_reads_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("states.shared.names.MOST_CHANGES", 3)
+    one, other = fleet.server(), fleet.server()
+    await put(other, "first", 1)
+    for number in range(8):
+        await put(one, f"n{number}", 1)
+        if number % 3 == 0:
+            await other.list()
+    await one.delete("first")
+    assert sorted(await names(other)) == [f"n{number}" for number in range(8)]
+
+
+async def test_a_store_that_forgot_everything_is_believed(fleet: Fleet, store: StoreServer) -> None:
+    one = fleet.server()
+    await put(one, "a", 1)
+    with store.client() as client:
+        client.flushall()
+    assert await names(one) == []
+    assert fleet.forgotten == [some_initial(1).digest]
+    await put(one, "a", 1)
+    assert (await fleet.server().get("a")).name == "a"
+
+
+async def test_a_change_whose_client_left_is_made_or_not_and_the_next_knows(fleet: Fleet, store: StoreServer) -> None:
+    proxy = SlowProxy(store.port, 0.01)
+    try:
+        one, other = fleet.server(url=proxy.url), fleet.server()
+        await put(one, "a", 0)
+        for number in range(6):
+            task = asyncio.ensure_future(put(one, f"b{number}", 1))
+            for _ in range(1 + 40 * number):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await put(one, "c", 2)
+        assert sorted(await names(one)) == sorted(await names(other))
+        assert {"a", "c"} <= set(await names(one))
+    finally:
+        proxy.close()
+
+
+async def outcome(call: Callable[[], Awaitable[object]]) -> object:
+    """What a call gives, without ids and versions, or the class of its error."""
+    try:
+        result = await call()
+    except RnnEngineError as error:
+        return type(error)
+    return describe(result)
+
+
+def describe(result: object) -> object:
+    if isinstance(result, NamedState):
+        return (result.name, result.owner, result.form, result.frozen.digest, result.frozen.num_bytes)
+    if isinstance(result, tuple):
+        return tuple(map(describe, result))
+    return result
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_calls_at_several_servers_end_as_at_one(fleet: Fleet, store: StoreServer, seed: int) -> None:
+    chance = random.Random(seed)
+    clock = Clock()
+    capacity = 3 * SIZE
+    plain: StateStore = LocalStateStore(make_registry(capacity=capacity, clock=clock))
+    servers = [fleet.server(capacity=capacity) for _ in range(3)]
+    values: list[FrozenState] = [some_initial(number) for number in range(4)]
+    for _ in range(150):
+        server: StateStore = chance.choice(servers)
+        name, other, owner = chance.choice("abcd"), chance.choice("abcd"), chance.choice(["ann", "bob", None])
+        retention, frozen = Retention(owner=owner, ttl=chance.choice([None, 50.0, 500.0])), chance.choice(values)
+        kind = chance.choice(["put", "put", "put", "get", "get", "set", "fork", "move", "delete", "end", "wait"])
+        if kind == "wait":
+            clock.now += 30
+            let_pass(store, 30, *servers)
+            continue
+        if kind == "set":
+            mine, theirs = await plain.find(name), await server.find(name)
+            assert describe(mine) == describe(theirs)
+            if mine is not None and theirs is not None:
+                await plain.compare_and_set(mine, frozen, source="test")
+                await server.compare_and_set(theirs, frozen, source="test")
+            continue
+
+        def call(at: StateStore) -> Awaitable[object]:
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "put": lambda: at.put(name, frozen, retention, source="test"),  # noqa: B023
+                "get": lambda: at.get(name),  # noqa: B023
+                "fork": lambda: at.fork(name, [other], retention),  # noqa: B023
+                "move": lambda: at.move(name, other, retention),  # noqa: B023
+                "delete": lambda: at.delete(name),  # noqa: B023
+                "end": lambda: at.end_lease(owner or name),  # noqa: B023
+            }
+            return calls[kind]()  # noqa: B023
+
+        if kind == "end":
+            ended = [type(await outcome(lambda at=at: call(at))) for at in (plain, server)]  # type: ignore[misc]
+            assert ended[0] is ended[1]
+        else:
+            expected = await outcome(lambda: call(plain))
+            assert await outcome(lambda at=server: call(at)) == expected  # type: ignore[misc]
+        listings = [await at.list() for at in (plain, *servers)]
+        for listing in listings[1:]:
+            assert sorted(map(str, describe(listing.entries))) == sorted(map(str, describe(listings[0].entries)))  # type: ignore[call-overload]
+            assert listing.num_bytes == listings[0].num_bytes
