@@ -63,8 +63,8 @@ class Inboxes:
         with self._lock:
             deliveries, self._outbox = self._outbox, []
             self._is_awake = len(deliveries) > 0
-        for key, outcome in deliveries:
-            inbox = self._inboxes.get(key)
+        for delivery in deliveries:
+            inbox = self._inboxes.get(delivery.key)
             if inbox is not None:  # else its client has left
-                inbox.put(outcome)
+                inbox.put(delivery.outcome)
         return len(deliveries) > 0

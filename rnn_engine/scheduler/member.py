@@ -43,6 +43,7 @@ class Member(ABC):
         self.position = start.cached_tokens  # tokens that have been run
         self.runs_in_flight = 0
         self.draws: SequenceSampler | None = None  # what is to draw the next token; None where none is due
+        self.decodes = False  # it runs the token that was drawn last, from whose row the next one is drawn
         self.finished = False
         self.released = False  # it holds its slot only for the runs in flight, whose outcome nobody wants
         self.row: F32 | None = None  # [V] of a mix: the next token's logits, until all have theirs and one is drawn
@@ -102,6 +103,11 @@ class Member(ABC):
     def num_generated(self) -> int:
         """How many tokens the answer has."""
         return len(self._generated)
+
+    @property
+    def may_be_due(self) -> bool:
+        """Whether to ask for what is `due` and to say when it is kept: not amid an answer."""
+        return self.finished or self.position <= self._prompt_length
 
     @property
     def due(self) -> CheckpointPoint | None:

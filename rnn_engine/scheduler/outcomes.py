@@ -3,62 +3,92 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
+from rnn_engine.errors import StepError
 from rnn_engine.requests import Event
-from rnn_engine.sampling import Draw, JointDraws, RunRows, SequenceSampler
+from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import F32, TokenRun
+from rnn_engine.types import F32, Readout, TokenRun
 
 logger = logging.getLogger(__name__)
+
+_UNSOUND = (
+    "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
+)
 
 
 @dataclass(slots=True, eq=False)
 class RunOutcome:
-    """A run whose rows are sound, and what follows from them: events, or an error that ends its request alone."""
+    """What follows from a run: events, or an error that ends its request alone."""
 
     live: Member
-    run: TokenRun
     rows: RunRows
-    events: list[Event] = field(default_factory=list)
+    events: Sequence[Event] = ()
     num_generated: int = 0
     error: Exception | None = None
+    is_sound: bool = True
 
     def read_logits(self) -> F32:
         """Return the logits [V] after the run."""
         return self.rows.last().read_full()
 
-    def take_rows(self) -> None:
-        """Give the run its rows."""
+
+def take_in(
+    runs: Sequence[tuple[Member, TokenRun]],
+    readout: Readout,
+    vocab_size: int,
+    end_run: Callable[[Member], None],
+    draws: JointDraws,
+) -> Iterator[RunOutcome]:
+    """Give each run of a step its rows, and yield what follows from those that are still wanted.
+
+    `end_run` is called for every run. An outcome must be concluded before the next one is asked for, since it may
+    release the members of its request.
+    """
+    drawing: list[RunOutcome] = []
+    first = 0
+    for (live, run), is_sound in zip(runs, readout.sound.tolist(), strict=True):
+        end_run(live)
+        rows = RunRows(readout, first, run.rows, vocab_size)
+        first += run.rows
+        if live.released:
+            continue
+        outcome = RunOutcome(live, rows) if is_sound else RunOutcome(live, rows, (), 0, StepError(_UNSOUND), False)
+        if is_sound:
+            _advance(outcome, run)
+        if live.draws is None or outcome.error is not None:
+            yield outcome
+        else:
+            drawing.append(outcome)
+    samplers = [outcome.live.draws for outcome in drawing if outcome.live.draws is not None]
+    drawn = draws.draw(samplers, [outcome.rows for outcome in drawing])
+    for outcome, sampler, draw in zip(drawing, samplers, drawn, strict=True):
+        assert isinstance(outcome.live, LiveSequence), "no other member draws"
         try:
-            if self.run.masks is not None:
-                self.rows.allowed = self.live.allowed
-            before = self.live.num_generated
-            self.events = self.live.advance(self.run, self.rows)
-            self.num_generated = self.live.num_generated - before
+            before = outcome.live.num_generated
+            events = outcome.live.take_draw(draw or sampler.draw(outcome.rows.last()), outcome.rows.last)
+            outcome.events = [*outcome.events, *events] if outcome.events else events
+            outcome.num_generated = outcome.live.num_generated - before
         except Exception as error:
-            self._fail(error)
-
-    def take_draw(self, sampler: SequenceSampler, draw: Draw | None) -> None:
-        """Give a sequence the token that was drawn for it; None: have `sampler` draw it."""
-        assert isinstance(self.live, LiveSequence), "a follower never draws"
-        try:
-            before = self.live.num_generated
-            self.events += self.live.take_draw(draw or sampler.draw(self.rows.last()), self.rows.last)
-            self.num_generated = self.live.num_generated - before
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self.error = error
-        self.live.context.run(logger.exception, "a request failed after its step")
+            _fail(outcome, error)
+        yield outcome
 
 
-def draw_tokens(outcomes: Sequence[RunOutcome], draws: JointDraws) -> None:
-    """Draw the tokens of sequences that need one, and give them theirs."""
-    samplers = [outcome.live.draws for outcome in outcomes if outcome.live.draws is not None]
-    drawn = draws.draw(samplers, [outcome.rows for outcome in outcomes])
-    for outcome, sampler, draw in zip(outcomes, samplers, drawn, strict=True):
-        outcome.take_draw(sampler, draw)
+def _advance(outcome: RunOutcome, run: TokenRun) -> None:
+    live = outcome.live
+    try:
+        if run.masks is not None:
+            outcome.rows.allowed = live.allowed
+        before = live.num_generated
+        outcome.events = live.advance(run, outcome.rows)
+        outcome.num_generated = live.num_generated - before
+    except Exception as error:
+        _fail(outcome, error)
+
+
+def _fail(outcome: RunOutcome, error: Exception) -> None:
+    outcome.error = error
+    outcome.live.context.run(logger.exception, "a request failed after its step")

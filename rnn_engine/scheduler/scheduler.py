@@ -8,30 +8,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rnn_engine.errors import RnnEngineError, StepError
+from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.sampling import JointDraws, RunRows
+from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.admission import Admission, FailedStart
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
-from rnn_engine.scheduler.outcomes import RunOutcome, draw_tokens
+from rnn_engine.scheduler.outcomes import RunOutcome, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
 from rnn_engine.telemetry import EngineCounters, SlotUse
-from rnn_engine.types import F32, Readout, Runner, Ticket, TokenRun, run_step
+from rnn_engine.types import F32, Runner, Ticket, TokenRun, run_step
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
 SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
-
-_UNSOUND = (
-    "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,8 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
-        self._admission = Admission(runner, token_bytes, self._slots, self._prefixes, self._draws, self._meter)
+        pieces = _Pieces(token_bytes).__getitem__
+        self._admission = Admission(runner, pieces, self._slots, self._prefixes, self._draws, self._meter)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
@@ -282,29 +279,9 @@ class Scheduler:
             self.failed_in_a_row = 0
         else:
             self.failure = "no request of a step had finite logits"
-        return self._take_in(step.runs, readout)
-
-    def _take_in(self, runs: Sequence[tuple[Member, TokenRun]], readout: Readout) -> list[Delivery]:
-        """Give each run its rows, draw the tokens that follow, and return the events."""
-        vocab_size, first = self._runner.shape.vocab_size, 0
-        drawing: list[RunOutcome] = []
         deliveries: list[Delivery] = []
-        for (live, run), sound in zip(runs, readout.sound.tolist(), strict=True):
-            self._slots.end_run(live)
-            if not live.released and not sound:
-                self._meter.counters.unsound_runs += 1
-                deliveries.append(self._fail(live, StepError(_UNSOUND)))
-            elif not live.released:
-                outcome = RunOutcome(live, run, RunRows(readout, first, run.rows, vocab_size))
-                outcome.take_rows()
-                if live.draws is None:
-                    deliveries += self._conclude(outcome)
-                else:
-                    drawing.append(outcome)
-            first += run.rows
-        draw_tokens(drawing, self._draws)
-        for outcome in drawing:
-            deliveries += self._conclude(outcome)
+        for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._slots.end_run, self._draws):
+            self._conclude(outcome, deliveries)
         return deliveries
 
     def _note_time(self, step: StepInFlight) -> None:
@@ -338,19 +315,25 @@ class Scheduler:
             self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
 
-    def _conclude(self, outcome: RunOutcome) -> list[Delivery]:
-        """Keep a checkpoint where one is due, and return the events of a run, or the error that has ended it."""
+    def _conclude(self, outcome: RunOutcome, deliveries: list[Delivery]) -> None:
+        """Keep a checkpoint where one is due, and deliver the events of a run, or the error that has ended it."""
         live = outcome.live
         if outcome.error is not None:
-            self.failure = str(outcome.error)
-            return [self._fail(live, outcome.error)]
+            if outcome.is_sound:
+                self.failure = str(outcome.error)
+            else:
+                self._meter.counters.unsound_runs += 1
+            deliveries.append(self._fail(live, outcome.error))
+            return
         self._meter.counters.generated_tokens += outcome.num_generated
-        if (point := live.due) is not None:
-            self._keep(live, point, outcome.read_logits)
-        live.passed()
-        if live.finished:
-            self._end(live)
-        return [Delivery(live.key, event) for event in outcome.events]
+        if live.may_be_due:
+            if (point := live.due) is not None:
+                self._keep(live, point, outcome.read_logits)
+            live.passed()
+            if live.finished:
+                self._end(live)
+        for event in outcome.events:
+            deliveries.append(Delivery(live.key, event))
 
     def _keep(self, live: Member, point: CheckpointPoint, read_logits: Callable[[], F32]) -> None:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
@@ -374,3 +357,15 @@ class Scheduler:
     def _fail(self, live: Member, error: Exception) -> Delivery:
         self._slots.release(live)
         return Delivery(live.key, step_error(error))
+
+
+class _Pieces(dict[int, bytes]):
+    """The bytes of every token that has occurred."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token: int) -> bytes:
+        data = self[token] = self._token_bytes(token)
+        return data

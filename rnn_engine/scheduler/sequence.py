@@ -102,6 +102,8 @@ class LiveSequence(Member):
 
     @property
     def demand(self) -> TokenDemand:
+        if self.decodes:
+            return DECODE
         if self._given is None:
             return super().demand
         left = self._given.end - self._submitted
@@ -110,6 +112,11 @@ class LiveSequence(Member):
         return TokenDemand(left, 1 if self._given.is_scored else left)
 
     def run(self, count: int) -> TokenRun:
+        if self.decodes:
+            self.runs_in_flight += 1
+            self._submitted += 1
+            masks = None if self._mask is None else self._make_masks(1)
+            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=masks)
         if self._given is None:
             return super().run(count)
         self.runs_in_flight += 1
@@ -125,6 +132,10 @@ class LiveSequence(Member):
         return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._make_masks(1) if is_last else None)
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        if self.decodes:
+            self.position += 1
+            self.draws = self.sampler
+            return []
         in_prompt = self.position < self._prompt_length
         if in_prompt and self._scores is not None and run.targets is not None:
             self._scores.take(rows)
@@ -149,6 +160,7 @@ class LiveSequence(Member):
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
         """Take in the token that was drawn from `row`, and those that are given after it; return the events."""
         self.draws = None
+        self.decodes = self.request.mix is None
         logprobs = self.request.logprobs
         info = self._answer.describe(draw.token)
         if logprobs is not None:
@@ -162,7 +174,7 @@ class LiveSequence(Member):
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
         if self._generated and self._answer.ending is None:
             self._answer.end(CUT)
-            self._decode_demand = TAKE_IN
+            self._decode_demand, self.decodes = TAKE_IN, False
         return len(self._generated) > 0
 
     @property
@@ -244,6 +256,7 @@ class LiveSequence(Member):
         events, ending = self._answer.events(), self._answer.ending
         if ending is None and not given:
             return events
+        self.decodes = False
         unscored: Sequence[TokenInfo] = () if self.request.logprobs is None else given
         if unscored and len(given) == len(self._generated):  # the first of all, which the prompt's last row scores
             first, *unscored = unscored

@@ -14,26 +14,36 @@ class TextStream:
     """
 
     def __init__(self, stops: Sequence[bytes]) -> None:
-        self._matcher = StopMatcher(stops)
+        self._matcher = StopMatcher(stops) if stops else None
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._in_character = False  # the decoder holds the beginning of one
 
     @property
     def match(self) -> bytes | None:
         """The stop string that was found."""
-        return self._matcher.match
+        return None if self._matcher is None else self._matcher.match
 
     def feed(self, data: bytes, *, may_stop: bool = True) -> str:
         """Return the text that `data` makes certain: whole characters, and nothing that may belong to a stop string.
 
         Where it may not stop, which is so at the beginning alone, no stop string begins in `data`.
         """
-        if not may_stop:
-            return self._decoder.decode(data)
-        return self._decoder.decode(self._matcher.feed(data), final=self.match is not None)
+        if self._matcher is not None and may_stop:
+            data = self._matcher.feed(data)
+            if self._matcher.match is not None:
+                return self._decoder.decode(data, final=True)
+        if not self._in_character:
+            try:
+                return data.decode()  # several times as fast as the decoder
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._in_character = self._decoder.getstate()[0] != b""
+        return text
 
     def flush(self) -> str:
         """Return the text that was held back, since no more bytes will come."""
-        return self._decoder.decode(self._matcher.flush(), final=True)
+        return self._decoder.decode(b"" if self._matcher is None else self._matcher.flush(), final=True)
 
 
 class StopMatcher:
@@ -51,8 +61,6 @@ class StopMatcher:
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that are certain to lie before any match. After a match nothing more may be fed."""
-        if self._automaton.is_empty:
-            return data
         for byte in data:
             self._held.append(byte)
             self._node = self._automaton.next(self._node, byte)
@@ -81,7 +89,6 @@ class _Automaton:
         self._fallback = [0]  # node -> the node of its longest proper end
         self.depth = [0]
         self.match: list[bytes | None] = [None]  # the longest stop string that ends here
-        self.is_empty = len(stops) == 0
         for stop in stops:
             self._insert(stop)
         self._link()

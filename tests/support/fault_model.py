@@ -187,7 +187,8 @@ class FaultModel:
         assert self.worker.health.status == "ok"
 
     def _take(self) -> None:
-        for key, outcome in self._delivered:
+        for delivery in self._delivered:
+            key, outcome = delivery.key, delivery.outcome
             assert key in self._sent, f"request {key} has left or ended, and hears {outcome}"
             heard = self._heard[key]
             if isinstance(outcome, RnnEngineError):
