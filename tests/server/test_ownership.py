@@ -52,7 +52,6 @@ STARTING: list[tuple[str, Body]] = [
     ("/v1/choices", {"input": "a", "choices": ["b"]}),
     ("/api/oai/chooses", {"input": "a", "choices": ["b"]}),
     ("/v1/embeddings", {"input": "a"}),
-    ("/v1/states/compare", {"other": "none"}),
     ("/embedding", {"input": "a"}),
     ("/api/embed", {"input": "a"}),
     ("/api/embeddings", {"prompt": "a"}),
@@ -139,6 +138,14 @@ async def test_nothing_starts_from_another_keys_state(clients: Clients, path: st
         assert error["message"] == f"state {state!r} does not exist; there are: poet"
     assert len(clients.engine.requests) == ran
     await clients.ask("ann", "POST", path, {**body, "state": SECRET})
+
+
+async def test_another_keys_state_is_not_compared(clients: Clients) -> None:
+    for state in (SECRET, await secret_id(clients), f"ann/{SECRET}"):
+        for body in ({"state": state}, {"state": "poet", "other": state}):
+            error = await clients.ask("bob", "POST", "/v1/states/compare", body, status=404)
+            assert error["message"] == f"state {state!r} does not exist; there are: poet"
+    await clients.ask("ann", "POST", "/v1/states/compare", {"state": "poet", "other": SECRET})
 
 
 async def test_lists_have_what_is_ones_own_and_shared(clients: Clients) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from playwright.async_api import Page, expect
@@ -131,3 +132,47 @@ async def test_a_phone_shows_all_of_it(visit: Visit) -> None:
     await page.get_by_role("link", name="命名状态").click()
     await expect(page.get_by_role("button", name="pirate", exact=True)).to_be_visible()
     assert await sideways_scroll(page) == 0
+
+
+async def test_two_states_are_compared_by_layer_and_head(visit: Visit) -> None:
+    page = await visit("/#/states/compare/pirate")
+    await expect(page.get_by_label("Compared with")).to_have_value("none")
+    picture = page.get_by_role("img", name="Layers from top to bottom")
+    await expect(picture).to_have_attribute("aria-label", re.compile("att_shift, layer 0: 0$"))
+    await picture.focus()
+    for _ in range(2):
+        await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("ArrowDown")
+    await expect(page.get_by_text("wkv, layer 1, head 1: 2", exact=True)).to_be_visible()
+    await page.get_by_label("Shown").select_option(label="Norms of pirate")
+    await expect(page.get_by_text("wkv, layer 1, head 1: 2", exact=True)).to_have_count(0)
+    await page.get_by_text("As a table").click()
+    await expect(page.get_by_role("columnheader", name="wkv 3")).to_be_visible()
+    await page.get_by_label("Compared with").select_option("pirate")
+    await expect(page.get_by_text("0 on average")).to_be_visible()
+
+
+async def test_texts_are_mapped_by_their_states(visit: Visit) -> None:
+    page = await visit("/#/states/map")
+    await page.get_by_role("textbox").fill("a\tone two\nb\tred blue\na\tone three\nb\t<b>red</b>")
+    await page.get_by_role("button", name="Draw the map").click()
+    picture = page.get_by_role("img", name="Map of 4 texts")
+    await expect(picture.locator("path")).to_have_count(4)
+    await picture.focus()
+    await page.keyboard.press("ArrowLeft")
+    await expect(page.get_by_text("b: <b>red</b>", exact=True)).to_be_visible()
+    await expect(page.get_by_text("of the texts have the label")).to_be_visible()
+
+
+async def test_the_plane_is_the_one_in_which_vectors_differ_most(visit: Visit) -> None:
+    page = await visit("/#/states/map")
+    plane, accuracy = await page.evaluate(
+        """async () => {
+            const {planeOf, nearestAccuracy} = await import("/web/pages/states/vectors.js");
+            const vectors = [[3, 1, 0], [3, 1, 9], [3, 3, 0], [3, 3, 9]];
+            return [planeOf(vectors), nearestAccuracy(vectors, ["a", "b", "a", "b"], 1)];
+        }"""
+    )
+    assert [[round(abs(value), 6) for value in point] for point in plane] == [[4.5, 1.0]] * 4
+    assert len({(x > 0, y > 0) for x, y in plane}) == 4
+    assert accuracy == 1

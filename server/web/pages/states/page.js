@@ -1,14 +1,18 @@
-// The page States: what the cache keeps, and states under names.
+// The page States: what the cache keeps, states under names, two of them side by side, and a map of texts.
 
 import { Tabs } from "../../components/tabs.js";
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
+import { ComparePart } from "./compare.js";
+import { MapPart } from "./map.js";
 import { NamedPart } from "./named.js";
 import { TreePart } from "./tree.js";
 
 const PARTS = /** @type {const} */ ([
   ["tree", "states.tree", TreePart],
   ["named", "states.named", NamedPart],
+  ["compare", "states.compare", ComparePart],
+  ["map", "states.map", MapPart],
 ]);
 
 /** @param {{rest: string}} props */
