@@ -11,7 +11,7 @@ from aiohttp import web
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.scoring import ChoiceScore, Continuation, probabilities, score_choices, total_cost
+from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from server.formatting.logprobs import token_text
 from server.formatting.usage import usage_of
 from server.http.bodies import long_json_response, read_body
@@ -120,16 +120,21 @@ def _entry(body: ChoicesRequest, choice: RankedChoice, score: ChoiceScore, proba
         "mean": score.mean,
         "per_byte": score.per_byte,
         "probability": probability,
-        "tokens": _token_entries(score.given) if body.logprobs else None,
+        "tokens": _token_entries(score) if body.logprobs else None,
     }
 
 
-def _token_entries(run: Continuation) -> list[ChoiceToken]:
-    return [
+def _token_entries(score: ChoiceScore) -> list[ChoiceToken]:
+    entries: list[ChoiceToken] = [
         {"id": info.token, "token": token_text(info.token, info.data), "logprob": info.logprob}
-        for info in run.tokens
+        for info in score.given.tokens
         if info.logprob is not None
     ]
+    if score.alone is not None:
+        for entry, alone in zip(entries, score.alone.tokens, strict=True):
+            if alone.logprob is not None:
+                entry["alone"] = alone.logprob
+    return entries
 
 
 def _figures(body: ChoicesRequest, scores: Sequence[ChoiceScore]) -> list[float]:

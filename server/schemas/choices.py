@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
 
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from typing_extensions import TypedDict
@@ -97,11 +97,12 @@ class Chooses(TypedDict):
 
 
 class ChoiceToken(TypedDict):
-    """`logprob` is not calibrated."""
+    """`logprob` is not calibrated. Where the choices are, `alone` is the token's after token 0 alone."""
 
     id: int
     token: str
     logprob: float
+    alone: NotRequired[float]
 
 
 class ChoiceEntry(RankedChoice):

@@ -12,6 +12,7 @@
 export const PAGES = [
   { name: "chat", title: "nav.chat", icon: "chat", load: () => import("./pages/chat/page.js") },
   { name: "write", title: "nav.write", icon: "write", load: () => import("./pages/write/page.js") },
+  { name: "score", title: "nav.score", icon: "score", load: () => import("./pages/score/page.js") },
   { name: "states", title: "nav.states", icon: "states", load: () => import("./pages/states/page.js") },
   { name: "engine", title: "nav.engine", icon: "engine", load: () => import("./pages/engine/page.js") },
 ];

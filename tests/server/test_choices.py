@@ -91,6 +91,18 @@ async def test_perplexity_that_no_float_holds_is_null(serve: Serve) -> None:
     assert entry["perplexity"] == 1000
 
 
+async def test_calibrated_tokens_are_told_after_the_text_and_alone(serve: Serve) -> None:
+    body: Body = {"input": "ab", "choices": ["xy"], "logprobs": True}
+    client = await serve(FakeEngine())
+    plain = (await post(client, PATH, Choices, body))["data"][0]
+    entry = (await post(client, PATH, Choices, {**body, "calibrate": True}))["data"][0]
+    assert [token["logprob"] for token in entry["tokens"]] == [token["logprob"] for token in plain["tokens"]]
+    gains = [token["logprob"] - token["alone"] for token in entry["tokens"]]
+    assert len(gains) == 2
+    assert sum(gains) == pytest.approx(entry["total"])
+    assert not any("alone" in token for token in plain["tokens"])
+
+
 async def test_tokens_are_told_on_request_alone(serve: Serve) -> None:
     answer = await post(await serve(FakeEngine()), PATH, Choices, {"choices": ["a"]})
     assert answer["data"][0]["tokens"] is None

@@ -68,3 +68,15 @@ async def sideways_scroll(page: Page) -> int:
     """Return by how many pixels the page is wider than its window."""
     width: int = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
     return width
+
+
+async def wait_until_kept(page: Page, draft: str, text: str) -> None:
+    """Wait until the browser has kept a draft that holds `text`."""
+    await page.evaluate(
+        """async ([draft, text]) => {
+            const {readRecords} = await import("/web/storage.js");
+            const has = (record) => record.id === draft && JSON.stringify(record).includes(text);
+            while (!(await readRecords("drafts")).some(has)) await new Promise((resolve) => setTimeout(resolve, 20));
+        }""",
+        [draft, text],
+    )

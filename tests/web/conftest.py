@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
-from playwright.async_api import Browser, Page, ViewportSize, async_playwright
+from playwright.async_api import Browser, Page, ViewportSize, async_playwright, expect
 
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
@@ -27,6 +27,7 @@ from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
 
 FOLDER = Path(__file__).parent
 TIMEOUT_MS = 20_000  # the machine may have much else to do
+expect.set_options(timeout=TIMEOUT_MS)
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
-from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+from tests.support.browser import PHONE, Guard, Visit, sideways_scroll, wait_until_kept
 
 QUESTION = "User: What is the capital of France?\n\nAssistant:"
 ANSWER = " The capital of France is Paris."
@@ -52,7 +52,7 @@ async def test_a_text_goes_on_and_is_forked_where_another_token_is_clicked(visit
     await expect(field).to_have_value(f"{QUESTION}{ANSWER}\n\n")
     await branches.nth(2).get_by_role("button").first.click()
     await expect(field).to_have_value(forked)
-    await page.wait_for_timeout(400)  # what is written is kept a moment later
+    await wait_until_kept(page, "write", '"current":2')
     await page.reload()
     await expect(field).to_have_value(forked)
     await expect(branches).to_have_count(3)

@@ -2,7 +2,7 @@
 
 import { t } from "../../strings/index.js";
 import { html } from "../../vendor/preact.js";
-import { nameOf, percentOf } from "./names.js";
+import { nameOf, percentOf } from "../../components/token_names.js";
 
 /** @typedef {import("./cells.js").Token} Token */
 /** @typedef {import("./cells.js").Alternative} Alternative */

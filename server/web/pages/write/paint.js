@@ -1,6 +1,6 @@
 // Paints the tokens of a text behind its letters, and finds the one under the pointer.
 
-import { stepOf } from "./scale.js";
+import { stepOf } from "../../components/probability_scale.js";
 
 /** @typedef {import("./cells.js").Cell} Cell */
 /** @typedef {import("./text.js").Text} Text */

@@ -2,13 +2,13 @@
 
 import { ApiError, post } from "../../api.js";
 import { notifyError } from "../../components/notices.js";
+import { keepDraft } from "../../drafts.js";
 import { modelName } from "../../server.js";
 import { createStore } from "../../store.js";
 import { added, currentBranch, removed, START, undone, withText } from "./branches.js";
 import { cellAt, tokenOf } from "./cells.js";
 import { draw } from "./draw.js";
-import { keep, readKept } from "./kept.js";
-import { endsText } from "./names.js";
+import { endsText } from "../../components/token_names.js";
 import { constraintError, constraintFields, FIELDS, samplingFields } from "./settings.js";
 import { begun, cutAt, edited, EMPTY, extended, forked, promptOf } from "./text.js";
 
@@ -38,10 +38,7 @@ export const running = createStore(/** @type {AbortController | null} */ (null))
 export const facts = createStore(/** @type {Facts | null} */ (null));
 
 /** Settles when the texts that were kept are there. */
-export const restored = readKept().then((kept) => {
-  if (kept !== null) branches.set(kept);
-  branches.subscribe(() => keep(branches.get()));
-});
+export const restored = keepDraft("write", branches);
 
 /** Return the text that is shown. */
 export const currentText = () => currentBranch(branches.get()).text;

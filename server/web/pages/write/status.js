@@ -3,7 +3,7 @@
 import { useStore } from "../../store.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useMemo } from "../../vendor/preact.js";
-import { STEPS } from "./scale.js";
+import { STEPS } from "../../components/probability_scale.js";
 import { branches, currentText, facts } from "./session.js";
 import { perplexityOf } from "./text.js";
 
@@ -53,7 +53,7 @@ function factsOf({ tokens, perSecond, firstMs, promptTokens, reused, end }) {
 
 function Legend() {
   return html`
-    <ul class="legend" aria-label=${t("write.legend")}>
+    <ul class="token-legend" aria-label=${t("write.legend")}>
       ${STEPS.map(
         (least, step) => html`
           <li key=${step}><i class=${`token is-step-${step}`} aria-hidden="true"></i>${boundsOf(least, step)}</li>

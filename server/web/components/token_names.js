@@ -1,6 +1,6 @@
 // How single tokens are shown: with white space to be seen, and their probabilities in per cent.
 
-import { formatNumber, t } from "../../strings/index.js";
+import { formatNumber, t } from "../strings/index.js";
 
 const END_OF_TEXT = 0;
 const SEEN = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
@@ -10,10 +10,17 @@ const SEEN = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍" };
  * @param {{id: number, bytes: number[]}} token
  */
 export function nameOf({ id, bytes }) {
-  if (endsText({ id, bytes })) return t("write.end");
-  if (bytes.length === 0) return t("write.special", { id });
-  return textOf(bytes)?.replace(/[ \n\t\r]/g, (space) => SEEN[/** @type {" "} */ (space)]) ?? hexOf(bytes);
+  if (endsText({ id, bytes })) return t("token.end");
+  if (bytes.length === 0) return t("token.special", { id });
+  const text = textOf(bytes);
+  return text === null ? hexOf(bytes) : seenText(text);
 }
+
+/**
+ * Return a text with white space to be seen.
+ * @param {string} text
+ */
+export const seenText = (text) => text.replace(/[ \n\t\r]/g, (space) => SEEN[/** @type {" "} */ (space)]);
 
 /**
  * Return whether a token ends texts.
