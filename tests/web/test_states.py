@@ -176,3 +176,55 @@ async def test_the_plane_is_the_one_in_which_vectors_differ_most(visit: Visit) -
     assert [[round(abs(value), 6) for value in point] for point in plane] == [[4.5, 1.0]] * 4
     assert len({(x > 0, y > 0) for x, y in plane}) == 4
     assert accuracy == 1
+
+
+async def test_a_conversation_goes_on_from_a_kept_position(visit: Visit) -> None:
+    page = await visit("/#/states")
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "My name is Ida"}]
+    body = {"messages": messages, "state": "pirate", "max_tokens": 8, "temperature": 0}
+    asked = await call(page, "POST", "/v1/chat/completions", body)
+    answer = asked["choices"][0]["message"]["content"]
+    await page.get_by_role("searchbox").fill("is Ida")
+    tree = page.get_by_role("tree", name="From the state pirate")
+    await tree.get_by_role("treeitem").first.click()
+    await page.get_by_role("button", name="Go on in Chat").click()
+    await expect(page.get_by_role("article", name="You")).to_contain_text("My name is Ida")
+    await expect(page.get_by_role("article", name="Model")).to_contain_text(answer.split()[0])
+
+    await page.goto(page.url.split("#")[0] + "#/states")
+    await page.get_by_role("searchbox").fill("is Ida")
+    await tree.get_by_role("treeitem").first.click()
+    await page.get_by_role("button", name="Go on in Write").click()
+    await expect(page.get_by_role("textbox", name="Text")).to_have_value(
+        re.compile("^System: Be kind.\n\nUser: My name is Ida")
+    )
+
+
+async def test_texts_are_read_as_conversations(visit: Visit) -> None:
+    page = await visit("/#/states")
+    found = await page.evaluate(
+        """async (texts) => {
+            const {readChat} = await import("/web/pages/states/chat_text.js");
+            return texts.map(readChat);
+        }""",
+        [
+            "System: Be\n\nkind.\n\nUser: Hi\n\nAssistant:",
+            "User: Hi\n\nAssistant: Hello: User\n\nUser: Bye",
+            "Once upon a time\n\nUser: Hi",
+            "",
+        ],
+    )
+    assert found == [
+        {"system": "Be\n\nkind.", "messages": [{"role": "user", "content": "Hi"}], "isAsking": True},
+        {
+            "system": "",
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Hello: User"},
+                {"role": "user", "content": "Bye"},
+            ],
+            "isAsking": False,
+        },
+        None,
+        None,
+    ]

@@ -5,11 +5,41 @@ import { Button } from "../../components/button.js";
 import { notify, notifyError } from "../../components/notices.js";
 import { t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
+import { beginChat, beginText } from "./begin.js";
+import { readChat } from "./chat_text.js";
 import { startOf, statesPath } from "./state_calls.js";
 
-/** @param {{position: {tokens: number[]}, node: import("./nodes.js").CacheNode}} props */
+/** @param {{position: {text: string, tokens: number[]}, node: import("./nodes.js").CacheNode}} props */
 export function GoOn({ position, node }) {
-  return html`<${NameState} tokens=${position.tokens} root=${node.root} />`;
+  const chat = readChat(position.text);
+  /** @param {(state: string) => Promise<void>} begin */
+  const begin = async (begin) => {
+    try {
+      await begin(await startOf(node.root));
+    } catch (error) {
+      notifyError(error);
+    }
+  };
+  return html`
+    <div class="row">
+      ${
+        chat &&
+        html`
+          <${Button} kind="main" icon="chat" onClick=${() => begin((state) => beginChat(chat, state))}>
+            ${t("states.go_on_chat")}
+          <//>
+        `
+      }
+      <${Button}
+        kind=${chat ? "plain" : "main"}
+        icon="write"
+        onClick=${() => begin((state) => beginText(position.text, state))}
+      >
+        ${t("states.go_on_write")}
+      <//>
+    </div>
+    <${NameState} tokens=${position.tokens} root=${node.root} />
+  `;
 }
 
 /** @param {{tokens: number[], root: string}} props */

@@ -2,6 +2,7 @@
 
 import { get } from "../../api.js";
 import { modelName } from "../../server.js";
+import { t } from "../../strings/index.js";
 
 /**
  * @typedef {object} NamedState A state under a name, as /v1/states tells it.
@@ -43,11 +44,14 @@ export function statePath(name, below = "", query = {}) {
 export const listStates = (signal) => get(statesPath(), { signal });
 
 /**
- * Return the name of the state with which a tree of the cache begins.
+ * Return the name of the state with which a tree of the cache begins. Throws an Error where it has none any more.
  * @param {string} root
+ * @returns {Promise<string>}
  */
 export async function startOf(root) {
   const digest = root.split("/")[0];
   if (digest === "none") return "none";
-  return (await listStates()).data.find((state) => state.digest === digest)?.id ?? null;
+  const found = (await listStates()).data.find((state) => state.digest === digest);
+  if (found === undefined) throw new Error(t("states.start_gone"));
+  return found.name;
 }
