@@ -42,7 +42,7 @@ test: device lint types unit ## Check everything that must hold: lint, types, te
 
 .PHONY: device
 device:
-	@$(SETUP) --dev --device required --browser >/dev/null
+	@$(SETUP) --dev --device required --browser --store >/dev/null
 
 lint: setup-dev ## Check style and format
 	$(BIN)/ruff check .

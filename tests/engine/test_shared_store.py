@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,6 +98,55 @@ async def test_a_store_that_is_killed_or_slow_fails_no_request(model_path: Path,
                 assert (await ask(engine, prompt))[1] == tokens
     finally:
         proxy.close()
+        store.kill()
+
+
+async def test_a_store_that_is_200_ms_away_serves_whoever_waits_for_it(model_path: Path, tmp_path: Path) -> None:
+    [expected, *_] = await tokens_without(model_path)
+    store = StoreServer(tmp_path)
+    proxy = SlowProxy(store.port, 0.1)  # there, and back
+    try:
+        async with running(model_path, store.url) as one:
+            await ask(one, PROMPTS[0])
+        async with running(model_path, proxy.url) as other:
+            assert await ask(other, PROMPTS[0]) == (len(PROMPTS[0]), expected)
+    finally:
+        proxy.close()
+        store.kill()
+
+
+async def test_a_store_that_is_killed_again_and_again_under_load_costs_no_token(
+    model_path: Path, tmp_path: Path
+) -> None:
+    expected = dict(zip(map(tuple, PROMPTS), await tokens_without(model_path), strict=True))
+    store = StoreServer(tmp_path)
+    served = 0
+
+    async def load_up(engine: Engine, seed: int) -> None:
+        nonlocal served
+        chance = random.Random(seed)
+        while not over.is_set():
+            prompt = chance.choice(PROMPTS)
+            assert (await ask(engine, prompt))[1] == expected[tuple(prompt)]
+            served += 1
+            if chance.random() < 0.3:
+                await engine.drop_cache()
+
+    over = asyncio.Event()
+    try:
+        async with running(model_path, store.url, timeout=0.2) as one, running(model_path, store.url) as other:
+            clients = [asyncio.create_task(load_up(engine, seed)) for seed, engine in enumerate((one, one, other))]
+            for _ in range(5):
+                for act in (store.kill, store.start):
+                    await asyncio.to_thread(act)
+                    before = served
+                    while served < before + 6 and not any(client.done() for client in clients):
+                        await asyncio.sleep(0.001)
+            over.set()
+            await asyncio.gather(*clients)
+            counters = [stats.store for stats in (one.cache_stats(), other.cache_stats()) if stats is not None]
+            assert all(counter is not None and counter.circuit_openings > 0 for counter in counters)
+    finally:
         store.kill()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 from valkey import Valkey
 
 from rnn_engine.errors import StateError
@@ -269,6 +270,31 @@ def test_a_wrong_password_is_told_at_the_start(tmp_path: Path) -> None:
             one.keep(PROMPT)
             one.cache.drop_all()
             assert one.found([*PROMPT, 1]) == 20
+    finally:
+        store.kill()
+
+
+def test_tls_wants_the_stores_own_certificate(tmp_path: Path) -> None:
+    authority, other = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    files = {"cert": tmp_path / "cert", "key": tmp_path / "key", "ca": tmp_path / "ca", "other": tmp_path / "other"}
+    certificate.cert_chain_pems[0].write_to_path(files["cert"])
+    certificate.private_key_pem.write_to_path(files["key"])
+    authority.cert_pem.write_to_path(files["ca"])
+    other.cert_pem.write_to_path(files["other"])
+    port = free_port()
+    options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(files["ca"]))
+    options += ("--tls-cert-file", str(files["cert"]), "--tls-key-file", str(files["key"]))
+    store = StoreServer(tmp_path, *options)
+    try:
+        url = f"valkeys://127.0.0.1:{port}?ssl_ca_certs="
+        with serving(f"{url}{files['ca']}") as one:
+            one.keep(PROMPT)
+            one.cache.drop_all()
+            assert one.found([*PROMPT, 1]) == 20
+        with serving(f"{url}{files['other']}") as wrong:
+            assert wrong.found([*PROMPT, 1]) == 0
+            assert wrong.counters().outcomes[StoreOutcome.DONE] == 0
     finally:
         store.kill()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import subprocess
 import threading
@@ -16,20 +15,19 @@ from pathlib import Path
 import pytest
 from valkey import Valkey
 
-SERVERS = ("valkey-server", "redis-server")
-MISSING = "no shared store to test with: install valkey-server or redis-server (apt-get install valkey-server)"
+from tools.setup.store import find_store
 
 _START_SECONDS = 20
 
 
 def server_program() -> str:
     """The path of the server. Skips the test where there is none, and fails it in CI."""
-    found = next((path for name in SERVERS if (path := shutil.which(name))), None)
-    if found is not None:
-        return found
-    if os.environ.get("CI"):
-        pytest.fail(MISSING)
-    pytest.skip(MISSING)
+    try:
+        return find_store()
+    except FileNotFoundError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 class StoreServer:

@@ -1,4 +1,4 @@
-"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser]`.
+"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser] [--store]`.
 
 Messages go to stderr. With `--device`, stdout gets one line: the device that the engine should be asked for.
 """
@@ -15,6 +15,7 @@ from tools.setup.browser import see_to_browser
 from tools.setup.device import find_device
 from tools.setup.environment import Environment
 from tools.setup.shell import SetupError, Shell
+from tools.setup.store import see_to_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,7 @@ def main() -> int:
         help="also see to a GPU driver; where none can be had, fail (required) or print cpu (preferred)",
     )
     parser.add_argument("--browser", action="store_true", help="also see to a browser for the tests of the web page")
+    parser.add_argument("--store", action="store_true", help="also see to a server for the tests of shared states")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once
@@ -37,6 +39,8 @@ def main() -> int:
         environment.ensure("dev" if options.dev else "run")
         if options.browser:
             see_to_browser(shell)
+        if options.store:
+            see_to_store(shell)
         if options.device is not None:
             print(find_device(environment, shell, required=options.device == "required"))
     except SetupError as error:

@@ -1,0 +1,38 @@
+"""The server for the tests of shared states is installed where that is possible, and asked for where it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fake_shell import FakeShell
+from tools.setup.store import PROGRAMS, see_to_store
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_server_that_is_there_is_taken(program: str) -> None:
+    shell = FakeShell(programs=("apt-get", program))
+    see_to_store(shell)
+    assert (shell.commands, shell.said) == ([], [])
+
+
+def test_root_installs_valkey_without_starting_it() -> None:
+    shell = FakeShell()
+    see_to_store(shell)
+    assert shell.commands[-1].endswith("install --yes --no-install-recommends valkey-server")
+    assert shell.commands[-1].startswith("env RUNLEVEL=1 ")
+
+
+def test_a_release_without_valkey_gets_redis() -> None:
+    shell = FakeShell(failing=("valkey-server",))
+    see_to_store(shell)
+    assert shell.commands[-1].endswith("install --yes --no-install-recommends redis-server")
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [FakeShell(programs=()), FakeShell(prefix=None), FakeShell(failing=("install",))],
+    ids=("apt", "root", "net"),
+)
+def test_else_it_says_what_to_install(shell: FakeShell) -> None:
+    see_to_store(shell)
+    assert "apt-get install valkey-server" in shell.said[-1]
