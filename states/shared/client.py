@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
 
-from rnn_engine.errors import RnnEngineError, StateError, StorageError, UnavailableError
+from rnn_engine.errors import EngineClosedError, RnnEngineError, StateError, StorageError, UnavailableError
 from states.shared.breaker import CircuitBreaker
 from states.shared.counters import StoreCounters, StoreOutcome
 from states.shared.url import StoreUrl
 
 T = TypeVar("T")
 
+_CLOSED = "the engine has stopped, and its connections to the store are closed"
 _MOST_MESSAGE = 200  # characters
 _log = logging.getLogger(__name__)
 
@@ -62,13 +63,20 @@ class StoreClient:
                 url.text, socket_timeout=timeout, socket_connect_timeout=timeout, **tls
             )
         )
+        self._closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="state-store", daemon=True)
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the client's thread. Cancelling the result cancels it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine on the client's thread. Cancelling the result cancels it.
+
+        Raises EngineClosedError where the client was closed; the result does where it is closed meanwhile.
+        """
+        if self._closing:
+            coroutine.close()
+            raise EngineClosedError(_CLOSED)
+        return asyncio.run_coroutine_threadsafe(self._until_closed(coroutine), self._loop)
 
     def counters(self) -> StoreCounters:
         """Return what was counted, and whether the store is left alone now."""
@@ -128,11 +136,20 @@ class StoreClient:
 
     def close(self) -> None:
         """End what still runs, close all connections and end the thread. Idempotent."""
-        if not self._loop.is_closed():
-            self.submit(self._end()).result()
+        if not self._closing:
+            self._closing = True
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _until_closed(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await coroutine
+        except asyncio.CancelledError:
+            if self._closing:
+                raise EngineClosedError(_CLOSED) from None
+            raise
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import (
+    EngineClosedError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -355,6 +356,21 @@ async def test_a_change_whose_client_left_is_made_or_not_and_the_next_knows(flee
         await put(one, "c", 2)
         assert sorted(await names(one)) == sorted(await names(other))
         assert {"a", "c"} <= set(await names(one))
+    finally:
+        proxy.close()
+
+
+async def test_calls_of_a_client_that_is_closed_meanwhile_are_told_so(fleet: Fleet, store: StoreServer) -> None:
+    proxy = SlowProxy(store.port, 0.2)
+    try:
+        server = fleet.server(url=proxy.url)
+        waiting = asyncio.ensure_future(server.list())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(fleet.close)
+        with pytest.raises(EngineClosedError, match="the engine has stopped"):
+            await waiting
+        with pytest.raises(EngineClosedError, match="the engine has stopped"):
+            await server.list()
     finally:
         proxy.close()
 

@@ -283,8 +283,8 @@ def test_tls_wants_the_stores_own_certificate(tmp_path: Path) -> None:
     authority.cert_pem.write_to_path(files["ca"])
     other.cert_pem.write_to_path(files["other"])
     port = free_port()
-    options = ("--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(files["ca"]))
-    options += ("--tls-cert-file", str(files["cert"]), "--tls-key-file", str(files["key"]))
+    options = ["--tls-port", str(port), "--tls-auth-clients", "no", "--tls-ca-cert-file", str(files["ca"])]
+    options += ["--tls-cert-file", str(files["cert"]), "--tls-key-file", str(files["key"])]
     store = StoreServer(tmp_path, *options)
     try:
         url = f"valkeys://127.0.0.1:{port}?ssl_ca_certs="

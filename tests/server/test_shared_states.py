@@ -1,0 +1,86 @@
+"""Two servers over one store: what a client keeps at one goes on at the other, with the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from openai import AsyncOpenAI
+
+from rnn_engine.demo import model_path, pirate_state_path
+from rnn_engine.engine import Engine
+from rnn_engine.loading.states import StateFile, StateSettings
+from server.app import make_app
+from server.schemas.chat_answer import ChatCompletion
+from server.schemas.states import StateEntries
+from server.settings import ServerSettings
+from states.cache.config import CacheConfig
+from states.shared.config import StoreConfig
+from states.shared.url import StoreUrl
+from tests.support.http import Client, post
+from tests.support.store_server import StoreServer
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StoreServer]:
+    server = StoreServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@asynccontextmanager
+async def serving(store: StoreServer) -> AsyncIterator[Client]:
+    cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url), timeout=5.0, write_after=0.0))
+    states = StateSettings([StateFile(pirate_state_path(), "pirate")])
+    engine = await Engine.load(model_path(), device="cpu", num_slots=2, cache=cache, states=states)
+    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+        yield client
+
+
+async def say(client: Client, text: str, **fields: object) -> str:
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 24, **fields}
+    answer: str = (await post(client, CHAT, ChatCompletion, body))["choices"][0]["message"]["content"]
+    return answer
+
+
+async def test_a_conversation_goes_on_at_another_server(store: StoreServer) -> None:
+    async with serving(store) as one, serving(store) as other:
+        await say(one, "What is the capital of France?", state="pirate", save_as="talk")
+        await post(other, "/v1/states/talk/fork", StateEntries, {"names": ["branch"]})
+        expected = await say(one, "What is 3 + 4?", state="talk")
+        assert await say(other, "What is 3 + 4?", state="talk") == expected
+        assert await say(one, "What is 3 + 4?", state="branch") == expected
+        async with AsyncOpenAI(base_url=str(other.make_url("/v1")), api_key="none") as openai:
+            stream = await openai.chat.completions.create(
+                model="demo",
+                messages=[{"role": "user", "content": "What is 3 + 4?"}],
+                temperature=0,
+                max_tokens=24,
+                stream=True,
+                extra_body={"state": "branch"},
+            )
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+        assert "".join(pieces) == expected
+        assert (await other.delete("/v1/states/talk")).status == 200
+        gone = await one.get("/v1/states/talk")
+        assert gone.status == 404
+        assert "it was removed" in await gone.text()
+
+
+async def test_while_the_store_is_gone_its_states_are_refused_and_all_else_serves(store: StoreServer) -> None:
+    async with serving(store) as client:
+        await say(client, "What is the capital of France?", state="pirate", save_as="talk")
+        expected = await say(client, "What is 3 + 4?", state="pirate")
+        store.kill()
+        assert await say(client, "What is 3 + 4?", state="pirate") == expected
+        body = {"messages": [{"role": "user", "content": "Hello"}], "state": "talk"}
+        for answer in (await client.post(CHAT, json=body), await client.get("/v1/states")):
+            assert answer.status == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert "the store" in await answer.text()
+        assert "rnn_engine_store_operations_total" in await (await client.get("/metrics")).text()
