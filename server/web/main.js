@@ -7,6 +7,7 @@ import { PAGES } from "./pages.js";
 import { place } from "./router.js";
 import { watchServer } from "./server.js";
 import { useStore } from "./store.js";
+import { showStyles } from "./styles.js";
 import { language, t } from "./strings/index.js";
 import { html, render, useEffect, useState } from "./vendor/preact.js";
 
@@ -32,8 +33,8 @@ function LoadedPage({ entry, rest }) {
   const [Page, setPage] = useState(/** @type {((props: any) => any) | null} */ (null));
   const [failed, setFailed] = useState(false);
   useEffect(() => {
-    entry.load().then(
-      (module) => setPage(() => module.Page),
+    Promise.all([entry.load(), showStyles(entry.styles)]).then(
+      ([module]) => setPage(() => module.Page),
       () => setFailed(true),
     );
   }, [entry]);

@@ -6,13 +6,44 @@
  * @property {import("./strings/index.js").StringKey} title
  * @property {import("./components/icons.js").IconName} icon
  * @property {() => Promise<{Page: (props: any) => any}>} load
+ * @property {string[]} styles Its style files below /web/; later ones win.
  */
 
 /** @type {PageEntry[]} */
 export const PAGES = [
-  { name: "chat", title: "nav.chat", icon: "chat", load: () => import("./pages/chat/page.js") },
-  { name: "write", title: "nav.write", icon: "write", load: () => import("./pages/write/page.js") },
-  { name: "score", title: "nav.score", icon: "score", load: () => import("./pages/score/page.js") },
-  { name: "states", title: "nav.states", icon: "states", load: () => import("./pages/states/page.js") },
-  { name: "engine", title: "nav.engine", icon: "engine", load: () => import("./pages/engine/page.js") },
+  {
+    name: "chat",
+    title: "nav.chat",
+    icon: "chat",
+    load: () => import("./pages/chat/page.js"),
+    styles: ["style/chat.css"],
+  },
+  {
+    name: "write",
+    title: "nav.write",
+    icon: "write",
+    load: () => import("./pages/write/page.js"),
+    styles: ["style/write.css"],
+  },
+  {
+    name: "score",
+    title: "nav.score",
+    icon: "score",
+    load: () => import("./pages/score/page.js"),
+    styles: ["style/write.css", "style/score.css", "style/pages.css"],
+  },
+  {
+    name: "states",
+    title: "nav.states",
+    icon: "states",
+    load: () => import("./pages/states/page.js"),
+    styles: ["style/pages.css", "style/states.css"],
+  },
+  {
+    name: "engine",
+    title: "nav.engine",
+    icon: "engine",
+    load: () => import("./pages/engine/page.js"),
+    styles: ["style/pages.css", "style/engine.css", "vendor/uplot.css"],
+  },
 ];

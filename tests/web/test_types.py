@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,22 @@ def test_every_library_is_listed_and_is_what_was_fetched() -> None:
     } == listed
     licences = (VENDOR / "LICENSES.txt").read_text()
     assert [library.package for library in read_list() if f"==== {library.package}\n" not in licences] == []
+
+
+def test_what_the_frame_imports_is_preloaded() -> None:
+    """The browser asks for all of it at once, where imports would lead it from one module to the next."""
+    preloads = re.findall(r'rel="modulepreload" href="/web/(.*?)"', (FOLDER / "index.html").read_text())
+    assert sorted(preloads) == sorted(imports_of(FOLDER / "main.js") - {"main.js"})
+
+
+def imports_of(module: Path, found: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The modules that a module imports when it is loaded, directly or not, with itself."""
+    found |= {module.relative_to(FOLDER).as_posix()}
+    for name in re.findall(r'^(?:import|export) [^;]*?from "(.+?)";', module.read_text(), flags=re.MULTILINE):
+        target = (module.parent / name).resolve()
+        if target.relative_to(FOLDER).as_posix() not in found:
+            found = imports_of(target, found)
+    return found
 
 
 def test_all_files_together_are_small() -> None:
