@@ -6,7 +6,7 @@
  * @property {import("./strings/index.js").StringKey} title
  * @property {import("./components/icons.js").IconName} icon
  * @property {() => Promise<{Page: (props: any) => any}>} load
- * @property {string[]} styles Its style files below /web/; later ones win.
+ * @property {string[]} styles Its style files below /web/, those that pages share first.
  */
 
 /** @type {PageEntry[]} */
@@ -30,7 +30,7 @@ export const PAGES = [
     title: "nav.score",
     icon: "score",
     load: () => import("./pages/score/page.js"),
-    styles: ["style/write.css", "style/score.css", "style/pages.css"],
+    styles: ["style/pages.css", "style/write.css", "style/score.css"],
   },
   {
     name: "states",

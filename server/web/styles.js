@@ -5,7 +5,7 @@ const known = new Map();
 
 /**
  * Switch to the files of a page, and wait until they are there.
- * @param {string[]} paths Below /web/; later ones win.
+ * @param {string[]} paths Below /web/.
  */
 export async function showStyles(paths) {
   for (const path of paths) if (!known.has(path)) known.set(path, load(path));
