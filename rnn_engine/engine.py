@@ -217,8 +217,8 @@ class Engine:
         cache = self._cache
         if cache is None:
             return CacheTree((), 0, truncated=False)
-        found, count = await self._ask_worker(lambda: list_positions(cache.checkpoints(), cache.now()))
-        return await asyncio.to_thread(make_tree, found, count, query, self.detokenize)
+        listing = await self._ask_worker(lambda: list_positions(cache.checkpoints(), cache.now()))
+        return await asyncio.to_thread(make_tree, listing, query, self.detokenize)
 
     async def cache_tokens(self, position: str) -> list[int]:
         cache = self._cache

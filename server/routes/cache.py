@@ -22,7 +22,7 @@ async def get_cache(request: web.Request) -> web.Response:
     engine = engine_of(request)
     limit = query_count(request, "limit", DEFAULT_NODES, MOST_NODES)
     stats = engine.cache_stats()
-    nodes = await engine.cache_nodes(limit)
+    nodes = await engine.cache_nodes(limit) if limit > 0 else ()
     body: Cache = {
         "object": "cache",
         "enabled": stats is not None,

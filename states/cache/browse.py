@@ -1,7 +1,7 @@
 """The kept positions as a tree with their texts: filtered, cut at a depth and bounded, for people to look at.
 
-What is read of the cache itself is little (`list_positions`, on the thread that owns it); texts are made and searched
-elsewhere (`make_tree`).
+The thread that owns the cache only lists its positions (`list_positions`); the tree and its texts are made elsewhere
+(`make_tree`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
+from states.cache.tree import Place
 from states.tokens import TOKEN_BYTES, unpack
 
 HEAD_TOKENS = 48
@@ -71,26 +72,28 @@ class CacheTree:
     truncated: bool  # positions that were asked for are left out, because of `depth` or of a bound
 
 
-def list_positions(
-    checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS
-) -> tuple[list[Position], int]:
-    """Return the `most` positions that were used last, shorter ones first, and how many there are.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The positions that were used last, as the thread that owns the cache has found them."""
 
-    `now` is by the cache's clock. Called on the thread that owns the cache.
-    """
+    places: list[tuple[Checkpoint, Place[Checkpoint]]]
+    num_known: int
+    now: float  # by the cache's clock
+
+
+def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
+    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache."""
     newest = sorted(checkpoints, key=attrgetter("used"), reverse=True)[:most]
-    newest.sort(key=attrgetter("length"))
-    index = {checkpoint: number for number, checkpoint in enumerate(newest)}
-    return [_position(checkpoint, index, now) for checkpoint in newest], len(checkpoints)
+    return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in newest], len(checkpoints), now)
 
 
-def make_tree(
-    positions: Sequence[Position], num_known: int, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]
-) -> CacheTree:
-    """Return what `query` asks of `positions`. Raises NotFoundError where `under` is none of them.
+def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:
+    """Return what `query` asks of the positions. Raises NotFoundError where `under` is none of them.
 
-    `decode` gives the bytes of tokens. For any thread; takes as long as the texts that are searched.
+    `decode` gives the bytes of tokens. For any thread, while the cache changes: single numbers may be from neighbouring
+    moments. Takes as long as the texts that are searched.
     """
+    positions, num_known = _positions(listing), listing.num_known
     asked = _below(positions, query.under)
     texts = _Texts(positions, decode)
     matches, searched_all = _search(asked, texts, query.text)
@@ -146,23 +149,43 @@ class _Texts:
         return self._decode(unpack(packed)).decode(errors="replace")
 
 
-def _position(checkpoint: Checkpoint, index: dict[Checkpoint, int], now: float) -> Position:
-    place = checkpoint.known_place()
-    above = next((index[other] for other in place.values_back() if other in index and other is not checkpoint), None)
-    return Position(
-        id=str(checkpoint.id),
-        parent=above,
-        root=checkpoint.root,
-        length=checkpoint.length,
-        blocks=place.blocks(),
-        kind=checkpoint.kind,
-        hits=checkpoint.hits,
-        saves=checkpoint.saves,
-        sizes=dict(checkpoint.sizes),
-        has_logits=checkpoint.has_logits,
-        in_use=checkpoint.locks > 0,
-        idle_seconds=max(now - checkpoint.used, 0.0),
-    )
+def _positions(listing: Listing) -> list[Position]:
+    """Return the positions, each after the one above it.
+
+    In this order all that lies below a position follows it at once, so those above the next one are on a stack.
+    """
+    found = [(checkpoint.root, place.blocks(), checkpoint, place.length) for checkpoint, place in listing.places]
+    found.sort(key=itemgetter(0, 1))
+    positions: list[Position] = []
+    above: list[int] = []
+    for root, blocks, checkpoint, length in found:
+        while above and not _lies_above(positions[above[-1]], root, blocks):
+            above.pop()
+        position = Position(
+            id=str(checkpoint.id),
+            parent=above[-1] if above else None,
+            root=root,
+            length=length,
+            blocks=blocks,
+            kind=checkpoint.kind,
+            hits=checkpoint.hits,
+            saves=checkpoint.saves,
+            sizes=dict(checkpoint.sizes),
+            has_logits=checkpoint.has_logits,
+            in_use=checkpoint.locks > 0,
+            idle_seconds=max(listing.now - checkpoint.used, 0.0),
+        )
+        above.append(len(positions))
+        positions.append(position)
+    return positions
+
+
+def _lies_above(position: Position, root: str, blocks: tuple[bytes, ...]) -> bool:
+    """Whether tokens begin with those of a position."""
+    last = len(position.blocks) - 1
+    if position.root != root or len(blocks) <= last or blocks[:last] != position.blocks[:last]:
+        return False
+    return blocks[last].startswith(position.blocks[last])
 
 
 def _below(positions: Sequence[Position], under: str | None) -> list[int]:

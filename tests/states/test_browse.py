@@ -34,8 +34,8 @@ class Kept:
         keep(self.cache, self.device, list(text.encode()), root=root)
 
     def tree(self, text: str = "", under: str | None = None, depth: int | None = None, limit: int = 200) -> CacheTree:
-        found = list_positions(self.cache.checkpoints(), self.now)
-        return make_tree(*found, TreeQuery(text, under, depth, limit), bytes)
+        listing = list_positions(self.cache.checkpoints(), self.now)
+        return make_tree(listing, TreeQuery(text, under, depth, limit), bytes)
 
     def texts(self, text: str = "", under: str | None = None, depth: int | None = None, limit: int = 200) -> list[str]:
         return [node.text for node in self.tree(text, under, depth, limit).nodes]
@@ -58,6 +58,7 @@ def test_nodes_come_from_the_roots_down_the_last_used_first() -> None:
     assert [parents.get(node.parent or "") for node in tree.nodes] == [None, None, "Be brief.", "Be brief.", " Hi é"]
     assert [node.position.idle_seconds for node in tree.nodes] == [0, 4, 1, 3, 2]
     assert (tree.num_positions, tree.truncated) == (5, False)
+    kept.now += 1.0
     kept.cache.release(kept.cache.look_up(ROOT, list(b"Be brief. Hm")))
     assert kept.texts()[0] == "Be brief."
 
@@ -99,8 +100,7 @@ def test_a_limit_keeps_what_was_used_last_with_what_lies_above() -> None:
 
 def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
-    found, count = list_positions(kept.cache.checkpoints(), kept.now, most=2)
-    tree = make_tree(found, count, TreeQuery(), bytes)
+    tree = make_tree(list_positions(kept.cache.checkpoints(), kept.now, most=2), TreeQuery(), bytes)
     assert ([node.text for node in tree.nodes], tree.num_positions, tree.truncated) == (
         ["Other", "Be brief. Bye"],
         5,

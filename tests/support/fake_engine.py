@@ -142,7 +142,7 @@ class FakeEngine:
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         if self.cache is None:
             return CacheTree((), 0, truncated=False)
-        return make_tree(*list_positions(self.cache.checkpoints(), self.cache.now()), query, self.detokenize)
+        return make_tree(list_positions(self.cache.checkpoints(), self.cache.now()), query, self.detokenize)
 
     async def cache_tokens(self, position: str) -> list[int]:
         if self.cache is None:

@@ -1,6 +1,9 @@
 // What is loaded again and again while somebody sees the page.
 
+import { ApiError } from "../api.js";
 import { useCallback, useEffect, useState } from "../vendor/preact.js";
+
+const REFUSED = new Set([401, 403]); // asking again does not help
 
 /**
  * Return what `load` gave last, the error of its last call if it failed, and a function that loads at once.
@@ -37,6 +40,7 @@ async function poll(load, seconds, signal, setFound) {
         if (!signal.aborted) setFound(() => ({ value }));
       } catch (error) {
         if (!signal.aborted) setFound(({ value }) => ({ value, error: /** @type {Error} */ (error) }));
+        if (error instanceof ApiError && REFUSED.has(error.status)) return;
       }
     }
     await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
