@@ -27,6 +27,7 @@ export class ApiError extends Error {
 let askForKey = async () => null;
 /** @type {Promise<string | null> | undefined} */
 let asking;
+let declined = false; // somebody was asked for the key and has none
 
 /**
  * Set how a person is asked for the API key; null as the answer means that there is none.
@@ -40,17 +41,18 @@ export function onKeyNeeded(ask) {
  * Send a request and return its answer, which is a success.
  * @param {string} method
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal}} [options] A Blob as body is sent as it is, anything else as JSON.
+ * @param {{body?: unknown, signal?: AbortSignal, quiet?: boolean}} [options] A Blob as body is sent as it is, anything
+ * else as JSON. A quiet call does not ask for the key again where there is none.
  * @returns {Promise<Response>}
  */
-export async function send(method, path, { body, signal } = {}) {
+export async function send(method, path, { body, signal, quiet = false } = {}) {
   const key = readSetting(KEY_SETTING, "");
   const isBlob = body instanceof Blob;
   /** @type {Record<string, string>} */
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body !== undefined) headers["Content-Type"] = isBlob ? "application/octet-stream" : "application/json";
   const answer = await fetchOrThrow(path, { method, headers, signal, body: isBlob ? body : JSON.stringify(body) });
-  if (answer.status === 401 && (await replaceKey(key))) return send(method, path, { body, signal });
+  if (answer.status === 401 && !(quiet && declined) && (await replaceKey(key))) return send(method, path, { body, signal });
   if (!answer.ok) throw await errorOf(answer);
   return answer;
 }
@@ -74,6 +76,7 @@ async function replaceKey(used) {
   asking ??= askForKey(used !== "").finally(() => (asking = undefined));
   const key = await asking;
   if (key) writeSetting(KEY_SETTING, key);
+  declined = !key;
   return Boolean(key);
 }
 
@@ -95,7 +98,7 @@ function apiError({ message, ...details }, status) {
   return new ApiError(message, { ...details, status });
 }
 
-/** @param {string} path @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */
+/** @param {string} path @param {{signal?: AbortSignal, quiet?: boolean}} [options] @returns {Promise<any>} */
 export const get = async (path, options) => (await send("GET", path, options)).json();
 
 /** @param {string} path @param {unknown} body @param {{signal?: AbortSignal}} [options] @returns {Promise<any>} */

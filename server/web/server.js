@@ -1,9 +1,9 @@
 // What is known of the server: whether it answers, and which models it has.
 
-import { get } from "./api.js";
+import { ApiError, get } from "./api.js";
 import { createStore } from "./store.js";
 
-/** @typedef {"connecting" | "ok" | "busy" | "failed" | "unreachable"} Connection */
+/** @typedef {"connecting" | "ok" | "busy" | "failed" | "locked" | "unreachable"} Connection */
 /** @typedef {{id: string, meta: Record<string, any>}} Model */
 
 const LOOK_MS = 5000;
@@ -27,7 +27,7 @@ export function modelName() {
 
 /** Load the models anew. */
 export async function loadModels() {
-  models.set((await get("/v1/models")).data);
+  models.set((await get("/v1/models", { quiet: true })).data);
 }
 
 /** Load the names of the states that requests may start from. */
@@ -47,10 +47,11 @@ export async function watchServer() {
 async function look() {
   try {
     const health = await (await fetch("/health")).json();
+    const known = models.get().length > 0 && connection.get() !== "unreachable"; // it may be another server now
     connection.set(connectionOf(health.status));
-    if (models.get().length === 0) await loadModels();
-  } catch {
-    connection.set("unreachable");
+    if (!known) await loadModels();
+  } catch (error) {
+    connection.set(error instanceof ApiError && error.status === 401 ? "locked" : "unreachable");
   }
 }
 

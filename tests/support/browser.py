@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 from playwright.async_api import ConsoleMessage, Page, Request, ViewportSize
@@ -79,4 +79,15 @@ async def wait_until_kept(page: Page, draft: str, text: str) -> None:
             while (!(await readRecords("drafts")).some(has)) await new Promise((resolve) => setTimeout(resolve, 20));
         }""",
         [draft, text],
+    )
+
+
+async def call(page: Page, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
+    """Return what the page's server answers to a call."""
+    return await page.evaluate(
+        """async ([method, path, body]) => {
+            const {send} = await import("/web/api.js");
+            return (await send(method, path, {body: body ?? undefined})).json();
+        }""",
+        [method, path, body],
     )

@@ -22,8 +22,9 @@ class CutProxy:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def mend(self) -> None:
-        """Take connections."""
+    async def mend(self, port: int | None = None) -> None:
+        """Take connections, and pass them on to another server where its port is given."""
+        self._to = self._to if port is None else port
         self._listener = await asyncio.start_server(self._pass_on, "127.0.0.1", self.port)
 
     async def cut(self) -> None:

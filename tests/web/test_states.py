@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from playwright.async_api import Page, expect
 
-from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
-
-
-async def call(page: Page, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
-    """Return what the page's server answers to a call."""
-    return await page.evaluate(
-        """async ([method, path, body]) => {
-            const {send} = await import("/web/api.js");
-            return (await send(method, path, {body: body ?? undefined})).json();
-        }""",
-        [method, path, body],
-    )
+from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll
 
 
 async def complete(page: Page, prompt: str) -> None:

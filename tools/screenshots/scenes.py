@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from playwright.async_api import Page, expect
 
-_CALL: Final = """async ([method, path, body]) => {
-    const {send} = await import("/web/api.js");
-    return (await send(method, path, {body: body ?? undefined})).json();
-}"""
+from tests.support.browser import call
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +17,6 @@ class Scene:
 
     address: str
     play: Callable[[Page], Awaitable[None]]
-
-
-async def call(page: Page, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401
-    """Return what the page's server answers to a call."""
-    return await page.evaluate(_CALL, [method, path, body])
 
 
 async def fill_server(page: Page) -> None:
@@ -56,6 +48,20 @@ async def chat(page: Page) -> None:
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+async def write(page: Page) -> None:
+    field = page.get_by_role("textbox", name="Text")
+    await field.fill("User: Write a haiku about the sea.\n\nAssistant:")
+    await field.press("Control+Enter")
+    await expect(page.locator(".write-facts")).to_contain_text("ended")
+    await page.get_by_role("button", name="Colour all").click()
+    await expect(page.locator(".write-facts")).to_contain_text("ended")
+    await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
+    box = await page.locator(".editor .token", has_text="shore").bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)  # the field lies above it
+    await expect(page.locator(".popover")).to_be_visible()
+
+
 async def tree(page: Page) -> None:
     await expect(page.get_by_role("treeitem").first).to_be_visible()
 
@@ -66,6 +72,7 @@ async def named(page: Page) -> None:
 
 SCENES: Final = {
     "chat": Scene("chat", chat),
+    "write": Scene("write", write),
     "states": Scene("states", tree),
     "states-named": Scene("states/named", named),
 }

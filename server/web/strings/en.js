@@ -17,6 +17,7 @@ export const en = {
   "connection.ok": "Connected",
   "connection.busy": "The model is not ready",
   "connection.failed": "The model has failed",
+  "connection.locked": "API key needed",
   "connection.unreachable": "No connection",
 
   "theme.auto": "Colours: as the system",

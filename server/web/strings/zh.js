@@ -18,6 +18,7 @@ export const zh = {
   "connection.ok": "已连接",
   "connection.busy": "模型尚未就绪",
   "connection.failed": "模型出错",
+  "connection.locked": "需要 API 密钥",
   "connection.unreachable": "无法连接",
 
   "theme.auto": "配色：跟随系统",

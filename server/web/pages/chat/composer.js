@@ -1,12 +1,19 @@
 // The field where a message is written: Enter sends, Shift+Enter begins a new line, Escape stops an answer.
 
 import { IconButton } from "../../components/button.js";
+import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
-import { html, useLayoutEffect, useRef, useState } from "../../vendor/preact.js";
+import { html, useLayoutEffect, useRef } from "../../vendor/preact.js";
+import { drafts, writeDraft } from "./drafts.js";
 
-/** @param {{running: boolean, onSend: (text: string) => void, onStop: () => void}} props */
-export function Composer({ running, onSend, onStop }) {
-  const [text, setText] = useState("");
+/**
+ * @param {{id: string, running: boolean, onSend: (text: string) => void, onStop: () => void}} props `id`: what the
+ * draft belongs to.
+ */
+export function Composer({ id, running, onSend, onStop }) {
+  const text = useStore(drafts)[id] ?? "";
+  /** @param {string} changed */
+  const setText = (changed) => writeDraft(id, changed);
   const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useLayoutEffect(() => fitHeight(area.current), [text]);
   const send = () => {

@@ -74,7 +74,7 @@ export function ConversationView({ conversation, change, onList, onSettings }) {
         </div>
       </div>
       <div class="chat-column">
-        <${Composer} running=${isRunning} onSend=${send} onStop=${() => stopAnswer(id)} />
+        <${Composer} id=${path.length === 0 ? "" : id} running=${isRunning} onSend=${send} onStop=${() => stopAnswer(id)} />
       </div>
       <${Announcer} isRunning=${isRunning} text=${last?.role === "assistant" ? last.content : ""} />
     </section>

@@ -2,7 +2,7 @@
 
 import { notifyError } from "../../components/notices.js";
 import { go } from "../../router.js";
-import { readRecords, removeRecord, writeRecord } from "../../storage.js";
+import { readRecords, readSetting, removeRecord, writeRecord, writeSetting } from "../../storage.js";
 import { createStore } from "../../store.js";
 import { newConversation } from "./tree.js";
 
@@ -10,6 +10,7 @@ import { newConversation } from "./tree.js";
 
 const TABLE = "conversations";
 const WRITE_MS = 500; // at most this long is a change kept in memory alone
+const UNSAVED = "unsaved-conversations"; // what the page had not written when it was closed
 
 /** All conversations by their ids. */
 export const conversations = createStore(/** @type {Map<string, Conversation>} */ (new Map()));
@@ -26,6 +27,10 @@ export async function loadConversations() {
   try {
     const kept = (await readRecords(TABLE)).map((record) => /** @type {[string, Conversation]} */ ([record.id, record]));
     conversations.set(new Map([...kept, ...conversations.get()]));
+    for (const conversation of readSetting(UNSAVED, /** @type {Conversation[]} */ ([]))) {
+      if (conversation.changed > (findConversation(conversation.id)?.changed ?? 0)) putConversation(conversation);
+    }
+    writeSetting(UNSAVED, undefined);
   } catch (error) {
     notifyError(error);
   } finally {
@@ -87,5 +92,7 @@ function write(id) {
 }
 
 addEventListener("pagehide", () => {
-  for (const id of [...waiting.keys()]) write(id);
+  const unsaved = [...waiting.keys()];
+  if (unsaved.length > 0) writeSetting(UNSAVED, unsaved.map(findConversation)); // at once, where it is not too large
+  unsaved.forEach(write);
 });

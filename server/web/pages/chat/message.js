@@ -110,7 +110,8 @@ function Failure({ conversation, message, isLast, isBusy }) {
 function Actions({ conversation, message, isLast, isBusy, change, onEdit }) {
   const { id } = conversation;
   const isAnswer = message.role === "assistant";
-  const isCut = message.finish === "length" || message.finish === "stopped";
+  const isLeft = message.finish === null && !message.error; // the page was closed
+  const isCut = message.finish === "length" || message.finish === "stopped" || isLeft;
   return html`
     <div class="message-actions">
       <${Siblings} conversation=${conversation} message=${message} change=${change} />

@@ -1,6 +1,7 @@
 // Conversations as files: JSON, which can be read in again, and markdown for people.
 
-import { newId, pathOf, titleOf } from "./tree.js";
+import { cleanConversation } from "./clean.js";
+import { pathOf, titleOf } from "./tree.js";
 
 /** @typedef {import("./tree.js").Conversation} Conversation */
 
@@ -20,42 +21,11 @@ export function toJson(conversations) {
 export function fromJson(text, message) {
   try {
     const { format, conversations } = JSON.parse(text);
-    if (format === FORMAT && conversations.every(isConversation)) {
-      return conversations.map((/** @type {Conversation} */ conversation) => ({ ...conversation, id: newId() }));
-    }
+    if (format === FORMAT) return conversations.map(cleanConversation);
   } catch {
     // no JSON, or other JSON
   }
   throw new Error(message);
-}
-
-const ROLES = ["user", "assistant", "tool"];
-
-/** @param {any} value */
-function isConversation(value) {
-  const { title, settings, messages, chosen } = value;
-  return (
-    typeof title === "string" &&
-    typeof settings.system === "string" &&
-    typeof settings.tools === "string" &&
-    typeof settings.state === "string" &&
-    settings.sampling.constructor === Object &&
-    chosen.constructor === Object &&
-    messages.every(isMessage) &&
-    parentsComeFirst(messages)
-  );
-}
-
-/** @param {any} value */
-function isMessage({ id, parent, role, content, calls = [] }) {
-  const texts = [id, content, ...calls.flatMap((/** @type {any} */ call) => [call.id, call.name, call.arguments])];
-  return texts.every((text) => typeof text === "string") && (parent === null || parent !== id) && ROLES.includes(role);
-}
-
-/** @param {import("./tree.js").Message[]} messages */
-function parentsComeFirst(messages) {
-  const seen = new Set(/** @type {(string | null)[]} */ ([null]));
-  return messages.every(({ id, parent }) => seen.has(parent) && !seen.has(id) && seen.add(id));
 }
 
 /**

@@ -140,6 +140,7 @@ const TITLE_LENGTH = 60;
 /** @param {Conversation} conversation */
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
-  const text = (conversation.messages[0]?.content ?? "").trim().replace(/\s+/g, " ");
+  const beginning = (conversation.messages[0]?.content ?? "").trimStart().slice(0, 4 * TITLE_LENGTH);
+  const text = beginning.trim().replace(/\s+/g, " ");
   return text.length > TITLE_LENGTH ? `${text.slice(0, TITLE_LENGTH)}…` : text;
 }

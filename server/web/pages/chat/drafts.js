@@ -1,0 +1,15 @@
+// What has been written and not sent, by conversation; it outlives the page.
+
+import { keepDraft } from "../../drafts.js";
+import { createStore } from "../../store.js";
+
+/** Conversation, or the empty text for a new one -> the text. */
+export const drafts = createStore(/** @type {Record<string, string>} */ ({}));
+
+keepDraft("messages", drafts);
+
+/** @param {string} id @param {string} text */
+export function writeDraft(id, text) {
+  const { [id]: _, ...others } = drafts.get();
+  drafts.set(text ? { ...others, [id]: text } : others);
+}
