@@ -39,7 +39,7 @@ from states.cache.tiers.tier import FoundCopy, Tier
 from states.cache.tiers.tiered import TieredStore
 from states.cache.tree import TokenTree
 from states.payload import Payload
-from states.tokens import pack
+from states.tokens import TOKEN_BYTES, pack
 
 
 @dataclass(slots=True, eq=False)
@@ -99,12 +99,24 @@ class StateCache:
 
     def learn(self, inquiry: Inquiry) -> None:
         """Take in what an inquiry that is done has found, so that `prefetch` finds it. Does nothing the second time."""
-        found = inquiry.take()
-        if found is None or self._shared is None or self._is_too_long(found.tokens):
+        answer = inquiry.take()
+        if answer is None or self._shared is None:
             return
-        checkpoint = self._record(found.root, found.tokens, found.kind)
-        if not checkpoint.resumable:
-            self._adopt(self._shared, checkpoint, found)
+        found = answer.found
+        if found is not None and not self._is_too_long(found.tokens):
+            checkpoint = self._record(found.root, found.tokens, found.kind)
+            if not checkpoint.resumable:
+                self._adopt(self._shared, checkpoint, found)
+        self._learn_path(answer.root, answer.known)
+
+    def _learn_path(self, root: str, tokens: bytes) -> None:
+        """Take in that the path of another server leads along `tokens`, so that prompts that leave it branch there."""
+        if not tokens or self._is_too_long(tokens):
+            return
+        tree = self._trees.get(root)
+        if tree is None or tree.follow(tokens).length * TOKEN_BYTES < len(tokens):
+            self._become_ghost(self._record(root, tokens, CheckpointKind.BRANCH))
+            self._trim()
 
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,13 +11,17 @@ from valkey.asyncio import Valkey
 from states.shared.client import StoreClient, run_script
 from states.shared.keys import PathKeys, bit_of, lengths_in
 
-# KEYS: the checkpoint, the bitmap of its block. ARGV: seconds, bit, logits, kind, size, file.
+# KEYS: the checkpoint, the bitmap of its block, those of all blocks before, which may be empty: they say that a path
+# leads through. ARGV: seconds, bit, logits, kind, size, file.
 _PUT = """
 if ARGV[3] == '0' and redis.call('HGET', KEYS[1], 'logits') == '1' then return end
 redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5], 'file', ARGV[6])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 redis.call('SETBIT', KEYS[2], ARGV[2], 1)
 redis.call('EXPIRE', KEYS[2], ARGV[1])
+for number = 3, #KEYS do
+    if redis.call('EXPIRE', KEYS[number], ARGV[1]) == 0 then redis.call('SET', KEYS[number], '', 'EX', ARGV[1]) end
+end
 """
 
 # KEYS: checkpoints, the longest first. ARGV: 1 where the first one serves only with logits.
@@ -31,13 +35,15 @@ end
 return false
 """
 
-# KEYS: the checkpoint, the bitmap of its block. ARGV: seconds, logits. Keeps a checkpoint that is there for longer.
+# KEYS: as for what is put. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for longer; its block's bitmap
+# may have given way meanwhile.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
-if not logits or logits < ARGV[2] then return 0 end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-redis.call('EXPIRE', KEYS[2], ARGV[1])
-return redis.call('EXISTS', KEYS[2])
+if not logits or logits < ARGV[3] then return 0 end
+local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
+if type(bit) == 'table' then return 0 end
+for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
+return 1
 """
 
 _MOST_ASKED = 512  # checkpoints that one inquiry asks for
@@ -53,6 +59,14 @@ class Listed:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Along:
+    """What the store has along a path."""
+
+    known: int  # tokens along which some path in the store leads, in whole blocks; it may lead on further
+    longest: Listed | None  # the longest checkpoint that serves
+
+
 class CheckpointStore:
     """The checkpoints of one model. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
 
@@ -61,20 +75,25 @@ class CheckpointStore:
         self._client = client
         self._ttl = ttl
 
-    async def find(self, path: PathKeys, shortest: int, longest: int) -> Listed | None:
+    async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
         """Return the longest checkpoint on a path between two lengths; one at the path's end needs its logits."""
         blocks = path.blocks()
-        run = self._client.run
-        bitmaps: list[bytes | None] = await run(
+        bitmaps: list[bytes | None] = await self._client.run(
             self._client.reading, lambda valkey: _ask(valkey, "MGET", *(block.lengths_key for block in blocks))
         )
-        known = (length for block, bits in zip(blocks, bitmaps, strict=True) for length in lengths_in(block, bits))
-        lengths = [length for length in known if shortest <= length <= longest][-_MOST_ASKED:]
+        found = [(block, bits) for block, bits in zip(blocks, bitmaps, strict=True) if bits is not None]
+        known = found[-1][0].start if found else 0
+        lengths = [length for block, bits in found for length in lengths_in(block, bits)]
+        wanted = [length for length in lengths if shortest <= length <= longest][-_MOST_ASKED:]
+        return Along(known, await self._longest_of(path, wanted))
+
+    async def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
+        """Return the longest of these checkpoints that serves. The store knows lengths of some that are gone."""
         if not lengths:
             return None
         keys = path.checkpoints(lengths)
         needs_logits = "1" if lengths[-1] == path.length else "0"
-        found = await run(
+        found = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits)
         )
         if found is None:
@@ -98,7 +117,7 @@ class CheckpointStore:
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
-        arguments = (self._ttl, int(has_logits))
+        arguments = (self._ttl, bit_of(path.length), int(has_logits))
         answer = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _RENEW, _keys_of(path), *arguments)
         )
@@ -119,7 +138,8 @@ class CheckpointStore:
 
 
 def _keys_of(path: PathKeys) -> list[str]:
-    return [path.checkpoints([path.length])[0], path.blocks()[-1].lengths_key]
+    last, *before = [block.lengths_key for block in reversed(path.blocks())]
+    return [path.checkpoints([path.length])[0], last, *before]
 
 
 def _ask(valkey: Valkey, *command: object) -> Awaitable[Any]:

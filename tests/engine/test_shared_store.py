@@ -101,6 +101,42 @@ async def test_a_store_that_is_killed_or_slow_fails_no_request(model_path: Path,
         store.kill()
 
 
+async def test_a_beginning_that_prompts_share_is_run_in_full_by_two_engines_at_most(
+    model_path: Path, tmp_path: Path
+) -> None:
+    store = StoreServer(tmp_path)
+    shared = [number % 43 for number in range(300)]
+    try:
+        heard = []
+        for number in range(4):
+            async with running(model_path, store.url) as engine:
+                cached, tokens = await ask(engine, [*shared, number, 44, number])
+                heard.append(cached)
+            async with running(model_path) as engine:
+                assert (await ask(engine, [*shared, number, 44, number]))[1] == tokens
+        assert heard == [0, 0, 256, 256]
+    finally:
+        store.kill()
+
+
+async def test_one_who_leaves_while_the_store_is_asked_leaves_nothing(model_path: Path, tmp_path: Path) -> None:
+    store = StoreServer(tmp_path)
+    proxy = SlowProxy(store.port, 0.1)
+    try:
+        async with running(model_path, proxy.url) as engine:
+            leaving = [asyncio.create_task(ask(engine, prompt)) for prompt in PROMPTS[:3]]
+            while engine.stats().queued < 3:
+                await asyncio.sleep(0)
+            for task in leaving:
+                task.cancel()
+            await asyncio.gather(*leaving, return_exceptions=True)
+            await ask(engine, PROMPTS[3])
+            assert (engine.stats().active, engine.stats().queued) == (0, 0)
+    finally:
+        proxy.close()
+        store.kill()
+
+
 async def test_a_store_that_is_200_ms_away_serves_whoever_waits_for_it(model_path: Path, tmp_path: Path) -> None:
     [expected, *_] = await tokens_without(model_path)
     store = StoreServer(tmp_path)

@@ -14,7 +14,7 @@ from rnn_engine.errors import StateError
 from states.shared.counters import StoreOutcome
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import SlowProxy, StoreServer, free_port
-from tests.support.toy_states import ROOT
+from tests.support.toy_states import ROOT, look_up
 
 PROMPT = list(range(1, 21))
 LONG = [number % 90 for number in range(1000)]
@@ -58,6 +58,24 @@ def test_an_answer_has_the_longest_beginning_that_serves(store: StoreServer) -> 
         assert other.cache.inquire(ROOT, LONG, 0, on_done=lambda: None) is None
         other.ask(LONG[:699])
         assert other.cache.peek(ROOT, LONG) == 256
+
+
+def test_a_path_that_another_server_has_run_is_known_to_lead_on(store: StoreServer) -> None:
+    with serving(store.url) as one, serving(store.url) as other:
+        one.keep([*LONG[:300], 7])
+        other.ask([*LONG[:300], 8, *LONG[:50]])
+        match = look_up(other.cache, [*LONG[:300], 8, *LONG[:50]])
+        assert (match.saved, match.known) == (0, 256)  # whole blocks
+        other.keep(LONG[:256])
+        assert one.found([*LONG[:300], 9]) == 256
+        with serving(store.url) as third:
+            assert third.found([*LONG[:300], 9]) == 256
+        with store.client() as client:
+            client.delete(*store.keys("*lengths*"))
+        other.cache.drop_all()
+        other.keep(LONG[:256])  # which the store has still
+        with serving(store.url) as fourth:
+            assert fourth.found([*LONG[:300], 9]) == 256
 
 
 def test_roots_and_models_keep_apart(store: StoreServer) -> None:

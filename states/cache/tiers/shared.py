@@ -39,10 +39,19 @@ _UNBOUNDED = 1 << 40  # bytes; what is counted here where the store tells no bou
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the store has of a prompt."""
+
+    root: str
+    known: bytes  # packed; the beginning of the prompt along which another server's path leads, in whole blocks
+    found: FoundCopy | None  # the longest copy from which the prompt can go on
+
+
 class Inquiry:
     """A question to the store that is on its way. For the cache's thread, but for `done`."""
 
-    def __init__(self, future: Future[FoundCopy | None]) -> None:
+    def __init__(self, future: Future[Answer]) -> None:
         self._future = future
         self._taken = False
 
@@ -51,8 +60,8 @@ class Inquiry:
         """Whether there is an answer, or will never be one."""
         return self._future.done()
 
-    def take(self) -> FoundCopy | None:
-        """Return the answer, once; None where nothing was found or the store did not answer."""
+    def take(self) -> Answer | None:
+        """Return the answer, once; None where the store did not answer."""
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
         self._taken = True
@@ -195,12 +204,13 @@ class SharedTier(Tier):
                 return False
             wait_for(self._held, left, FIRST_COMPLETED)
 
-    async def _find(self, root: str, tokens: bytes, shortest: int, longest: int) -> FoundCopy | None:
-        listed = await self._store.find(PathKeys(self._model, root, tokens), shortest, longest)
-        if listed is None:
-            return None
-        kind, found = CheckpointKind(listed.kind), tokens[: listed.length * TOKEN_BYTES]
-        return FoundCopy(self.name, root, found, kind, listed.has_logits, listed.num_bytes)
+    async def _find(self, root: str, tokens: bytes, shortest: int, longest: int) -> Answer:
+        along = await self._store.find(PathKeys(self._model, root, tokens), shortest, longest)
+        known, found = tokens[: along.known * TOKEN_BYTES], None
+        if (listed := along.longest) is not None:
+            kind, path = CheckpointKind(listed.kind), tokens[: listed.length * TOKEN_BYTES]
+            found = FoundCopy(self.name, root, path, kind, listed.has_logits, listed.num_bytes)
+        return Answer(root, known, found)
 
     async def _read(self, root: str, tokens: bytes, has_logits: bool) -> Payload:
         path = PathKeys(self._model, root, tokens)

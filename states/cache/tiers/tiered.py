@@ -161,9 +161,13 @@ class TieredStore:
     def settle(self) -> None:
         """Put what has arrived where it belongs, and drop the copies that could not be read or written."""
         for checkpoint, error in self._fetches.take_failed():
-            _log.warning("a checkpoint is lost: %s", error)
-            if checkpoint.resumable and self.access(checkpoint) is Access.SLOW:
-                self._lose(self.quickest(checkpoint), checkpoint)
+            lost = checkpoint.resumable and self.access(checkpoint) is Access.SLOW
+            tier = self.quickest(checkpoint) if lost else None
+            # What others share may give way at any time, and whether their store answers is told once.
+            level = logging.INFO if tier is not None and tier.shared else logging.WARNING
+            _log.log(level, "a checkpoint is lost: %s", error)
+            if tier is not None:
+                self._lose(tier, checkpoint)
         for tier in self.tiers:
             for checkpoint in tier.take_failed():
                 self._lose(tier, checkpoint)
