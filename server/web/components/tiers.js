@@ -9,7 +9,7 @@ import { html } from "../vendor/preact.js";
  * @param {string} tier
  */
 export function tierName(tier) {
-  if (tier === "device" || tier === "host" || tier === "disk") return t(`tier.${tier}`);
+  if (tier === "device" || tier === "host" || tier === "disk" || tier === "shared") return t(`tier.${tier}`);
   return tier;
 }
 

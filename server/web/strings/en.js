@@ -146,6 +146,7 @@ export const en = {
   "tier.device": "Device",
   "tier.host": "Host memory",
   "tier.disk": "Disk",
+  "tier.shared": "Shared store",
 
   "states.parts": "Parts of this page",
   "states.tree": "Cache",
@@ -264,6 +265,7 @@ export const en = {
   "states.go_on_chat": "Go on in Chat",
   "states.go_on_write": "Go on in Write",
   "states.start_gone": "The state from which this text began has no name any more.",
+  "states.name_hint": "Another name lets you fork or rename the state.",
   "write.text": "Text",
   "write.placeholder": "Write something, then let the model go on (Ctrl+Enter).",
   "write.actions": "Actions",

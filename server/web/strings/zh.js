@@ -147,6 +147,7 @@ export const zh = {
   "tier.device": "设备",
   "tier.host": "主机内存",
   "tier.disk": "磁盘",
+  "tier.shared": "共享存储",
 
   "states.parts": "本页的各部分",
   "states.tree": "缓存",
@@ -265,6 +266,7 @@ export const zh = {
   "states.go_on_chat": "在对话中继续",
   "states.go_on_write": "在写作中继续",
   "states.start_gone": "这段文本开始时的状态已不再有名称。",
+  "states.name_hint": "换一个名称即可复制或重命名此状态。",
   "write.text": "文本",
   "write.placeholder": "写点什么，然后让模型续写（Ctrl+Enter）。",
   "write.actions": "操作",

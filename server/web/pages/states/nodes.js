@@ -26,7 +26,10 @@
  * @property {number} level From 1 on.
  * @property {number} shown How many children have rows, or would where this were open.
  * @property {boolean} isOpen
+ * @property {number} shared How many characters of the text the sibling above has, too; 0 where these are few.
  */
+
+const LEAST_SHARED = 24;
 
 /**
  * Return the rows of the nodes that no closed one hides. Nodes come from the roots down.
@@ -38,17 +41,34 @@ export function arrange(nodes, closed) {
   const children = Map.groupBy(nodes, ({ parent }) => parent);
   /** @type {Row[]} */
   const rows = [];
-  /** @param {CacheNode} node @param {number} level */
-  const add = (node, level) => {
+  /** @param {CacheNode} node @param {number} level @param {CacheNode | undefined} above */
+  const add = (node, level, above) => {
     const below = children.get(node.id) ?? [];
     const isOpen = !closed.has(node.id);
-    rows.push({ node, level, shown: below.length, isOpen });
-    if (isOpen) for (const child of below) add(child, level + 1);
+    const shared = above?.root === node.root ? sharedLength(above.text, node.text) : 0;
+    rows.push({ node, level, shown: below.length, isOpen, shared });
+    if (isOpen) below.forEach((child, index) => add(child, level + 1, below[index - 1]));
   };
   const known = new Set(nodes.map(({ id }) => id));
   const tops = nodes.filter(({ parent }) => parent === null || !known.has(parent));
-  for (const node of tops) add(node, 1);
+  for (const group of Map.groupBy(tops, ({ root }) => root).values()) {
+    group.forEach((node, index) => add(node, 1, group[index - 1]));
+  }
   return rows;
+}
+
+/**
+ * Return how many characters two texts have in common from the start, up to the end of a line or else of a word; 0
+ * where they are few.
+ * @param {string} one
+ * @param {string} two
+ */
+function sharedLength(one, two) {
+  let length = 0;
+  while (length < two.length && one[length] === two[length]) length++;
+  if (length === two.length) return 0;
+  const ends = ["\n", " "].map((space) => two.lastIndexOf(space, length - 1) + 1);
+  return ends.find((end) => end >= LEAST_SHARED) ?? 0;
 }
 
 /**

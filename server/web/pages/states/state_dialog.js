@@ -22,7 +22,11 @@ const FORMS = /** @type {const} */ ([
 /** @param {{state: NamedState, onClose: () => void, onChange: () => void}} props */
 export function StateDialog({ state, onClose, onChange }) {
   const [name, setName] = useState(state.name);
-  const [retention, setRetention] = useState({ persistent: state.persistent, owner: state.owner ?? "", ttl: "" });
+  const [retention, setRetention] = useState({
+    persistent: state.persistent && !state.read_only,
+    owner: state.owner ?? "",
+    ttl: "",
+  });
   /** @param {() => Promise<unknown>} action @param {string} done */
   const act = async (action, done) => {
     try {
@@ -61,6 +65,7 @@ export function StateDialog({ state, onClose, onChange }) {
         <label class="field">
           <span>${t("states.name")}</span>
           <input value=${name} onInput=${(/** @type {any} */ event) => setName(event.target.value)} />
+          <span>${t("states.name_hint")}</span>
         </label>
         <${Retention} value=${retention} onChange=${setRetention} />
         <div class="row">

@@ -107,7 +107,7 @@ function focusRow(event, index) {
  * }} props
  */
 function TreeRow({ row, changed, isCurrent, onKey, onFocus, onToggle, onOpen }) {
-  const { node, level, shown, isOpen } = row;
+  const { node, level, shown, isOpen, shared } = row;
   /** @param {MouseEvent} event */
   const toggle = (event) => {
     event.stopPropagation();
@@ -128,7 +128,10 @@ function TreeRow({ row, changed, isCurrent, onKey, onFocus, onToggle, onOpen }) 
       <span class="tree-toggle" aria-hidden="true" onClick=${shown > 0 ? toggle : undefined}>
         ${shown > 0 && html`<${Icon} name=${isOpen ? "down" : "right"} />`}
       </span>
-      <span class="tree-text">${inOneLine(node.text)}${node.whole ? "" : "…"}</span>
+      <span class="tree-text">
+        ${shared > 0 && html`<span class="muted" aria-hidden="true">… </span><span class="unseen">${node.text.slice(0, shared)}</span>`}
+        ${inOneLine(node.text.slice(shared))}${node.whole ? "" : "…"}
+      </span>
       <span class="tree-facts">
         ${node.in_use && html`<b class="badge">${t("states.in_use")}</b>`}
         ${!isOpen && shown > 0 && html`<span>${t("states.below", { n: shown })}</span>`}
