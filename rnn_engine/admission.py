@@ -74,6 +74,13 @@ class Admission:
         before = seconds if self._seconds is None else self._seconds
         self._seconds = before + 0.1 * (seconds - before)
 
+    def resize(self, num_running: int) -> None:
+        """Have another number of places for requests that run. Those that are taken stay so where it is less."""
+        self._num_running = num_running
+        while self._waiting and self._taken < self._num_running + self._num_queued:
+            self._taken += 1
+            self.give_back()
+
     def close(self) -> None:
         """End all that wait with EngineClosedError."""
         for place in self._waiting:

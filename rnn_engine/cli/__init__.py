@@ -10,7 +10,20 @@ import click
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 
-_COMMANDS = ("serve", "chat", "generate", "devices", "pull", "models", "inspect", "convert", "logits", "bench", "key")
+_COMMANDS = (
+    "serve",
+    "fleet",
+    "chat",
+    "generate",
+    "devices",
+    "pull",
+    "models",
+    "inspect",
+    "convert",
+    "logits",
+    "bench",
+    "key",
+)
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import cloup
@@ -31,8 +31,8 @@ from rnn_engine.cli.options import (
     v5_epsilon_option,
     weights_option,
 )
-from rnn_engine.cli.served_models import NamedModel, load_models, models_argument, models_options
-from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.served_models import LoadChoice, NamedModel, load_models, models_argument, models_options
+from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.states import StateSettings
@@ -54,100 +54,112 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     return int(text, 8)
 
 
-@cloup.command()
-@models_argument
-@cloup.option_group(
-    "Model and device",
-    tokenizer_option,
-    chat_template_option,
-    device_option,
-    weights_option,
-    device_memory_option,
-    v5_epsilon_option,
-    lora_option,
-    click.option(
-        "--reasoning-format",
-        type=click.Choice(get_args(ReasoningFormat)),
-        default=_DEFAULT.reasoning_format,
-        show_default=True,
-        help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves it "
-        "in the content.",
+_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
+    models_argument,
+    cloup.option_group(
+        "Model and device",
+        tokenizer_option,
+        chat_template_option,
+        device_option,
+        weights_option,
+        device_memory_option,
+        v5_epsilon_option,
+        lora_option,
+        click.option(
+            "--reasoning-format",
+            type=click.Choice(get_args(ReasoningFormat)),
+            default=_DEFAULT.reasoning_format,
+            show_default=True,
+            help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves "
+            "it in the content.",
+        ),
+        slots_option(8),
+        batching_option,
     ),
-    slots_option(8),
-    batching_option,
+    cloup.option_group(
+        "Requests",
+        click.option(
+            "--strict/--no-strict",
+            default=_DEFAULT.strict,
+            show_default=True,
+            help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
+            "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would "
+            "change the answer and is not there is refused in any case.",
+        ),
+    ),
+    cloup.option_group(
+        "Address and process",
+        config_option,
+        click.option(
+            "-i",
+            "--host",
+            "--ip",
+            "host",
+            default="127.0.0.1",
+            show_default=True,
+            help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
+        ),
+        click.option(
+            "-p",
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=65530,
+            show_default=True,
+            help="0 takes any that is free.",
+        ),
+        click.option(
+            "--unix-socket",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Listen on a Unix socket at this path and not on a port.",
+        ),
+        click.option(
+            "--unix-socket-mode",
+            callback=_parse_mode,
+            metavar="MODE",
+            default=f"{_DEFAULT.unix_socket_mode:o}",
+            show_default=True,
+            help="Who may connect to it: the file's permissions, in octal digits.",
+        ),
+        click.option(
+            "--web/--no-web",
+            default=_DEFAULT.web,
+            show_default=True,
+            help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
+        ),
+        click.option(
+            "--drain-seconds",
+            type=click.FloatRange(min=0),
+            metavar="SECONDS",
+            default=_DEFAULT.drain_seconds,
+            show_default=True,
+            help="How long running requests may go on after a signal to stop.",
+        ),
+        click.option(
+            "--exit-on-failure",
+            is_flag=True,
+            help="End with code 1 where the device does not come back, so that the server is started anew.",
+        ),
+    ),
+    models_options,
+    cache_options,
+    state_options,
+    door_options,
+    limit_options,
+    connection_options,
+    log_options,
 )
-@cloup.option_group(
-    "Requests",
-    click.option(
-        "--strict/--no-strict",
-        default=_DEFAULT.strict,
-        show_default=True,
-        help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
-        "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would change "
-        "the answer and is not there is refused in any case.",
-    ),
-)
-@cloup.option_group(
-    "Address and process",
-    config_option,
-    click.option(
-        "-i",
-        "--host",
-        "--ip",
-        "host",
-        default="127.0.0.1",
-        show_default=True,
-        help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
-    ),
-    click.option(
-        "-p",
-        "--port",
-        type=click.IntRange(0, 65535),
-        default=65530,
-        show_default=True,
-        help="0 takes any that is free.",
-    ),
-    click.option(
-        "--unix-socket",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Listen on a Unix socket at this path and not on a port.",
-    ),
-    click.option(
-        "--unix-socket-mode",
-        callback=_parse_mode,
-        metavar="MODE",
-        default=f"{_DEFAULT.unix_socket_mode:o}",
-        show_default=True,
-        help="Who may connect to it: the file's permissions, in octal digits.",
-    ),
-    click.option(
-        "--web/--no-web",
-        default=_DEFAULT.web,
-        show_default=True,
-        help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
-    ),
-    click.option(
-        "--drain-seconds",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
-        default=_DEFAULT.drain_seconds,
-        show_default=True,
-        help="How long running requests may go on after a signal to stop.",
-    ),
-    click.option(
-        "--exit-on-failure",
-        is_flag=True,
-        help="End with code 1 where the device does not come back, so that the server is started anew.",
-    ),
-)
-@models_options
-@cache_options
-@state_options
-@door_options
-@limit_options
-@connection_options
-@log_options
-def command(
+
+
+def serving_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of a server to `command`, which passes them to `serve`."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command
+
+
+def serve(
+    load: LoadChoice,
+    *,
     models: tuple[NamedModel, ...],
     default_model: str | None,
     model_folder: Path | None,
@@ -181,15 +193,7 @@ def command(
     connections: ConnectionSettings,
     logs: LogSettings,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's API has it.
-
-    MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of
-    a model that was pulled, or NAME=FILE; the model that comes with rnn-engine where it is absent. Of several, each
-    answers the requests that name it. --state, --default-state and --lora are for the first; the others keep what they
-    write in folders of their names in the folders that are given. Ctrl-C or SIGTERM ends the server when its running
-    requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS) are used in place of
-    --unix-socket, and that in place of --port.
-    """
+    """Load models, each by `load`, and serve them over HTTP until a signal to stop. Takes what the options give."""
     choice = EngineChoice(
         models[0].path,
         tokenizer,
@@ -229,8 +233,23 @@ def command(
         logs=logs,
     )
     with log_on_stderr(logs):
-        load = partial(load_models, choice, models, default_model)
-        run(load, settings, partial(_announce, has_keys=bool(doors.keys)))
+        load_all = partial(load_models, choice, models, default_model, load)
+        run(load_all, settings, partial(_announce, has_keys=bool(doors.keys)))
+
+
+@cloup.command()
+@serving_options
+def command(**options: Any) -> None:  # noqa: ANN401 - those of `serve`
+    """Serve models over HTTP, as OpenAI's API has it.
+
+    MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of
+    a model that was pulled, or NAME=FILE; the model that comes with rnn-engine where it is absent. Of several, each
+    answers the requests that name it. --state, --default-state and --lora are for the first; the others keep what they
+    write in folders of their names in the folders that are given. Ctrl-C or SIGTERM ends the server when its running
+    requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS) are used in place of
+    --unix-socket, and that in place of --port.
+    """
+    serve(load_engine, **options)
 
 
 def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:

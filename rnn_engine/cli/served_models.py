@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 import cloup
 
 from rnn_engine.cli.config_file import configured_models
 from rnn_engine.cli.options import find_model
-from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward import Progress
+from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import model_name
 from server.app import LoadEngine, LoadOrder, ModelRegistry
+
+LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
+"""Loads what a choice says, here or elsewhere, and tells how far it is."""
 
 _MOST_NAME = 128  # characters
 
@@ -102,8 +108,10 @@ models_options = cloup.option_group(
 )
 
 
-async def load_models(choice: EngineChoice, models: Sequence[NamedModel], default: str | None) -> ModelRegistry:
-    """Load all models. What `choice` says of one model's file counts for the first.
+async def load_models(
+    choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
+) -> ModelRegistry:
+    """Load all models, each by `load`. What `choice` says of one model's file counts for the first.
 
     Raises InvalidRequestError where there is no model called `default`.
     """
@@ -116,11 +124,11 @@ async def load_models(choice: EngineChoice, models: Sequence[NamedModel], defaul
         LoadOrder(first.name, first.path, choice.loras, tuple(states.files), states.default),
         *(LoadOrder(model.name, model.path) for model in others),
     ]
-    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name))
+    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
 
 
-def _make_load(choice: EngineChoice, first: str, order: LoadOrder) -> LoadEngine:
-    return partial(load_engine, _choose(choice, first, order))
+def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOrder) -> LoadEngine:
+    return partial(load, _choose(choice, first, order))
 
 
 def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:

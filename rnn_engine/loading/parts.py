@@ -114,7 +114,7 @@ def open_parts(
     open_file = partial(open_merged, path, tuple(loras), v5_group_norm_epsilon=v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
         folders: dict[str, OwnedFolder] = {}
-        for use, folder in _own_folders(config, states):
+        for use, folder in own_folders(config, states):
             undo.callback(folder.release)
             folders[use] = folder
         store = None if config.store is None else open_store(config.store)
@@ -221,7 +221,7 @@ def assemble(
     return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner, named, store)
 
 
-def _own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
+def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
     """Take the folders that this process alone may write to, with what they are for."""
     if config.disk is not None:
         yield "cache", OwnedFolder(config.disk.folder, "cache folder", CACHE_LOCK)

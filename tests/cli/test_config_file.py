@@ -91,7 +91,7 @@ def start(monkeypatch: pytest.MonkeyPatch, rnn_engine: Command) -> Start:
     seen: list[Started] = []
 
     def run(load: partial[object], settings: ServerSettings, _on_ready: object) -> None:
-        choice, models, default = load.args
+        choice, models, default, _load = load.args
         seen.append(Started(choice, models, default, settings))
 
     monkeypatch.setattr("rnn_engine.cli.serve.run", run)

@@ -12,7 +12,20 @@ from rnn_engine.errors import ModelError
 from rnn_engine.gpu import DeviceInfo
 from tests.support.cli import Command
 
-COMMANDS = ["serve", "chat", "generate", "devices", "pull", "models", "inspect", "convert", "logits", "bench", "key"]
+COMMANDS = [
+    "serve",
+    "fleet",
+    "chat",
+    "generate",
+    "devices",
+    "pull",
+    "models",
+    "inspect",
+    "convert",
+    "logits",
+    "bench",
+    "key",
+]
 
 
 def test_help_lists_every_command(rnn_engine: Command) -> None:

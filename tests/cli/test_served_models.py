@@ -10,7 +10,7 @@ import click
 import pytest
 
 from rnn_engine.cli.served_models import NamedModel, load_models
-from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateSettings
@@ -28,7 +28,7 @@ def choice(path: Path, folder: Path | None = None) -> EngineChoice:
 
 @asynccontextmanager
 async def loaded(choice: EngineChoice, *models: NamedModel, default: str | None = None) -> AsyncIterator[ModelRegistry]:
-    registry = await load_models(choice, models, default)
+    registry = await load_models(choice, models, default, load_engine)
     try:
         yield registry
     finally:
@@ -71,4 +71,4 @@ async def test_a_model_is_loaded_again_with_what_it_kept(model_file: Path, tmp_p
 
 async def test_a_default_that_there_is_not(model_file: Path) -> None:
     with pytest.raises(InvalidRequestError, match="--default-model: 'two' is not allowed; expected one of one"):
-        await load_models(choice(model_file), [NamedModel("one", model_file)], "two")
+        await load_models(choice(model_file), [NamedModel("one", model_file)], "two", load_engine)

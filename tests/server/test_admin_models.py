@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.served_models import NamedModel, load_models
-from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.session import EngineChoice, load_engine
 from server.app import make_app
 from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def client(folder: Path) -> AsyncIterator[Client]:
     choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
-    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None)
+    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load_engine)
     settings = ServerSettings(model_folder=folder)
     async with TestClient(TestServer(make_app(models, settings))) as client:
         yield client
@@ -202,7 +202,7 @@ async def test_devices(client: Client) -> None:
 async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
     keys = ApiKey.of("use", "user", Scope.MANAGE), ApiKey.of("admin", "admin")
     choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
-    load = partial(load_models, choice, [NamedModel("one", folder / "one.st")], None)
+    load = partial(load_models, choice, [NamedModel("one", folder / "one.st")], None, load_engine)
     app = make_app(await load(), ServerSettings(doors=DoorSettings(keys)))
     async with TestClient(TestServer(app)) as client:
         for key, status, words in (("use", 403, "needs 'admin'"), ("admin", 404, "--model-folder")):

@@ -5,6 +5,7 @@ docs/architecture.md tells the reasons. A unit is a module or package that the t
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.operations",),
     ("rnn_engine.loading", "rnn_engine.convert", "rnn_engine.admission", "rnn_engine.watchdog"),
     ("rnn_engine.engine", "rnn_engine"),
+    ("rnn_engine.fleet",),
     ("server", "rnn_engine.cli"),
 )
 LAYER_OF = {unit: layer for layer, units in enumerate(LAYERS) for unit in units}
@@ -80,6 +82,7 @@ RESTRICTED = (
     Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
+    Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(
         "rnn_engine.reference",
@@ -153,7 +156,7 @@ def _declared_distributions(root: Path) -> frozenset[str]:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = {name: wanted for name, wanted in project.get("optional-dependencies", {}).items() if name != "dev"}
     requirements = chain(project["dependencies"], *extras.values())
-    names = (requirement.split(">")[0].split("=")[0].split("<")[0] for requirement in requirements)
+    names = (re.split(r"[\[<=>]", requirement)[0] for requirement in requirements)
     return frozenset(name.strip().lower().replace("-", "_") for name in names)
 
 

@@ -1,0 +1,120 @@
+"""`rnn-engine fleet`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+import cloup
+
+from rnn_engine.cli.serve import serve, serving_options
+from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.engine import Engine
+from rnn_engine.forward import Progress
+from rnn_engine.interface import EngineLike
+from rnn_engine.loading.parts import model_name
+from rnn_engine.loading.states import StateSettings
+
+if TYPE_CHECKING:
+    from rnn_engine.fleet.start import FleetSettings
+
+
+@cloup.command()
+@cloup.option_group(
+    "Replicas",
+    click.option("--replicas", type=click.IntRange(min=1), default=2, show_default=True, help="How many there are."),
+    click.option(
+        "--max-replicas",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Start up to so many by how many requests there are, and never fewer than --replicas.",
+    ),
+    click.option(
+        "--address",
+        metavar="HOST:PORT",
+        help="The Ray cluster that runs them: that of its head, or auto on a machine of the cluster.  [default: one "
+        "on this machine, which ends with the command]",
+    ),
+    click.option(
+        "--replica-cpus",
+        type=click.FloatRange(min=0),
+        default=1.0,
+        show_default=True,
+        help="Processors that Ray sets aside for a replica; it may use more.",
+    ),
+    click.option(
+        "--replica-gpus",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        show_default=True,
+        help="GPUs that Ray sets aside for a replica, such as 0.5 for two on each.",
+    ),
+)
+@serving_options
+def command(
+    replicas: int,
+    max_replicas: int | None,
+    address: str | None,
+    replica_cpus: float,
+    replica_gpus: float,
+    **options: Any,  # noqa: ANN401 - those of `serve`
+) -> None:
+    """Serve models with several replicas, on Ray Serve.
+
+    The routes and options are those of `serve`, and replicas share the requests. Each replica is a process with the
+    model on its device, and --slots, --device and the options of kept states count for each. The model's file has to
+    be at the same path on every machine. Named states are kept by this command. Needs the extra `fleet`.
+    """
+    if find_spec("ray") is None:
+        raise click.UsageError("Ray is not installed; expected pip install 'rnn-engine[fleet]'")
+    from rnn_engine.fleet.deployment import Resources
+    from rnn_engine.fleet.start import FleetSettings
+
+    if max_replicas is not None and max_replicas < replicas:
+        raise click.BadParameter(f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas")
+    settings = FleetSettings(
+        replicas=replicas,
+        max_replicas=max_replicas,
+        address=address,
+        resources=Resources(replica_cpus, replica_gpus),
+        drain_seconds=options["drain_seconds"],
+    )
+    serve(partial(_load, settings), **options)
+
+
+async def _load(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> EngineLike:
+    """Start the replicas of one model, and open what this process keeps of it."""
+    from rnn_engine.fleet.front import open_front
+    from rnn_engine.fleet.start import open_fleet
+
+    progress("starting replicas", 0, settings.replicas)
+    choice = replace(choice, model=choice.model.absolute())
+    front = partial(
+        open_front,
+        choice.model,
+        tokenizer=choice.tokenizer,
+        chat_template=choice.chat_template,
+        states=choice.states,
+        v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
+        loras=choice.loras,
+        store=None if choice.cache is None else choice.cache.store,
+    )
+    name = choice.name or model_name(choice.model)
+    load = partial(load_replica, choice)
+    return await open_fleet(name, load, front, settings, slots=choice.slots, max_queued=choice.max_queued)
+
+
+async def load_replica(choice: EngineChoice, number: int) -> Engine:
+    """Load the engine of a replica, in its process. Each has a folder of its own in that of the cache.
+
+    It refuses requests later than the front, which bounds its own: a place that is free there is not always free here
+    yet.
+    """
+    cache = choice.cache
+    if cache is not None and cache.disk is not None:
+        cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{number}"))
+    most = 2 * choice.max_queued + choice.slots
+    return await load_engine(replace(choice, cache=cache, states=StateSettings(), max_queued=most))

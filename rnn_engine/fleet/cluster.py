@@ -1,0 +1,119 @@
+"""Ray as the way from a front to its replicas: starting it, deploying replicas on it, and calling them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+
+import ray
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from rnn_engine.errors import InvalidRequestError, RnnEngineError
+from rnn_engine.fleet.deployment import NAME
+from rnn_engine.fleet.errors import ReplicaLostError
+from rnn_engine.fleet.wire import Report, unpack_report
+
+_SURVEY_SECONDS = 5.0  # for all reports
+_ANSWER_SECONDS = 30.0  # for a question about what is kept
+_CALM = {"log_level": "WARNING", "enable_access_log": False}  # what Serve logs
+
+_log = logging.getLogger(__name__)
+
+
+def start_ray(address: str | None, replicas: int) -> None:
+    """Join the cluster at `address`, or start one on this machine that ends with this process. Blocks.
+
+    `auto` is the cluster that this machine belongs to. Does nothing where Ray has been started.
+    Raises InvalidRequestError for an address of Ray's client, and RnnEngineError where no cluster answers.
+    """
+    if address is not None and address.startswith("ray://"):
+        allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
+        raise InvalidRequestError("--address", address, allowed)
+    if ray.is_initialized():
+        return
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    cores = {} if address is not None else {"num_cpus": max(os.cpu_count() or 1, replicas), "include_dashboard": False}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level="error", **cores)
+    except Exception as error:  # Ray raises plain ones
+        raise RnnEngineError(f"Ray can't be reached at {address or 'this machine'}: {error}") from error
+    serve.start(proxy_location="Disabled", logging_config=_CALM)
+
+
+def deploy(name: str, application: serve.Application) -> None:
+    """Start an application, or change the one of this name to it, and wait until its replicas run. Blocks.
+
+    Raises RnnEngineError where they can't be started.
+    """
+    try:
+        serve.run(application, name=name, route_prefix=None, logging_config=_CALM)
+    except RuntimeError as error:
+        raise RnnEngineError(f"the replicas could not be started: {error}") from error
+
+
+class RayLinks:
+    """The `Links` to the replicas of a Serve application."""
+
+    def __init__(self, application: str, *, owned: bool) -> None:
+        """The application is deleted in `close` where it is `owned`."""
+        self._application = application
+        self._owned = owned
+        self._handle = serve.get_deployment_handle(NAME, application)
+        self._streams = self._handle.options(stream=True)
+
+    async def survey(self) -> Sequence[Report]:
+        try:
+            answers = await self._handle.broadcast("report").results_async(
+                timeout_s=_SURVEY_SECONDS, return_exceptions=True
+            )
+        except (RayServeException, RayError, TimeoutError) as error:
+            _log.warning("the replicas do not answer: %s", error)
+            return []
+        return [unpack_report(answer) for answer in answers if isinstance(answer, bytes)]
+
+    async def run(self, replica: str, front: str, key: int, call: bytes) -> None:
+        response = self._handle.run.remote(replica, front, key, call)
+        try:
+            with _losing(replica):
+                await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+
+    async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
+        stream = self._streams.parcels.remote(replica, front)
+        try:
+            with _losing(replica):
+                async for parcel in stream:
+                    yield parcel
+        finally:
+            stream.cancel()
+
+    async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
+        with _losing(replica):
+            await asyncio.wait_for(self._handle.hold.remote(replica, front, key, held), _ANSWER_SECONDS)
+
+    async def ask(self, replica: str, question: bytes) -> bytes:
+        with _losing(replica):
+            answer: bytes = await asyncio.wait_for(self._handle.ask.remote(replica, question), _ANSWER_SECONDS)
+            return answer
+
+    async def close(self) -> None:
+        if self._owned:
+            await asyncio.to_thread(serve.delete, self._application)
+
+
+@contextmanager
+def _losing(replica: str) -> Iterator[None]:
+    """Raise ReplicaLostError where Ray can't reach a replica any more."""
+    try:
+        yield
+    except RayTaskError:  # the replica is well, and what it ran has failed
+        raise
+    except (RayError, RayServeException, TimeoutError) as error:
+        raise ReplicaLostError(replica, type(error).__name__) from error

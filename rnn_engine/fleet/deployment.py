@@ -1,0 +1,128 @@
+"""The Serve deployment of replicas, and the router that sends each call to the replica that it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from rnn_engine.engine import Engine
+from rnn_engine.fleet.replica import Replica
+
+LoadReplica: TypeAlias = Callable[[int], Awaitable[Engine]]
+"""Loads the engine of the replica of this number, from 0, in its process. Can be pickled."""
+
+NAME = "replica"  # of the deployment in its application
+_MOST_CALLS = 100_000  # at a time: the engine bounds its requests itself
+_LOOK_SECONDS = 0.02  # between two looks for a replica that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What Ray sets aside for one replica."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+class EngineReplica:
+    """A replica in a process of Serve's. Its calls name it first, for `NamedReplicaRouter`."""
+
+    async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
+        """Load the engine; Serve sends calls when it is warm."""
+        context = serve.get_replica_context()
+        self._engine = await load(context.rank.rank)
+        self._replica = Replica(self._engine, context.replica_id.unique_id)
+
+    async def run(self, _replica: str, front: str, key: int, call: bytes) -> None:
+        await self._replica.run(front, key, call)
+
+    async def parcels(self, _replica: str, front: str) -> AsyncGenerator[bytes]:
+        async for parcel in self._replica.parcels(front):
+            yield parcel
+
+    async def hold(self, _replica: str, front: str, key: int, held: bool) -> None:
+        await self._replica.hold(front, key, held)
+
+    async def ask(self, _replica: str, question: bytes) -> bytes:
+        return await self._replica.ask(question)
+
+    async def report(self) -> bytes:
+        return await self._replica.report()
+
+    async def check_health(self) -> None:
+        """Raise where the engine has failed for good, so that Serve starts another replica."""
+        health = self._engine.health()
+        if health.status == "failed":
+            raise RuntimeError(health.reason)
+
+    async def __del__(self) -> None:
+        """Write what is to be kept and free the device; Serve calls this when the replica's calls have ended."""
+        await self._replica.close()
+
+
+class NamedReplicaRouter(RequestRouter):
+    """Sends a call to the replica that its first argument names, also where that one is leaving already.
+
+    Which replica runs a request is decided before, by `RemoteEngine`: it has the prompt and knows at once how many of
+    its requests each replica has, which a router would ask the replicas for.
+    """
+
+    def initialize_state(self, **_: object) -> None:
+        self._known: dict[str, RunningReplica] = {}
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._known |= {replica.replica_id.unique_id: replica for replica in replicas}
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._known.pop(replica_id.unique_id, None)
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],  # noqa: ARG002 - without those that leave
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        assert pending_request is not None
+        found = self._known.get(pending_request.args[0])
+        if found is not None:
+            return [[found]]
+        await asyncio.sleep(_LOOK_SECONDS)  # until the caller leaves, who learns from the stream that it is gone
+        return []
+
+
+def make_application(
+    load: LoadReplica,
+    *,
+    replicas: int,
+    max_replicas: int | None = None,
+    slots: int = 8,
+    resources: Resources | None = None,
+    drain_seconds: float = 30.0,
+) -> serve.Application:
+    """Return the application of `replicas` replicas, or of up to `max_replicas` by how many requests there are.
+
+    A replica that leaves ends its requests first, within `drain_seconds`.
+    """
+    wanted = resources or Resources()
+    scaling = None
+    if max_replicas is not None:
+        scaling = AutoscalingConfig(min_replicas=replicas, max_replicas=max_replicas, target_ongoing_requests=slots)
+    deployment = serve.deployment(
+        EngineReplica,
+        name=NAME,
+        num_replicas=replicas if scaling is None else None,
+        autoscaling_config=scaling,
+        max_ongoing_requests=_MOST_CALLS,
+        graceful_shutdown_timeout_s=drain_seconds,
+        graceful_shutdown_wait_loop_s=0.2,
+        ray_actor_options={"num_cpus": wanted.cpus, "num_gpus": wanted.gpus},
+        request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
+    )
+    return deployment.bind(load)

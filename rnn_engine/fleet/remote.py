@@ -1,0 +1,302 @@
+"""The engine of a fleet: an `EngineLike` whose requests run on replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rnn_engine.admission import Admission
+from rnn_engine.chat_template import ChatTemplate
+from rnn_engine.checks import check_token_ids
+from rnn_engine.errors import EngineClosedError, NotFoundError, OverloadedError, UnavailableError
+from rnn_engine.fleet.errors import RETRY_SECONDS, ReplicaLostError
+from rnn_engine.fleet.links import Links
+from rnn_engine.fleet.member import EndedError, Member
+from rnn_engine.fleet.routing import Candidate, choose_replica
+from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_counters
+from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
+from rnn_engine.fleet.wire import Report, pack_question, pack_request, unpack_answer
+from rnn_engine.health import Health
+from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.requests import Event, Finished, GenerateRequest, Started
+from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
+from rnn_engine.tokenizer import Tokenizer
+from states.cache.browse import CacheTree, TreeQuery
+from states.cache.checkpoint import position_missing
+from states.cache.counters import CacheStats
+from states.cache.snapshot import SnapshotNode
+from states.files.exchange import StateFiles
+from states.named.store import StateStore
+
+SURVEY_SECONDS = 0.5  # between two looks at the replicas
+MOST_ATTEMPTS = 3  # replicas on which a request is begun, where those before are lost before it has answered anything
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What the process of the server has of its own: it tokenizes, renders chats and keeps the named states."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    states: StateStore
+    state_files: StateFiles
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+
+
+class RemoteEngine:
+    """Many replicas as one engine. Implements `EngineLike`.
+
+    A request goes to one replica and stays there. One whose replica dies ends with UnavailableError, unless nothing of
+    its answer has come: then another replica runs it. What is told of the replicas (counters, cache, slots) is up to
+    half a second old. For one event loop.
+    """
+
+    def __init__(self, links: Links, front: Front, max_queued: int) -> None:
+        """Use `open`. `links` and `front` are closed with the engine."""
+        self._links = links
+        self._front = front
+        self._id = uuid.uuid4().hex
+        self._keys = itertools.count()
+        self._members: dict[str, Member] = {}
+        self._own = EngineCounters()
+        self._gone = EngineCounters()  # what replicas have counted that are no more
+        self._admission = Admission(1, max_queued)
+        self._closing = False
+        self._facts: EngineInfo | None = None
+        self._surveying: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, links: Links, front: Front, *, max_queued: int = 64) -> Self:
+        """Wait for a replica, and return the engine. Raises what `Links.survey` raises."""
+        engine = cls(links, front, max_queued)
+        await engine._survey()
+        while not engine._takers():
+            await asyncio.sleep(SURVEY_SECONDS)
+            await engine._survey()
+        engine._surveying = asyncio.create_task(engine._keep_surveying())
+        return engine
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._facts is not None, "there was a survey"
+        return self._facts
+
+    @property
+    def states(self) -> StateStore:
+        return self._front.states
+
+    @property
+    def state_files(self) -> StateFiles:
+        return self._front.state_files
+
+    def stats(self) -> EngineStats:
+        """Return how many requests of this front hold a slot and wait for one."""
+        active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members.values())
+        return EngineStats(active, self._admission.taken - active)
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        return all_slot_uses(self._reports())
+
+    def counters(self) -> EngineCounters:
+        return total_counters(self._own, (self._gone, *(report.counters for report in self._reports())))
+
+    def health(self) -> Health:
+        """Return that of the replica that is best off: the others are started anew by Serve."""
+        if self._closing:
+            return Health("closing", "the engine is stopping")
+        if self._takers():
+            return Health()
+        unwell = (member.report.health for member in self._members.values() if not (member.lost or member.leaving))
+        nothing = Health("recovering", "no replica is running", retry_after=RETRY_SECONDS)
+        return next((health for health in unwell if health.status != "ok"), nothing)
+
+    def cache_stats(self) -> CacheStats | None:
+        return total_cache_stats([report.cache for report in self._reports() if report.cache is not None])
+
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        return join_nodes(await self._ask_all(pack_question("cache_nodes", limit, scope)), limit)
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        if query.under is None:
+            return join_trees(await self._ask_all(pack_question("cache_tree", query)), query.limit)
+        replica, under = split_position(query.under)
+        tree: CacheTree = await self._ask(query.under, pack_question("cache_tree", replace(query, under=under)))
+        return join_trees({replica: tree}, query.limit)
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        tokens: list[int] = await self._ask(position, pack_question("cache_tokens", split_position(position)[1]))
+        return tokens
+
+    async def drop_cache_position(self, position: str) -> bool:
+        own = split_position(position)[1]
+        dropped: bool = await self._ask(position, pack_question("drop_cache_position", own))
+        return dropped
+
+    async def drop_cache(self) -> int:
+        dropped: Mapping[str, int] = await self._ask_all(pack_question("drop_cache"))
+        return sum(dropped.values())
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._front.tokenizer.encode(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        check_token_ids("token", tokens, self.info.shape.vocab_size)
+        return b"".join(map(self._front.tokenizer.decode_bytes, tokens))
+
+    def check_queue(self) -> None:
+        self._refuse_if_unable()
+        try:
+            self._admission.check()
+        except OverloadedError:
+            self._own.outcomes[Outcome.OVERLOADED] += 1
+            raise
+
+    def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
+        """See `EngineLike.generate`. The request goes to a replica when the iteration begins."""
+        slots = max((report.info.num_slots for report in self._reports()), default=1)
+        request.check(self.info.shape, self.info.max_logprobs, slots)
+        return self._generate(request, wait_for_room)
+
+    async def close(self) -> None:
+        """Stop taking requests, end the running ones with EngineClosedError, let go of the replicas. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._admission.close()
+        if self._surveying is not None:
+            self._surveying.cancel()
+            await asyncio.wait((self._surveying,))
+        for member in self._members.values():
+            member.fail(_stopped())
+        await asyncio.sleep(0)  # those who wait for them leave
+        await asyncio.gather(*(member.close() for member in self._members.values()))
+        await self._links.close()
+        self._front.close()
+
+    async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
+        with RequestAccount(self._own) as account:
+            self._refuse_if_unable()
+            async with self._admission.place(wait=wait_for_room):
+                begun = time.monotonic()
+                for attempt in itertools.count(1):
+                    member = self._choose()
+                    remote = member.request(next(self._keys), pack_request(request, wait_for_room))
+                    answered = False
+                    try:
+                        with remote:
+                            while not isinstance(event := await remote.get(), Finished):
+                                answered = True
+                                if type(event) is Started:
+                                    account.started(event.prompt_tokens, event.cached_tokens, event.timing)
+                                yield event
+                    except EndedError:
+                        return
+                    except ReplicaLostError:
+                        if answered or attempt == MOST_ATTEMPTS:
+                            raise
+                        _log.info("a request begins anew, since the replica %s is gone", member.name)
+                        continue
+                    finally:
+                        account.generated(remote.num_tokens)
+                    self._admission.note_duration(time.monotonic() - begun)
+                    account.finished(event.reason, event.completion_tokens)
+                    yield event
+                    return
+
+    def _choose(self) -> Member:
+        """Return the replica that runs a request. Raises UnavailableError where none takes any."""
+        self._refuse_if_unable()
+        candidates = [
+            Candidate(member.name, member.report.info.num_slots, member.outstanding) for member in self._takers()
+        ]
+        if not candidates:
+            raise UnavailableError("no replica takes requests at this moment", RETRY_SECONDS)
+        found = choose_replica(candidates)
+        return self._members[found.name]
+
+    def _takers(self) -> list[Member]:
+        return [member for member in self._members.values() if member.takes_requests]
+
+    def _reports(self) -> list[Report]:
+        return [member.report for member in self._members.values() if not member.lost]
+
+    def _refuse_if_unable(self) -> None:
+        if self._closing:
+            raise _stopped()
+        self.health().check()
+
+    async def _ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
+        """Ask a kept position's replica. Raises NotFoundError where it is not known."""
+        replica, _ = split_position(position)
+        if replica not in self._members:
+            raise position_missing(position)
+        try:
+            return unpack_answer(await self._links.ask(replica, question))
+        except NotFoundError:
+            raise position_missing(position) from None
+
+    async def _ask_all(self, question: bytes) -> dict[str, Any]:
+        """Return what each replica answers; one that is lost meanwhile is left out."""
+        self._refuse_if_unable()
+        names = [name for name, member in self._members.items() if not member.lost]
+        answers = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
+        return {
+            name: unpack_answer(answer)
+            for name, answer in zip(names, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+
+    async def _keep_surveying(self) -> None:
+        while True:
+            await asyncio.sleep(SURVEY_SECONDS)
+            try:
+                await self._survey()
+            except Exception:
+                _log.exception("the replicas could not be looked at")
+
+    async def _survey(self) -> None:
+        """Look which replicas there are, and how they are."""
+        reports = {report.name: report for report in await self._links.survey()}
+        new = [Member(self._links, self._id, report) for name, report in reports.items() if name not in self._members]
+        self._members |= {member.name: member for member in new}
+        for name, member in list(self._members.items()):
+            member.note(reports.get(name))
+            if (member.leaving or member.lost) and member.outstanding == 0:
+                del self._members[name]
+                self._gone = total_counters(self._own, (self._gone, member.report.counters))
+                await member.close()
+        for member in new:
+            with suppress(TimeoutError):  # another survey is soon
+                await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
+        self._note_members()
+
+    def _note_members(self) -> None:
+        """Count the slots that there are."""
+        infos = [member.report.info for member in self._takers()]
+        if not infos:
+            return
+        slots = sum(info.num_slots for info in infos)
+        sizes = [info.device_bytes for info in infos if info.device_bytes is not None]
+        self._admission.resize(slots)
+        self._facts = replace(
+            infos[0],
+            num_slots=slots,
+            device_bytes=sum(sizes) if sizes else None,
+            folders=self._front.folders,
+            chat_template=self._front.chat_template,
+        )
+
+
+def _stopped() -> EngineClosedError:
+    return EngineClosedError("the engine has stopped")

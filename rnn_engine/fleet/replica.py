@@ -1,0 +1,117 @@
+"""The side of a replica: an engine whose requests come from fronts in other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.errors import RnnEngineError
+from rnn_engine.fleet.wire import Outcome, Report, pack_answer, pack_outcomes, unpack_question, unpack_request
+from rnn_engine.interface import EngineLike
+
+
+class Replica:
+    """Runs requests of fronts on an engine, and sends each front what becomes of them in one stream.
+
+    Events of all its requests that are there together go in one parcel, so that a step costs a message for each front
+    and not one for each token. For one event loop. Owns the engine.
+    """
+
+    def __init__(self, engine: EngineLike, name: str) -> None:
+        """`name` is one that no other replica has."""
+        self.name = name
+        self._engine = engine
+        self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
+        self._reading: dict[tuple[str, int], asyncio.Event] = {}  # by front and key: its reader is not far behind
+
+    async def run(self, front: str, key: int, call: bytes) -> None:
+        """Run a request until it has ended; what becomes of it goes into the stream of `front`, under `key`.
+
+        Cancelling this frees the request's slot within a step.
+        """
+        request, wait_for_room = unpack_request(call)
+        outbox = self._outboxes[front]
+        reading = self._reading[front, key] = asyncio.Event()
+        reading.set()
+        end: Outcome = None
+        try:
+            async with aclosing(self._engine.generate(request, wait_for_room=wait_for_room)) as events:
+                async for event in events:
+                    outbox.put(key, event)
+                    if not reading.is_set():
+                        await reading.wait()
+        except RnnEngineError as error:
+            end = error
+        finally:
+            del self._reading[front, key]
+        outbox.put(key, end)
+
+    async def parcels(self, front: str) -> AsyncGenerator[bytes]:
+        """Yield what becomes of the requests of `front`, beginning with an empty parcel; never ends by itself.
+
+        Where it is left, what was not sent is dropped, and the front's requests are to be cancelled by it.
+        """
+        outbox = self._outboxes[front]
+        yield pack_outcomes([])
+        try:
+            while True:
+                yield pack_outcomes(await outbox.take())
+        finally:
+            if self._outboxes.get(front) is outbox:
+                del self._outboxes[front]
+
+    async def hold(self, front: str, key: int, held: bool) -> None:
+        """Stop to read the events of a request, or go on. Does nothing for one that has ended."""
+        reading = self._reading.get((front, key))
+        if reading is None:
+            return
+        if held:
+            reading.clear()
+        else:
+            reading.set()
+
+    async def report(self) -> bytes:
+        """Return a pickled `Report`."""
+        engine = self._engine
+        info = replace(engine.info, folders={}, chat_template=WorldTemplate())
+        slots = tuple(engine.slot_uses())
+        report = Report(
+            self.name, info, engine.stats(), engine.health(), engine.counters(), engine.cache_stats(), slots
+        )
+        return pickle.dumps(report)
+
+    async def ask(self, question: bytes) -> bytes:
+        """Return the answer to a packed question about what is kept, packed with the error where there is one."""
+        method, args = unpack_question(question)
+        try:
+            return pack_answer(await getattr(self._engine, method)(*args), None)
+        except RnnEngineError as error:
+            return pack_answer(None, error)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class _Outbox:
+    """What has not been sent to one front."""
+
+    def __init__(self) -> None:
+        self._outcomes: list[tuple[int, Outcome]] = []
+        self._any = asyncio.Event()
+
+    def put(self, key: int, outcome: Outcome) -> None:
+        self._outcomes.append((key, outcome))
+        self._any.set()
+
+    async def take(self) -> list[tuple[int, Outcome]]:
+        """Wait for something and remove all that is there."""
+        await self._any.wait()
+        await asyncio.sleep(0)  # other requests of the same step put theirs meanwhile
+        self._any.clear()
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes

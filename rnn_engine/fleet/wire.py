@@ -1,0 +1,112 @@
+"""What goes between a front, which is a server's process, and a replica, which runs its requests.
+
+Everything goes as bytes that are made here, so that the transport copies them and does not look into them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from rnn_engine.errors import InvalidRequestError, RnnEngineError
+from rnn_engine.health import Health
+from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.requests import Event, GenerateRequest, Started
+from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
+from states.cache.counters import CacheStats
+
+Outcome: TypeAlias = Event | RnnEngineError | None
+"""An event of a request or the error that ends it; None where it ended without saying so."""
+
+Question: TypeAlias = Literal["cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache"]
+"""What a replica may be asked: methods of `EngineLike`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica tells of itself at one moment."""
+
+    name: str  # that no other replica of the deployment has
+    info: EngineInfo  # without folders and chat template, which a front has of its own
+    stats: EngineStats
+    health: Health
+    counters: EngineCounters
+    cache: CacheStats | None
+    slots: tuple[SlotUse, ...]
+
+
+def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:
+    """Return a request as bytes. Its deadline goes as seconds from now, since clocks differ between machines.
+
+    Raises InvalidRequestError for a mask, which is a function of this process.
+    """
+    if request.token_mask is not None:
+        raise InvalidRequestError("token_mask", request.token_mask, "null where replicas run requests; see `grammar`")
+    left = None if request.deadline is None else request.deadline - time.monotonic()
+    return pickle.dumps((replace(request, deadline=None), left, wait_for_room), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_request(data: bytes) -> tuple[GenerateRequest, bool]:
+    """Return a request with its deadline by this process's clock, and whether it may wait for room."""
+    request, left, wait_for_room = pickle.loads(data)
+    if left is not None:
+        request = replace(request, deadline=time.monotonic() + left)
+    return request, wait_for_room
+
+
+def pack_outcomes(outcomes: list[tuple[int, Outcome]]) -> bytes:
+    """Return outcomes of requests, each with the request's key, as bytes."""
+    return pickle.dumps((_monotonic_zero(), outcomes), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_outcomes(data: bytes) -> list[tuple[int, Outcome]]:
+    """Return outcomes, in which times are by this process's clock, as exactly as the machines' times of day agree."""
+    zero, outcomes = pickle.loads(data)
+    ahead = zero - _monotonic_zero()
+    return [(key, _shifted(outcome, ahead) if type(outcome) is Started else outcome) for key, outcome in outcomes]
+
+
+def _monotonic_zero() -> float:
+    """Return the time of day at which the clock of `time.monotonic` was 0."""
+    return time.time() - time.monotonic()
+
+
+def _shifted(started: Started, seconds: float) -> Started:
+    timing = started.timing
+    if timing is None:
+        return started
+    shifted = Timing(timing.arrived + seconds, timing.started + seconds, timing.first_token + seconds)
+    return replace(started, timing=shifted)
+
+
+def unpack_report(data: bytes) -> Report:
+    """Return what `Replica.report` gave."""
+    report: Report = pickle.loads(data)
+    return report
+
+
+def pack_question(method: Question, *args: object) -> bytes:
+    """Return a question to a replica: the method of its engine that answers it, and that one's arguments."""
+    return pickle.dumps((method, args))
+
+
+def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
+    """Return a method's name, which is one of those that may be asked, and its arguments."""
+    method, args = pickle.loads(data)
+    assert method in get_args(Question), method
+    return method, args
+
+
+def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
+    """Return an answer, or the error that is in its place."""
+    return pickle.dumps((value, error), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which type it has
+    """Return an answer. Raises the error that is in its place."""
+    value, error = pickle.loads(data)
+    if error is not None:
+        raise error
+    return value

@@ -1,0 +1,26 @@
+"""`rnn-engine fleet`, as far as it goes without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rnn_engine.cli.fleet import load_replica
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.loading.states import StateSettings
+from states.cache.config import CacheConfig, DiskConfig
+from tests.support.cli import Command
+
+
+def test_without_ray_it_says_what_to_install(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.cli.fleet.find_spec", lambda name: None)
+    assert "Ray is not installed; expected pip install 'rnn-engine[fleet]'" in rnn_engine("fleet", code=2)
+
+
+async def test_each_replica_has_its_own_folder_and_no_named_states(model_file: Path, tmp_path: Path) -> None:
+    cache = CacheConfig(disk=DiskConfig(tmp_path / "cache"))
+    choice = EngineChoice(model_file, "none", "cpu", 2, cache, StateSettings(folder=tmp_path / "states"))
+    engine = await load_replica(choice, 3)
+    assert engine.info.folders == {"cache": tmp_path / "cache" / "replica-3"}
+    await engine.close()

@@ -1,0 +1,114 @@
+"""Replicas in this process: everything between them and the front goes as the bytes that Ray would carry."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextvars import Context
+from typing import TypeVar
+
+from rnn_engine.fleet.errors import ReplicaLostError
+from rnn_engine.fleet.remote import Front, RemoteEngine
+from rnn_engine.fleet.replica import Replica
+from rnn_engine.fleet.wire import Report
+from rnn_engine.interface import EngineLike
+from tests.support.byte_tokenizer import ByteTokenizer
+from tests.support.fake_engine import FakeEngine
+
+T = TypeVar("T")
+
+
+class LocalLinks:
+    """The `Links` to replicas of this process, each of which can be killed."""
+
+    def __init__(self, engines: Mapping[str, EngineLike]) -> None:
+        self.calls: list[str] = []  # the replicas that requests went to
+        self.parcels_sent = 0
+        self.engines = dict(engines)
+        self.hidden: set[str] = set()  # replicas that take no more requests
+        self._replicas: dict[str, Replica] = {}
+        self._killed: dict[str, asyncio.Event] = {}
+        for name, engine in engines.items():
+            self.add(name, engine)
+
+    def add(self, name: str, engine: EngineLike) -> None:
+        """Have one more replica, which closes the engine."""
+        self._replicas[name] = Replica(engine, name)
+        self._killed[name] = asyncio.Event()
+
+    async def survey(self) -> Sequence[Report]:
+        living = [replica for name, replica in self._replicas.items() if name not in self.hidden]
+        return [pickle.loads(await replica.report()) for replica in living]
+
+    async def run(self, replica: str, front: str, key: int, call: bytes) -> None:
+        self.calls.append(replica)
+        work = self._replica(replica).run(front, key, call)
+        running = asyncio.create_task(work, context=Context())  # another process knows nothing of who asks
+        try:
+            await self._unless_killed(replica, running)
+        finally:
+            running.cancel()
+
+    async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
+        parcels = self._replica(replica).parcels(front)
+        while True:
+            waiting = asyncio.ensure_future(anext(parcels))
+            try:
+                parcel = await self._unless_killed(replica, waiting)
+                self.parcels_sent += 1
+                yield parcel
+            finally:
+                if not waiting.done():
+                    waiting.cancel()
+                    await asyncio.wait((waiting,))
+
+    async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
+        await self._replica(replica).hold(front, key, held)
+
+    async def ask(self, replica: str, question: bytes) -> bytes:
+        return await self._replica(replica).ask(question)
+
+    async def close(self) -> None:
+        for replica in self._replicas.values():
+            await replica.close()
+
+    async def kill(self, name: str) -> None:
+        """End a replica at once, as SIGKILL does."""
+        replica = self._replicas.pop(name)
+        self._killed[name].set()
+        await asyncio.sleep(0)
+        await replica.close()
+
+    def _replica(self, name: str) -> Replica:
+        if name not in self._replicas:
+            raise ReplicaLostError(name, "it was killed")
+        return self._replicas[name]
+
+    async def _unless_killed(self, name: str, work: asyncio.Future[T]) -> T:
+        killed = asyncio.create_task(self._killed[name].wait())
+        try:
+            await asyncio.wait((work, killed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            killed.cancel()
+        if self._killed[name].is_set():
+            raise ReplicaLostError(name, "it was killed")
+        return work.result()
+
+
+def front_of(engine: FakeEngine) -> Front:
+    """What a server's process has of a fake engine's model."""
+    info = engine.info
+    return Front(
+        ByteTokenizer(special_tokens=info.special_tokens),
+        info.chat_template,
+        engine.states,
+        engine.state_files,
+        info.folders,
+    )
+
+
+async def fake_fleet(engines: Mapping[str, FakeEngine], max_queued: int = 64) -> tuple[RemoteEngine, LocalLinks]:
+    """Return a fleet over fake engines, with the way to them; the first has the named states."""
+    links = LocalLinks(engines)
+    return await RemoteEngine.open(links, front_of(next(iter(engines.values()))), max_queued=max_queued), links
