@@ -7,6 +7,7 @@ import { extended } from "./text.js";
 /** @typedef {import("./text.js").Text} Text */
 /** @typedef {import("./session.js").Facts} Facts */
 
+const STREAMED = { stream: true, return_progress: true };
 const SLOW_PART = 8; // showing the text takes at most one part of so many of the time
 
 /**
@@ -20,7 +21,7 @@ const SLOW_PART = 8; // showing the text takes at most one part of so many of th
 export async function draw(body, text, signal, tell) {
   const begun = performance.now();
   /** @type {Facts} */
-  let facts = { tokens: 0, perSecond: null, firstMs: null, promptTokens: null, reused: null, end: "running" };
+  let facts = { tokens: 0, perSecond: null, firstMs: null, promptTokens: null, reused: null, read: 0, end: "running" };
   /** @type {import("./cells.js").Token[]} */
   let waiting = [];
   let nextShown = 0;
@@ -33,7 +34,7 @@ export async function draw(body, text, signal, tell) {
   };
   tell(text, facts);
   try {
-    for await (const event of stream("/completion", { ...body, stream: true }, { signal })) {
+    for await (const event of stream("/completion", { ...body, ...STREAMED }, { signal })) {
       const drawn = (event.completion_probabilities ?? []).map(tokenOf);
       waiting.push(...drawn);
       facts = withTokens(facts, drawn.length, event, performance.now() - begun);
@@ -56,7 +57,8 @@ function withTokens(facts, count, event, passedMs) {
   const firstMs = facts.firstMs ?? (tokens > 0 ? passedMs : null);
   const drawingMs = firstMs === null ? 0 : passedMs - firstMs;
   const perSecond = tokens > 1 && drawingMs > 0 ? (1000 * (tokens - 1)) / drawingMs : null;
-  return { ...facts, tokens, firstMs, perSecond, promptTokens: event.tokens_evaluated ?? facts.promptTokens };
+  const promptTokens = event.tokens_evaluated ?? facts.promptTokens;
+  return { ...facts, tokens, firstMs, perSecond, promptTokens, read: event.prompt_progress?.processed ?? facts.read };
 }
 
 /** @param {Facts} facts @param {any} event @returns {Facts} */

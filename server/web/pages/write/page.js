@@ -11,7 +11,7 @@ import { cellAt } from "./cells.js";
 import { ConstraintForm } from "./constraint_form.js";
 import { Editor } from "./editor.js";
 import { TEXTS } from "./examples.js";
-import { SamplingForm } from "./sampling_form.js";
+import { SamplingSection } from "./sampling_section.js";
 import { branches, clear, currentText, fork, goOn, restored, retry, running, score, stop, undo, write } from "./session.js";
 import { constraint, constraintError } from "./settings.js";
 import { Status } from "./status.js";
@@ -48,7 +48,7 @@ export function Page() {
         </section>
         <${Section} name="branches" title=${t("write.branches")}><${BranchList} /><//>
         <${ConstraintSection} />
-        <${Section} name="sampling" title=${t("write.sampling")} closed><${SamplingForm} /><//>
+        <${Section} name="sampling" title=${t("write.sampling")} closed><${SamplingSection} /><//>
       </aside>
     </div>
   `;

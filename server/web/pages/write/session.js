@@ -9,7 +9,7 @@ import { added, currentBranch, removed, START, undone, withText } from "./branch
 import { cellAt, tokenOf } from "./cells.js";
 import { draw } from "./draw.js";
 import { endsText } from "../../components/token_names.js";
-import { constraintError, constraintFields, FIELDS, samplingFields } from "./settings.js";
+import { constraintError, constraintFields, FIELDS, samplingFields, stateField } from "./settings.js";
 import { begun, cutAt, edited, EMPTY, extended, forked, promptOf } from "./text.js";
 
 /** @typedef {import("./text.js").Text} Text */
@@ -24,13 +24,14 @@ import { begun, cutAt, edited, EMPTY, extended, forked, promptOf } from "./text.
  * @property {number | null} firstMs Until the first token.
  * @property {number | null} promptTokens
  * @property {number | null} reused How many of them the server had kept.
+ * @property {number} read How many of them the model has read, while it does.
  * @property {"running" | "limit" | "eos" | "word" | "none" | "stopped"} end
  */
 
 const ALTERNATIVES = 8;
 const ANSWER_FIELDS = [
   ...["stop", "completion_probabilities", "prompt_probabilities"],
-  ...["tokens_evaluated", "tokens_cached", "timings", "stop_type"],
+  ...["tokens_evaluated", "tokens_cached", "timings", "stop_type", "prompt_progress"],
 ];
 
 export const branches = createStore(START);
@@ -121,7 +122,6 @@ export async function score() {
 }
 
 const modelField = () => (modelName() ? { model: modelName() } : {});
-const stateField = () => (samplingFields().state ? { state: samplingFields().state } : {});
 
 /**
  * Go on with `text` in a branch of its own.

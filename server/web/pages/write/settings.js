@@ -3,18 +3,7 @@
 import { settingStore } from "../../storage.js";
 import { createStore } from "../../store.js";
 
-export const SAMPLING = {
-  temperature: 1,
-  top_p: 0.5,
-  top_k: 128,
-  min_p: 0,
-  presence_penalty: 0,
-  frequency_penalty: 0,
-  repeat_penalty: 1,
-  n_predict: 100,
-};
-
-/** @typedef {typeof SAMPLING & {seed: string, state: string}} Settings */
+/** @typedef {{sampling: import("../../components/sampling.js").Sampling, state: string}} Settings */
 /** @typedef {"none" | "grammar" | "kbnf" | "regex" | "json"} ConstraintKind */
 /** @typedef {{kind: ConstraintKind, texts: Record<string, string>}} Constraint */
 /** @typedef {{message: string, line: number | null, column: number | null}} ConstraintError */
@@ -22,7 +11,7 @@ export const SAMPLING = {
 /** The field of a request for each kind of constraint. */
 export const FIELDS = { grammar: "guided_grammar", kbnf: "bnf_schema", regex: "guided_regex", json: "json_schema" };
 
-export const settings = settingStore("write.settings", /** @type {Settings} */ ({ ...SAMPLING, seed: "", state: "" }));
+export const settings = settingStore("write.options", /** @type {Settings} */ ({ sampling: {}, state: "" }));
 
 export const constraint = settingStore("write.constraint", /** @type {Constraint} */ ({ kind: "none", texts: {} }));
 
@@ -41,6 +30,11 @@ export function constraintFields() {
 
 /** Return the fields of a request that say how tokens are drawn. */
 export function samplingFields() {
-  const { seed, state, ...numbers } = settings.get();
-  return { ...numbers, ...(seed.trim() ? { seed: Number(seed) } : {}), ...(state ? { state } : {}) };
+  return { ...settings.get().sampling, ...stateField() };
+}
+
+/** Return the field that says from which state a text begins; none for the server's default. */
+export function stateField() {
+  const { state } = settings.get();
+  return state ? { state } : {};
 }

@@ -30,7 +30,8 @@ export function Status() {
 }
 
 /** @param {import("./session.js").Facts} known */
-function factsOf({ tokens, perSecond, firstMs, promptTokens, reused, end }) {
+function factsOf({ tokens, perSecond, firstMs, promptTokens, reused, read, end }) {
+  if (end === "running" && tokens === 0) return [{ name: "read", text: readSoFar(read, promptTokens), hint: "" }];
   const speed = perSecond === null ? null : formatNumber(perSecond, perSecond < 10 ? 1 : 0);
   return [
     { name: "tokens", text: t("write.tokens", { count: formatNumber(tokens) }), hint: t(`write.ended.${end}`) },
@@ -49,6 +50,12 @@ function factsOf({ tokens, perSecond, firstMs, promptTokens, reused, end }) {
         ]),
     ...(end === "running" ? [] : [{ name: "end", text: t(`write.ended.${end}`), hint: "" }]),
   ];
+}
+
+/** @param {number} read @param {number | null} all */
+function readSoFar(read, all) {
+  if (all === null || read === 0) return t("write.ended.running");
+  return t("write.read", { read: formatNumber(read), all: formatNumber(all) });
 }
 
 function Legend() {

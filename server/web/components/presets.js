@@ -1,10 +1,10 @@
 // The choice of a preset, and saving one of one's own.
 
-import { Button } from "../../components/button.js";
-import { Select } from "../../components/fields.js";
-import { useStore } from "../../store.js";
-import { t } from "../../strings/index.js";
-import { html, useState } from "../../vendor/preact.js";
+import { useStore } from "../store.js";
+import { t } from "../strings/index.js";
+import { html, useState } from "../vendor/preact.js";
+import { Button } from "./button.js";
+import { Select } from "./fields.js";
 import { PRESETS, ownPresets, presetPart, sameSampling, withPreset } from "./sampling.js";
 
 /** @typedef {import("./sampling.js").Sampling} Sampling */
@@ -63,5 +63,5 @@ export function PresetChoice({ sampling, onChange }) {
 /** @param {string} key */
 function labelOf(key) {
   if (key.startsWith(OWN)) return key.slice(OWN.length);
-  return t(/** @type {import("../../strings/index.js").StringKey} */ (`preset.${key}`));
+  return t(/** @type {import("../strings/index.js").StringKey} */ (`preset.${key}`));
 }

@@ -1,6 +1,6 @@
 // The fields of a request that say how tokens are drawn, and presets of them.
 
-import { settingStore } from "../../storage.js";
+import { settingStore } from "../storage.js";
 
 /** @typedef {Record<string, number | boolean>} Sampling */
 
