@@ -16,7 +16,7 @@ from server.app import make_app
 from server.settings import ServerSettings
 from tests.support.browser import Guard, Visit, call, wait_until_kept
 from tests.support.cut_proxy import CutProxy, cut_proxy
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, encode
 
 HOSTILE = "<script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
 """What would set `window.ran` where it became HTML."""
@@ -106,6 +106,28 @@ async def test_a_server_that_is_started_again_is_found(visit: Visit, guard: Guar
         await page.get_by_role("button", name="Try again").click()
         await page.clock.run_for(1000)
         await expect(page.get_by_role("article", name="Model")).to_contain_text("Here I am")
+
+
+async def test_a_text_that_breaks_off_keeps_its_tokens_and_goes_on(visit: Visit, guard: Guard, fake: Fake) -> None:
+    guard.allow("ERR_|Failed to load")
+    fake.engine.hold = 7
+    page = await visit(f"{fake.way.url}/#/write")
+    field = page.get_by_role("textbox", name="Text")
+    await field.fill(HOSTILE)
+    await field.press("Control+Enter")
+    await expect(field).to_have_value(f"{HOSTILE}One two")
+    await fake.way.cut()
+    await expect(page.get_by_text("The connection broke before the end.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Go on", exact=True)).to_be_visible()
+    await page.get_by_role("button", name="Go on", exact=True).click()
+    await expect(page.get_by_text("The server does not answer.")).to_be_visible()
+    await expect(field).to_have_value(f"{HOSTILE}One two")
+    fake.engine.hold = None
+    await fake.way.mend()
+    await page.get_by_role("button", name="Go on", exact=True).click()
+    await expect(field).to_have_value(f"{HOSTILE}One twoOne two three four")
+    assert fake.engine.requests[-1].prompt == [*encode(HOSTILE), *encode("One two")]
+    assert await nothing_ran(page)
 
 
 async def test_a_key_that_is_not_given_is_not_asked_for_again_and_again(
