@@ -1,6 +1,6 @@
 // What is taken over of a conversation in a file: the fields that this page writes, where they are of their type.
 
-import { MAIN_FIELDS, MORE_FIELDS } from "./sampling.js";
+import { MAIN_FIELDS, MORE_FIELDS } from "../../components/sampling.js";
 import { newId } from "./tree.js";
 
 /** @typedef {import("./tree.js").Conversation} Conversation */
