@@ -107,6 +107,19 @@ async def test_a_branch_goes_on_from_the_state_that_is_kept(visit: Visit) -> Non
     assert 0 < int(saved) < int(total)
 
 
+READS_FOR_EVER = """() => {
+    const real = fetch;
+    window.fetch = async (path, {signal, ...options}) => {
+        if (!path.includes("chat/completions")) return real(path, {signal, ...options});
+        const event = {choices: [], prompt_progress: {total: 9, cache: 0, processed: 5, time_ms: 1}};
+        return new Response(new ReadableStream({start(stream) {
+            stream.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(event)}\\n\\n`));
+            signal.addEventListener("abort", () => stream.error(signal.reason));
+        }}));
+    };
+}"""
+
+
 async def test_an_answer_is_stopped_and_continued(visit: Visit) -> None:
     page = await visit()
     await page.get_by_role("button", name="Settings").click()
@@ -115,11 +128,10 @@ async def test_an_answer_is_stopped_and_continued(visit: Visit) -> None:
     await expect(answer).to_contain_text("ended at the most tokens")
     await answer.get_by_role("button", name="Continue the answer").click()
     await expect(answer).to_contain_text("The capital of France", ignore_case=True)
-    hold = "(async () => { window.fetchNow = fetch; window.fetch = (path, options) => path.includes('chat') ? "
-    hold += "new Promise((_, stop) => options.signal.addEventListener('abort', () => stop(options.signal.reason))) : "
-    await page.evaluate(f"{hold}fetchNow(path, options); }})()")
+    await page.evaluate(READS_FOR_EVER)
     await page.get_by_role("textbox", name="Message").fill("Hello")
     await page.keyboard.press("Enter")
+    await expect(answers(page).nth(1)).to_contain_text("Reads 5 of 9 tokens")
     await expect(page.get_by_role("button", name="Stop (Escape)")).to_be_visible()
     await page.keyboard.press("Escape")
     await expect(answers(page).nth(1)).to_contain_text("stopped")
@@ -285,3 +297,26 @@ async def test_a_phone_shows_all_of_it(visit: Visit, locale: str) -> None:
         assert await sideways_scroll(page) == 0
         await page.keyboard.press("Escape")
         await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_two_tabs_lose_nothing(visit: Visit, guard: Guard) -> None:
+    page = await visit()
+    await ask(page, "What is 2 + 3?")
+    other = await page.context.new_page()
+    guard.watch(other)
+    await other.goto(page.url)
+    await expect(answers(other)).to_contain_text("5")
+    await ask(page, "What is 1 + 1?")
+    await expect(questions(other)).to_have_count(2)
+    await ask(other, "What is 4 + 4?")
+    await expect(questions(page)).to_have_count(3)
+    field = page.get_by_role("textbox", name="Message")
+    await field.fill("not sent yet")
+    await page.get_by_role("button", name="New conversation").click()
+    await expect(field).to_have_value("")
+    await page.get_by_role("link", name="What is 2 + 3?").click()
+    await expect(field).to_have_value("not sent yet")
+    await page.get_by_role("button", name="More for").click()
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Delete for good").click()
+    await expect(questions(other)).to_have_count(0)

@@ -63,6 +63,7 @@ export const en = {
   "chat.imported": "Conversations read: {n}",
   "chat.import_error": "{name} is no file of conversations of this page.",
   "chat.answering": "The model is answering",
+  "chat.reading": "Reads {done} of {total} tokens",
   "chat.retry": "Try again",
   "chat.continue": "Continue the answer",
   "chat.edit": "Edit",

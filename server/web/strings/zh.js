@@ -64,6 +64,7 @@ export const zh = {
   "chat.imported": "已读取 {n} 个对话",
   "chat.import_error": "{name} 不是本页面的对话文件。",
   "chat.answering": "模型正在回答",
+  "chat.reading": "正在读取：{done} / {total} 个词元",
   "chat.retry": "重试",
   "chat.continue": "继续回答",
   "chat.edit": "修改",

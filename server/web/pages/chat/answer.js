@@ -12,6 +12,7 @@ import { stream } from "../../api.js";
  * @property {ToolCall[]} calls
  * @property {string | null} finish Why it ended; null while it comes.
  * @property {Stats} stats
+ * @property {{done: number, total: number}} [progress] Tokens of the prompt, while the model reads it.
  */
 
 /** @type {Stats} */
@@ -27,7 +28,7 @@ export async function* streamAnswer(body, signal) {
   const sent = performance.now();
   /** @type {Answer} */
   let answer = { content: "", reasoning: "", calls: [], finish: null, stats: NO_STATS };
-  const whole = { ...body, stream: true, stream_options: { include_usage: true } };
+  const whole = { ...body, stream: true, stream_options: { include_usage: true }, return_progress: true };
   for await (const event of stream("/v1/chat/completions", whole, { signal })) {
     answer = withEvent(answer, event);
     if (answer.stats.firstMs === 0 && (answer.content || answer.reasoning || answer.calls.length > 0)) {
@@ -41,7 +42,8 @@ export async function* streamAnswer(body, signal) {
 function withEvent(answer, event) {
   const stats = withNumbers(answer.stats, event);
   const [choice] = event.choices;
-  if (choice === undefined) return { ...answer, stats };
+  const { processed: done, total } = event.prompt_progress ?? {};
+  if (choice === undefined) return { ...answer, stats, ...(total && { progress: { done, total } }) };
   const { content, reasoning_content: reasoning, tool_calls: calls = [] } = choice.delta;
   return {
     content: answer.content + (content ?? ""),

@@ -3,7 +3,7 @@
 import { IconButton } from "../../components/button.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
-import { html, useLayoutEffect, useRef } from "../../vendor/preact.js";
+import { html, useEffect, useLayoutEffect, useRef } from "../../vendor/preact.js";
 import { drafts, writeDraft } from "./drafts.js";
 
 /**
@@ -16,6 +16,9 @@ export function Composer({ id, running, onSend, onStop }) {
   const setText = (changed) => writeDraft(id, changed);
   const area = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useLayoutEffect(() => fitHeight(area.current), [text]);
+  useEffect(() => {
+    if (matchMedia("(pointer: fine)").matches) area.current?.focus({ preventScroll: true });
+  }, []);
   const send = () => {
     if (running || text.trim() === "") return;
     setText("");

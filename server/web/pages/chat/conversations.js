@@ -1,10 +1,9 @@
 // The conversations of this browser: those that have messages are kept, and found again after a reload.
 
 import { notifyError } from "../../components/notices.js";
-import { go } from "../../router.js";
 import { readRecords, readSetting, removeRecord, writeRecord, writeSetting } from "../../storage.js";
 import { createStore } from "../../store.js";
-import { newConversation } from "./tree.js";
+import { mergeMessages } from "./tree.js";
 
 /** @typedef {import("./tree.js").Conversation} Conversation */
 
@@ -69,18 +68,7 @@ export async function deleteConversation(id) {
   others.delete(id);
   conversations.set(others);
   await removeRecord(TABLE, id);
-}
-
-/**
- * Begin a conversation and go to it.
- * @param {Partial<import("./tree.js").Settings>} [settings] Such as `{state: "pirate"}`.
- * @returns {Conversation}
- */
-export function startConversation(settings) {
-  const conversation = newConversation(settings);
-  putConversation(conversation);
-  go("chat", conversation.id);
-  return conversation;
+  otherTabs.postMessage(id);
 }
 
 /** @param {string} id */
@@ -88,8 +76,18 @@ function write(id) {
   clearTimeout(waiting.get(id));
   waiting.delete(id);
   const conversation = findConversation(id);
-  if (conversation !== undefined) writeRecord(TABLE, conversation).catch(notifyError);
+  if (conversation === undefined) return;
+  writeRecord(TABLE, conversation).then(() => otherTabs.postMessage(conversation), notifyError);
 }
+
+// What another tab has written: its messages and those of this tab are put together, so that neither loses any.
+const otherTabs = new BroadcastChannel(TABLE);
+otherTabs.onmessage = ({ data }) => {
+  const all = new Map(conversations.get());
+  if (typeof data === "string") all.delete(data);
+  else all.set(data.id, mergeMessages(data, all.get(data.id)));
+  conversations.set(all);
+};
 
 addEventListener("pagehide", () => {
   const unsaved = [...waiting.keys()];

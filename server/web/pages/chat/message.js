@@ -2,12 +2,12 @@
 
 import { Button, IconButton } from "../../components/button.js";
 import { CopyButton } from "../../components/copy_button.js";
-import { Markdown } from "../../components/markdown.js";
 import { formatNumber, t } from "../../strings/index.js";
 import { html, useState } from "../../vendor/preact.js";
+import { MessageBody } from "./message_body.js";
 import { askForAnswer, continueAnswer, sendMessages } from "./running.js";
 import { StatsLine } from "./stats.js";
-import { CallResults, ToolCalls } from "./tool_calls.js";
+import { CallResults } from "./tool_calls.js";
 import { addMessage, chooseMessage, endAt, newId, siblingsOf } from "./tree.js";
 
 /** @typedef {import("./tree.js").Conversation} Conversation */
@@ -43,7 +43,7 @@ export function MessageView(props) {
       ${
         editing
           ? html`<${Editor} message=${message} onSave=${save} onCancel=${() => setEditing(false)} />`
-          : html`<${Body} message=${message} isRunning=${isLast && isBusy} />`
+          : html`<${MessageBody} message=${message} isRunning=${isLast && isBusy} />`
       }
       ${message.error && html`<${Failure} ...${props} />`}
       <div class="message-foot">
@@ -62,27 +62,6 @@ export function MessageView(props) {
         `
       }
     </article>
-  `;
-}
-
-/** @param {{message: Message, isRunning: boolean}} props */
-function Body({ message, isRunning }) {
-  const { role, content, reasoning, calls = [] } = message;
-  if (role !== "assistant") return html`<p class="message-text">${content}</p>`;
-  const isWaiting = isRunning && !content && !reasoning && calls.length === 0;
-  return html`
-    ${
-      reasoning &&
-      html`
-        <details class="thoughts" open=${isRunning && !content}>
-          <summary>${t("chat.thoughts")}</summary>
-          <p>${reasoning}</p>
-        </details>
-      `
-    }
-    ${isWaiting && html`<span class="waiting" aria-label=${t("chat.answering")}><i></i><i></i><i></i></span>`}
-    <${Markdown} text=${content} />
-    <${ToolCalls} calls=${calls} />
   `;
 }
 

@@ -81,6 +81,7 @@ async function run(id, answer, last) {
   } catch (error) {
     show(stopping.signal.aborted ? { finish: "stopped" } : { error: errorText(error) });
   } finally {
+    show({ progress: undefined });
     show.now();
     setRunning(id, null);
   }

@@ -30,6 +30,7 @@
  * @property {string | null} [finish] Why the answer ended; null while it comes, and where it broke off.
  * @property {string} [error] Why there is no more of it.
  * @property {Stats} [stats]
+ * @property {{done: number, total: number}} [progress] Tokens of the prompt, while the model reads it.
  */
 
 /**
@@ -133,6 +134,18 @@ export function endAt(conversation, id) {
 export function goBack(conversation, id) {
   const { [id]: _, ...chosen } = conversation.chosen;
   return { ...conversation, chosen };
+}
+
+/**
+ * Return a conversation with the messages that another copy of it has besides.
+ * @param {Conversation} conversation
+ * @param {Conversation | undefined} other
+ * @returns {Conversation}
+ */
+export function mergeMessages(conversation, other) {
+  const known = new Set(conversation.messages.map(({ id }) => id));
+  const added = (other?.messages ?? []).filter(({ id }) => !known.has(id));
+  return added.length === 0 ? conversation : { ...conversation, messages: [...conversation.messages, ...added] };
 }
 
 const TITLE_LENGTH = 60;
