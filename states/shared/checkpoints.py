@@ -1,4 +1,7 @@
-"""Checkpoints in a shared store: each is a hash with its state file and what an inquiry wants to know of it."""
+"""Checkpoints in a shared store: of each a state file, and a hash with what an inquiry wants to know of it.
+
+Files are not written by scripts: the store would copy each twice more. So either may be there without the other.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,9 @@ from states.shared.client import StoreClient, run_script
 from states.shared.keys import PathKeys, bit_of, lengths_in
 
 # KEYS: the checkpoint, the bitmap of its block, those of all blocks before, which may be empty: they say that a path
-# leads through. ARGV: seconds, bit, logits, kind, size, file.
+# leads through. ARGV: seconds, bit, logits, kind, size.
 _PUT = """
-if ARGV[3] == '0' and redis.call('HGET', KEYS[1], 'logits') == '1' then return end
-redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5], 'file', ARGV[6])
+redis.call('HSET', KEYS[1], 'logits', ARGV[3], 'kind', ARGV[4], 'size', ARGV[5])
 redis.call('EXPIRE', KEYS[1], ARGV[1])
 redis.call('SETBIT', KEYS[2], ARGV[2], 1)
 redis.call('EXPIRE', KEYS[2], ARGV[1])
@@ -35,11 +37,11 @@ end
 return false
 """
 
-# KEYS: as for what is put. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for longer; its block's bitmap
-# may have given way meanwhile.
+# KEYS: as for what is put, and at the end the file. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for
+# longer; its block's bitmap may have given way meanwhile.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
-if not logits or logits < ARGV[3] then return 0 end
+if not logits or logits < ARGV[3] or redis.call('EXPIRE', KEYS[#KEYS], ARGV[1]) == 0 then return 0 end
 local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
 if type(bit) == 'table' then return 0 end
 for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
@@ -103,43 +105,44 @@ class CheckpointStore:
 
     async def get(self, path: PathKeys) -> bytes | None:
         """Return the state file of the checkpoint at a path's end, and keep it for longer."""
-        key = path.checkpoints([path.length])[0]
-
-        async def ask(valkey: Valkey) -> list[Any]:
-            async with valkey.pipeline(transaction=False) as pipeline:
-                pipeline.hget(key, "file")
-                pipeline.expire(key, self._ttl)
-                return cast("list[Any]", await pipeline.execute())
-
-        data: bytes | None = (await self._client.run(self._client.reading, ask))[0]
+        data: bytes | None = await self._client.run(
+            self._client.reading, lambda valkey: _ask(valkey, "GETEX", _file_of(path), "EX", self._ttl)
+        )
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
-        arguments = (self._ttl, bit_of(path.length), int(has_logits))
+        keys, arguments = [*_keys_of(path), _file_of(path)], (self._ttl, bit_of(path.length), int(has_logits))
         answer = await self._client.run(
-            self._client.reading, lambda valkey: run_script(valkey, _RENEW, _keys_of(path), *arguments)
+            self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)
         )
         return bool(answer)
 
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
         """Keep a state file as the checkpoint at a path's end."""
-        arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data), data)
-        await self._client.run(
-            self._client.writing, lambda valkey: run_script(valkey, _PUT, _keys_of(path), *arguments)
-        )
+        arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
+
+        async def write(valkey: Valkey) -> None:
+            await _ask(valkey, "SET", _file_of(path), data, "EX", self._ttl)
+            await run_script(valkey, _PUT, _keys_of(path), *arguments)
+
+        await self._client.run(self._client.writing, write)
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
         """Delete the checkpoint at a path's end."""
-        key = path.checkpoints([path.length])[0]
-        await self._client.run(self._client.writing, lambda valkey: _ask(valkey, "UNLINK", key))
+        keys = path.checkpoints([path.length])[0], _file_of(path)
+        await self._client.run(self._client.writing, lambda valkey: _ask(valkey, "UNLINK", *keys))
 
 
 def _keys_of(path: PathKeys) -> list[str]:
     last, *before = [block.lengths_key for block in reversed(path.blocks())]
     return [path.checkpoints([path.length])[0], last, *before]
+
+
+def _file_of(path: PathKeys) -> str:
+    return f"{path.checkpoints([path.length])[0]}:file"
 
 
 def _ask(valkey: Valkey, *command: object) -> Awaitable[Any]:

@@ -18,6 +18,7 @@ from tests.support.toy_states import ROOT, look_up
 
 PROMPT = list(range(1, 21))
 LONG = [number % 90 for number in range(1000)]
+FILES = "*:file"
 TUNED = "1f3a/ann"
 
 
@@ -117,18 +118,18 @@ def test_everything_there_expires(store: StoreServer) -> None:
     with serving(store.url, ttl=1000) as one, store.client() as client:
         one.keep(PROMPT)
         keys = store.keys()
-        assert len(keys) == 2
+        assert len(keys) == 3
         assert all(990 <= int(str(client.ttl(key))) <= 1000 for key in keys)
         for key in keys:
             client.expire(key, 10)
         one.found([*PROMPT, 5])
-        assert int(str(client.ttl(store.keys("*checkpoint*")[0]))) > 10
+        assert int(str(client.ttl(store.keys(FILES)[0]))) > 10
 
 
 def damage(store: StoreServer, change: str) -> None:
-    [key] = store.keys("*checkpoint*")
+    [key] = store.keys(FILES)
     with store.client() as client:
-        data = bytes(client.hget(key, "file"))  # type: ignore[arg-type]
+        data = bytes(client.get(key))  # type: ignore[arg-type]
         middle = len(data) // 2
         changed = {
             "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
@@ -136,7 +137,7 @@ def damage(store: StoreServer, change: str) -> None:
             "empty": b"",
             "no file": b"\xff" * 100,
         }
-        client.execute_command("HSET", key, "file", changed[change])  # type: ignore[no-untyped-call]
+        client.set(key, changed[change])
 
 
 @pytest.mark.parametrize("change", ["flipped", "cut", "empty", "no file"])
@@ -145,7 +146,7 @@ def test_a_damaged_value_is_never_used_and_is_deleted(store: StoreServer, change
         one.keep(PROMPT)
         damage(store, change)
         assert other.found([*PROMPT, 1]) == 0
-        assert store.keys("*checkpoint*") == []
+        assert store.keys(FILES) == []
         other.keep(PROMPT)
         assert one.found([*PROMPT, 1]) == 20
 
@@ -153,18 +154,30 @@ def test_a_damaged_value_is_never_used_and_is_deleted(store: StoreServer, change
 def test_a_value_of_other_tokens_or_another_model_is_never_used(store: StoreServer) -> None:
     with serving(store.url) as one, serving(store.url, model="other") as other, store.client() as client:
         one.keep(PROMPT)
-        [key] = store.keys("*checkpoint*")
+        [key] = store.keys(FILES)
         other.keep(PROMPT)
-        [foreign] = [name for name in store.keys("*checkpoint*") if name != key]
+        [foreign] = [name for name in store.keys(FILES) if name != key]
         client.rename(foreign, key)
         with serving(store.url) as fresh:
             assert fresh.found([*PROMPT, 1]) == 0
         one.cache.drop_all()
         one.keep(list(reversed(PROMPT)))
-        [reverse] = store.keys("*checkpoint*")
+        [reverse] = store.keys(FILES)
         client.rename(reverse, key)
         with serving(store.url) as fresh:
             assert fresh.found([*PROMPT, 1]) == 0
+
+
+@pytest.mark.parametrize("pattern", [FILES, "*:checkpoint:*[0-9]", "*:lengths:*"])
+def test_a_part_that_gave_way_costs_a_run_and_is_made_again(store: StoreServer, pattern: str) -> None:
+    with serving(store.url) as one, serving(store.url) as other:
+        one.keep(PROMPT)
+        with store.client() as client:
+            client.delete(*store.keys(pattern))
+        assert other.found([*PROMPT, 1]) == 0
+        other.keep(PROMPT)
+        with serving(store.url) as third:
+            assert third.found([*PROMPT, 1]) == 20
 
 
 def test_what_the_store_has_dropped_costs_a_run(store: StoreServer) -> None:
@@ -216,7 +229,7 @@ def test_a_store_without_room_refuses_and_harms_nothing(tmp_path: Path, caplog: 
             one.clock.now += 100
             one.write()
             assert not one.counters().circuit_open
-            assert len(small.keys("*checkpoint*")) == 5
+            assert len(small.keys(FILES)) == 5
         assert "the store has no room" in caplog.text
     finally:
         small.kill()

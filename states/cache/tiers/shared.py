@@ -216,9 +216,9 @@ class SharedTier(Tier):
         path = PathKeys(self._model, root, tokens)
         data = await self._store.get(path)
         name = f"the shared state of {path.length} tokens"
-        if data is None:
-            raise StateError(f"{name} is not in the store any more")
         try:
+            if data is None:
+                raise StateError(f"{name} is not in the store any more")
             saved = await asyncio.to_thread(parse_full_state, data, name, self._shape, self._model)
             if (saved.origin.initial_state, saved.tokens) != (root, tokens):
                 raise StateError(f"{name} is one of other tokens")
