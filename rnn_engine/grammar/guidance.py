@@ -27,6 +27,7 @@ class GuidanceMask:
         """Takes over `matcher`."""
         self._matcher = matcher
         self._mask = np.empty(mask_words(vocab_size), np.uint32)
+        self._place = self._mask.ctypes.data, self._mask.nbytes  # in memory; finding it out takes as long as a mask
 
     @property
     def ended(self) -> bool:
@@ -37,7 +38,7 @@ class GuidanceMask:
         return tokens
 
     def next(self) -> NDArray[np.uint32]:
-        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(*self._place)
         self._check()
         return self._mask
 
