@@ -110,7 +110,7 @@ class Admission:
         finally:
             waiting.end_fetches()
         self._slots.hold(live)
-        for other in self._queue.ready():
+        for other in self._queue.ready() if any(start.plan.open for start in starts) else ():
             if any(self._prefixes.concerns(start, other) for start in starts):
                 self._prefixes.hold_back(other)
         return live
@@ -130,7 +130,7 @@ class Admission:
             self._runner.read_state,
             partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
             self._meter.read_whole_row,
-            self._meter.made_mask,
+            self._meter.counters,
             waiting.context,
         )
         self._draws.join(slots[0], live.sampler)

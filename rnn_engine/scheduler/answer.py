@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
 from rnn_engine.sampling import SequenceMask
 from rnn_engine.scheduler.text import TextStream
+from rnn_engine.telemetry import EngineCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,16 @@ class Answer:
         generated: array[int],
         mask: SequenceMask | None,
         token_bytes: Callable[[int], bytes],
+        counters: EngineCounters,
     ) -> None:
-        """Tokens are appended to `generated`, and `mask` is told of each."""
+        """Tokens are appended to `generated`, `mask` is told of each, and `counters` count them."""
         self.ending: Ending | None = None
         self._generated = generated
         self._mask = mask
         self._token_bytes = token_bytes
+        self._counters = counters
         self._text = TextStream(request.stop)
+        self._has_stops = len(request.stop) > 0
         self._stop_tokens = frozenset(request.stop_tokens)
         self._min_tokens = request.min_tokens
         self._max_tokens = request.max_tokens
@@ -54,6 +58,7 @@ class Answer:
         """Append a token; return False where the text ends there."""
         token = info.token
         self._generated.append(token)
+        self._counters.generated_tokens += 1
         if self._mask is not None:
             self._mask.accept(token)
         if token in self._stop_tokens:
@@ -62,7 +67,7 @@ class Answer:
         self._new_tokens.append(info)
         num_generated = len(self._generated)
         self._new_text += self._text.feed(info.data, may_stop=num_generated > self._min_tokens)
-        if self._text.match is not None:
+        if self._has_stops and self._text.match is not None:
             self.end(Ending("stop", self._text.match))
         elif self._mask is not None and self._mask.ended:
             self.end(Ending("stop"))

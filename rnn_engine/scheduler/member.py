@@ -100,11 +100,6 @@ class Member(ABC):
         return None
 
     @property
-    def num_generated(self) -> int:
-        """How many tokens the answer has."""
-        return len(self._generated)
-
-    @property
     def may_be_due(self) -> bool:
         """Whether to ask for what is `due` and to say when it is kept: not amid an answer."""
         return self.finished or self.position <= self._prompt_length
@@ -128,7 +123,7 @@ class Member(ABC):
             prompt_tokens=self._prompt_length,
             cached_tokens=self.start.cached_tokens,
             run_tokens=self.position,
-            generated_tokens=self.num_generated,
+            generated_tokens=len(self._generated),
             max_tokens=self.request.max_tokens,
         )
 

@@ -62,10 +62,6 @@ class Meter:
         """Count a row that was read whole, since its candidates did not settle a draw."""
         self.counters.whole_rows += 1
 
-    def made_mask(self, seconds: float) -> None:
-        """Count the mask of a token that is to be drawn."""
-        self.counters.mask_seconds.add(seconds)
-
     def failed(self) -> None:
         """Count a step that failed. What is done about it is no time of a step."""
         self.counters.failed_steps += 1

@@ -27,7 +27,6 @@ class RunOutcome:
     live: Member
     rows: RunRows
     events: Sequence[Event] = ()
-    num_generated: int = 0
     error: Exception | None = None
     is_sound: bool = True
 
@@ -56,7 +55,9 @@ def take_in(
         first += run.rows
         if live.released:
             continue
-        outcome = RunOutcome(live, rows) if is_sound else RunOutcome(live, rows, (), 0, StepError(_UNSOUND), False)
+        outcome = (
+            RunOutcome(live, rows) if is_sound else RunOutcome(live, rows, (), StepError(_UNSOUND), is_sound=False)
+        )
         if is_sound:
             _advance(outcome, run)
         if live.draws is None or outcome.error is not None:
@@ -68,10 +69,8 @@ def take_in(
     for outcome, sampler, draw in zip(drawing, samplers, drawn, strict=True):
         assert isinstance(outcome.live, LiveSequence), "no other member draws"
         try:
-            before = outcome.live.num_generated
             events = outcome.live.take_draw(draw or sampler.draw(outcome.rows.last()), outcome.rows.last)
             outcome.events = [*outcome.events, *events] if outcome.events else events
-            outcome.num_generated = outcome.live.num_generated - before
         except Exception as error:
             _fail(outcome, error)
         yield outcome
@@ -82,9 +81,7 @@ def _advance(outcome: RunOutcome, run: TokenRun) -> None:
     try:
         if run.masks is not None:
             outcome.rows.allowed = live.allowed
-        before = live.num_generated
         outcome.events = live.advance(run, outcome.rows)
-        outcome.num_generated = live.num_generated - before
     except Exception as error:
         _fail(outcome, error)
 

@@ -310,7 +310,6 @@ class Scheduler:
             logger.exception("a request failed at its first token")
             self.failure = str(error)
             return [self._fail(live, error)]
-        self._meter.counters.generated_tokens += live.num_generated
         if live.finished:
             self._slots.release(live)
         return [Delivery(live.key, event) for event in events]
@@ -325,7 +324,6 @@ class Scheduler:
                 self._meter.counters.unsound_runs += 1
             deliveries.append(self._fail(live, outcome.error))
             return
-        self._meter.counters.generated_tokens += outcome.num_generated
         if live.may_be_due:
             if (point := live.due) is not None:
                 self._keep(live, point, outcome.read_logits)

@@ -40,7 +40,7 @@ from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.prompt_scores import PromptScores
-from rnn_engine.telemetry import Timing
+from rnn_engine.telemetry import EngineCounters, Timing
 from rnn_engine.types import F32, State, TokenRun
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
@@ -60,11 +60,11 @@ class LiveSequence(Member):
         read_state: Callable[[int], State],
         note_prompt_end: Callable[[], Timing],
         note_whole_row: Callable[[], None],
-        note_mask: Callable[[float], None],
+        counters: EngineCounters,
         context: Context,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
-        `note_whole_row` when a draw has read a whole row, `note_mask` with the seconds that making a mask took.
+        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take.
 
         `context` is that of whoever asked.
         """
@@ -72,13 +72,13 @@ class LiveSequence(Member):
         self._followers: list[Follower] = []
         self._read_state = read_state
         self._note_prompt_end = note_prompt_end
-        self._note_mask = note_mask
+        self._counters = counters
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self.sampler = SequenceSampler(
             request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
         )
         self._mask = _make_mask(request, vocab_size)
-        self._answer = Answer(request, self._generated, self._mask, token_bytes)
+        self._answer = Answer(request, self._generated, self._mask, token_bytes, counters)
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
         self._scores = None if request.score_from is None else _begin_scores(request, request.score_from, token_bytes)
 
@@ -165,8 +165,9 @@ class LiveSequence(Member):
         info = self._answer.describe(draw.token)
         if logprobs is not None:
             info.logprob, info.top = draw.logprob, top_logprobs(row(), logprobs)
-        if not self._answer.take(info) or self._mask is None:
-            return self._follow(row)
+        goes_on = self._answer.take(info)
+        if self._mask is None or not goes_on:
+            return self._answer.events() if goes_on else self._follow(row)
         self._mask.advance()
         return self._follow(row, self._take_given(self._mask))
 
@@ -197,7 +198,7 @@ class LiveSequence(Member):
     def _masks_for_last(self, mask: SequenceMask, num_rows: int) -> NDArray[np.uint32] | None:
         begun = time.perf_counter()
         masks = mask.for_last(num_rows)
-        self._note_mask(time.perf_counter() - begun)
+        self._counters.mask_seconds.add(time.perf_counter() - begun)
         return masks
 
     def _draw_mixed(self, mix: StateMix) -> list[Event]:
