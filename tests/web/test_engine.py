@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
@@ -100,3 +101,20 @@ async def test_models_are_loaded_and_unloaded(visit: Visit, guard: Guard, folder
 async def test_a_server_without_a_folder_says_so(visit: Visit) -> None:
     page = await visit("/#/engine/models")
     await expect(page.get_by_text("The server has no folder of models")).to_be_visible()
+
+
+async def test_parts_keep_their_order_whichever_is_loaded_first(visit: Visit) -> None:
+    page = await visit("/#/engine")
+    shown = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        await shown.wait()
+        await route.continue_()
+
+    await page.route("**/v1/models", hold)
+    await page.get_by_role("link", name="Models").click()
+    await expect(page.get_by_role("heading", name="Devices")).to_be_visible()
+    shown.set()
+    await expect(page.get_by_role("region", name="demo")).to_be_visible()
+    headings = page.get_by_role("main").get_by_role("heading", level=2)
+    assert await headings.all_text_contents() == ["Models of this server", "Models on disk", "Devices"]

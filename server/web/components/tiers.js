@@ -17,11 +17,15 @@ export function tierName(tier) {
 export function Tiers({ bytes }) {
   const tiers = Object.entries(bytes);
   if (tiers.length === 0) return html`<span class="muted">${t("states.gone")}</span>`;
-  return tiers.map(
-    ([tier, size]) => html`
-      <span key=${tier} title=${`${tierName(tier)}: ${formatBytes(size)}`}>
-        <i class=${`tier is-${tier}`}></i><span class="unseen">${tierName(tier)} ${formatBytes(size)}</span>
-      </span>
-    `,
-  );
+  return html`
+    <span>
+      ${tiers.map(
+        ([tier, size]) => html`
+          <span key=${tier} title=${`${tierName(tier)}: ${formatBytes(size)}`}>
+            <i class=${`tier is-${tier}`}></i><span class="unseen">${tierName(tier)} ${formatBytes(size)}</span>
+          </span>
+        `,
+      )}
+    </span>
+  `;
 }

@@ -411,7 +411,7 @@ export const en = {
   "engine.was_loaded": "“{model}” is loaded.",
   "engine.loading_model": "Loading {model}",
   "engine.name": "Name",
-  "engine.as_server": "as the server's options say",
+  "engine.as_server": "server's setting",
   "engine.lora_file": "LoRA (a file in the folder)",
   "engine.lora_alpha": "Alpha",
   "engine.device_auto": "automatic",

@@ -29,18 +29,20 @@ export function ModelsPart() {
     loadModels().catch(notifyError);
   };
   return html`
-    ${error && html`<${Failure} error=${error} />`}
-    ${value && html`<${Loading} loading=${value.status.loading} />`}
-    ${value && html`<${Loaded} models=${value.models} isDefault=${(/** @type {string} */ name) => name === value.status.default} onChange=${change} />`}
-    <h2 class="part-title">${t("engine.on_disk")}</h2>
-    ${value && !hasFolder && html`<p class="muted">${t("engine.no_folder")}</p>`}
-    ${folder.error && html`<${Failure} error=${folder.error} adminOnly />`}
-    ${hasFolder && folder.value && html`<${Files} files=${folder.value.files} onChoose=${setChosen} />`}
-    ${devices && html`<${Devices} devices=${devices} />`}
-    ${
-      chosen &&
-      html`<${LoadDialog} file=${chosen} devices=${devices ?? []} onClose=${() => setChosen(null)} onLoaded=${change} />`
-    }
+    <div>
+      ${error && html`<${Failure} error=${error} />`}
+      ${value && html`<${Loading} loading=${value.status.loading} />`}
+      ${value && html`<${Loaded} models=${value.models} isDefault=${(/** @type {string} */ name) => name === value.status.default} onChange=${change} />`}
+      <h2 class="part-title">${t("engine.on_disk")}</h2>
+      ${value && !hasFolder && html`<p class="muted">${t("engine.no_folder")}</p>`}
+      ${folder.error && html`<${Failure} error=${folder.error} adminOnly />`}
+      ${hasFolder && folder.value && html`<${Files} files=${folder.value.files} onChoose=${setChosen} />`}
+      ${devices && html`<${Devices} devices=${devices} />`}
+      ${
+        chosen &&
+        html`<${LoadDialog} file=${chosen} devices=${devices ?? []} onClose=${() => setChosen(null)} onLoaded=${change} />`
+      }
+    </div>
   `;
 }
 
@@ -78,27 +80,29 @@ function Loaded({ models, isDefault, onChange }) {
     }
   };
   return html`
-    <h2 class="unseen">${t("engine.loaded")}</h2>
-    <div class="cards">
-      ${models.map(
-        ({ id, meta }) => html`
-          <section key=${id} class="card" aria-label=${id}>
-            <div class="card-head">
-              <h3>${id}${isDefault(id) && html` <b class="badge">${t("engine.default")}</b>`}</h3>
-              <span class="muted">${statusName(meta.status)}</span>
-            </div>
-            <dl class="facts-list">
-              ${factsOf(meta).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
-            </dl>
-            <div class="row is-end">
-              <${Button} disabled=${meta.status !== "loaded" || busy === id} onClick=${() => unload(id)}>
-                ${t("engine.unload")}
-              <//>
-            </div>
-          </section>
-        `,
-      )}
-    </div>
+    <section>
+      <h2 class="unseen">${t("engine.loaded")}</h2>
+      <div class="cards">
+        ${models.map(
+          ({ id, meta }) => html`
+            <section key=${id} class="card" aria-label=${id}>
+              <div class="card-head">
+                <h3>${id}${isDefault(id) && html` <b class="badge">${t("engine.default")}</b>`}</h3>
+                <span class="muted">${statusName(meta.status)}</span>
+              </div>
+              <dl class="facts-list">
+                ${factsOf(meta).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+              </dl>
+              <div class="row is-end">
+                <${Button} disabled=${meta.status !== "loaded" || busy === id} onClick=${() => unload(id)}>
+                  ${t("engine.unload")}
+                <//>
+              </div>
+            </section>
+          `,
+        )}
+      </div>
+    </section>
   `;
 }
 
@@ -165,11 +169,13 @@ function Files({ files, onChoose }) {
 /** @param {{devices: string[]}} props */
 function Devices({ devices }) {
   return html`
-    <h2 class="part-title">${t("engine.devices")}</h2>
-    ${
-      devices.length === 0
-        ? html`<p class="muted">${t("engine.no_devices")}</p>`
-        : html`<ol class="devices" start="0">${devices.map((device) => html`<li key=${device}>${device}</li>`)}</ol>`
-    }
+    <section>
+      <h2 class="part-title">${t("engine.devices")}</h2>
+      ${
+        devices.length === 0
+          ? html`<p class="muted">${t("engine.no_devices")}</p>`
+          : html`<ol class="devices" start="0">${devices.map((device) => html`<li key=${device}>${device}</li>`)}</ol>`
+      }
+    </section>
   `;
 }

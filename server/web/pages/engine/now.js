@@ -19,13 +19,15 @@ export function NowPart() {
   if (status === undefined) return error ? html`<${Failure} error=${error} />` : html`<p class="empty">${t("engine.waiting")}</p>`;
   const engine = status.engines.find(({ model }) => model === modelName()) ?? status.engines[0];
   return html`
-    ${error && html`<${Failure} error=${error} />`}
-    <${Summary} status=${status} previous=${previous} engine=${engine} />
-    ${
-      engine === undefined
-        ? html`<p class="empty">${t("engine.none_loaded")}</p>`
-        : html`<${EngineCards} engine=${engine} samples=${samples.get(engine.model) ?? []} />`
-    }
+    <div>
+      ${error && html`<${Failure} error=${error} />`}
+      <${Summary} status=${status} previous=${previous} engine=${engine} />
+      ${
+        engine === undefined
+          ? html`<p class="empty">${t("engine.none_loaded")}</p>`
+          : html`<${EngineCards} engine=${engine} samples=${samples.get(engine.model) ?? []} />`
+      }
+    </div>
   `;
 }
 

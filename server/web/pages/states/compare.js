@@ -34,23 +34,25 @@ export function ComparePart({ rest }) {
   const second = chosen.second || names.find((name) => name !== first) || EMPTY;
   const options = [...names, EMPTY].map((name) => ({ value: name, label: name === EMPTY ? t("states.empty") : name }));
   return html`
-    <p class="muted lead">${t("states.compare_hint")}</p>
-    <div class="bar">
-      <${Select}
-        label=${t("states.first")}
-        value=${first}
-        options=${options}
-        onChange=${(/** @type {string} */ name) => setChosen({ ...chosen, first: name })}
-      />
-      <${Select}
-        label=${t("states.second")}
-        value=${second}
-        options=${options}
-        onChange=${(/** @type {string} */ name) => setChosen({ ...chosen, second: name })}
-      />
+    <div>
+      <p class="muted lead">${t("states.compare_hint")}</p>
+      <div class="bar">
+        <${Select}
+          label=${t("states.first")}
+          value=${first}
+          options=${options}
+          onChange=${(/** @type {string} */ name) => setChosen({ ...chosen, first: name })}
+        />
+        <${Select}
+          label=${t("states.second")}
+          value=${second}
+          options=${options}
+          onChange=${(/** @type {string} */ name) => setChosen({ ...chosen, second: name })}
+        />
+      </div>
+      ${error && html`<${Failure} error=${error} />`}
+      ${value && html`<${Comparison} key=${`${model}\n${first}\n${second}`} first=${first} second=${second} />`}
     </div>
-    ${error && html`<${Failure} error=${error} />`}
-    ${value && html`<${Comparison} key=${`${model}\n${first}\n${second}`} first=${first} second=${second} />`}
   `;
 }
 
@@ -70,20 +72,22 @@ function Comparison({ first, second }) {
   if (error) return html`<${Failure} error=${error} />`;
   if (fields === null) return html`<p class="muted" role="status">${t("states.comparing")}</p>`;
   return html`
-    <div class="bar">
-      <${Select}
-        label=${t("states.measure")}
-        value=${measure}
-        options=${[
-          { value: "differences", label: t("states.measure.differences") },
-          { value: "norms", label: t("states.measure.norms", { name: nameOf(first) }) },
-          { value: "other_norms", label: t("states.measure.norms", { name: nameOf(second) }) },
-        ]}
-        onChange=${(/** @type {Measure} */ chosen) => setMeasure(chosen)}
-      />
-      <p class="muted">${t("states.mean_difference", { n: formatNumber(meanOf(fields), 3) })}</p>
+    <div>
+      <div class="bar">
+        <${Select}
+          label=${t("states.measure")}
+          value=${measure}
+          options=${[
+            { value: "differences", label: t("states.measure.differences") },
+            { value: "norms", label: t("states.measure.norms", { name: nameOf(first) }) },
+            { value: "other_norms", label: t("states.measure.norms", { name: nameOf(second) }) },
+          ]}
+          onChange=${(/** @type {Measure} */ chosen) => setMeasure(chosen)}
+        />
+        <p class="muted">${t("states.mean_difference", { n: formatNumber(meanOf(fields), 3) })}</p>
+      </div>
+      <${Picture} fields=${fields} measure=${measure} />
     </div>
-    <${Picture} fields=${fields} measure=${measure} />
   `;
 }
 

@@ -21,24 +21,26 @@ export function GoOn({ position, node }) {
     }
   };
   return html`
-    <div class="row">
-      ${
-        chat &&
-        html`
-          <${Button} kind="main" icon="chat" onClick=${() => begin((state) => beginChat(chat, state))}>
-            ${t("states.go_on_chat")}
-          <//>
-        `
-      }
-      <${Button}
-        kind=${chat ? "plain" : "main"}
-        icon="write"
-        onClick=${() => begin((state) => beginText(position.text, state))}
-      >
-        ${t("states.go_on_write")}
-      <//>
+    <div class="stack">
+      <div class="row">
+        ${
+          chat &&
+          html`
+            <${Button} kind="main" icon="chat" onClick=${() => begin((state) => beginChat(chat, state))}>
+              ${t("states.go_on_chat")}
+            <//>
+          `
+        }
+        <${Button}
+          kind=${chat ? "plain" : "main"}
+          icon="write"
+          onClick=${() => begin((state) => beginText(position.text, state))}
+        >
+          ${t("states.go_on_write")}
+        <//>
+      </div>
+      <${NameState} tokens=${position.tokens} root=${node.root} />
     </div>
-    <${NameState} tokens=${position.tokens} root=${node.root} />
   `;
 }
 

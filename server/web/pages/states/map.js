@@ -46,51 +46,53 @@ export function MapPart() {
   };
   const layers = ["mean", ...Array.from({ length: meta?.num_layers ?? 0 }, (_, number) => String(number))];
   return html`
-    <p class="muted lead">${t("states.map_hint")}</p>
-    <div class="map">
-      <form
-        class="stack"
-        onSubmit=${(/** @type {Event} */ event) => {
-          event.preventDefault();
-          draw();
-        }}
-      >
-        <${TextField}
-          label=${t("states.map_lines")}
-          value=${text}
-          rows=${14}
-          spellcheck="false"
-          error=${texts.length > MOST_TEXTS ? t("states.map_most", { n: MOST_TEXTS }) : undefined}
-          onChange=${(/** @type {string} */ next) => lines.set(next)}
-        />
-        <div class="row">
-          <${Select}
-            label=${t("states.map_layer")}
-            value=${layer}
-            options=${layers.map((value) => ({ value, label: value === "mean" ? t("states.map_mean") : value }))}
-            onChange=${setLayer}
+    <div>
+      <p class="muted lead">${t("states.map_hint")}</p>
+      <div class="map">
+        <form
+          class="stack"
+          onSubmit=${(/** @type {Event} */ event) => {
+            event.preventDefault();
+            draw();
+          }}
+        >
+          <${TextField}
+            label=${t("states.map_lines")}
+            value=${text}
+            rows=${14}
+            spellcheck="false"
+            error=${texts.length > MOST_TEXTS ? t("states.map_most", { n: MOST_TEXTS }) : undefined}
+            onChange=${(/** @type {string} */ next) => lines.set(next)}
           />
-        </div>
-        <div class="row">
+          <div class="row">
+            <${Select}
+              label=${t("states.map_layer")}
+              value=${layer}
+              options=${layers.map((value) => ({ value, label: value === "mean" ? t("states.map_mean") : value }))}
+              onChange=${setLayer}
+            />
+          </div>
+          <div class="row">
+            ${
+              done === null
+                ? html`<${Button} kind="main" type="submit" disabled=${texts.length < 3 || texts.length > MOST_TEXTS}>${t("states.map_draw")}<//>`
+                : html`<${Button} icon="stop" onClick=${() => running.current?.abort()}>${t("states.map_stop")}<//>`
+            }
+            ${text !== EXAMPLE && html`<${Button} kind="quiet" onClick=${() => lines.set(EXAMPLE)}>${t("states.map_example")}<//>`}
+            <span class="muted" role="status">
+              ${done === null ? t("states.map_count", { n: texts.length }) : t("states.map_done", { n: done, all: texts.length })}
+            </span>
+          </div>
+          ${error && html`<${Failure} error=${error} />`}
+        </form>
+        <div>
+          ${map === null ? html`<p class="empty">${t("states.map_empty")}</p>` : html`<${MapPlot} points=${map.points} />`}
           ${
-            done === null
-              ? html`<${Button} kind="main" type="submit" disabled=${texts.length < 3 || texts.length > MOST_TEXTS}>${t("states.map_draw")}<//>`
-              : html`<${Button} icon="stop" onClick=${() => running.current?.abort()}>${t("states.map_stop")}<//>`
+            map !== null &&
+            map.accuracy !== null &&
+            html`<p class="muted">${t("states.map_accuracy", { k: NEIGHBOURS, share: formatShare(map.accuracy) })}</p>`
           }
-          ${text !== EXAMPLE && html`<${Button} kind="quiet" onClick=${() => lines.set(EXAMPLE)}>${t("states.map_example")}<//>`}
-          <span class="muted" role="status">
-            ${done === null ? t("states.map_count", { n: texts.length }) : t("states.map_done", { n: done, all: texts.length })}
-          </span>
         </div>
-        ${error && html`<${Failure} error=${error} />`}
-      </form>
-      <div>
-        ${map === null ? html`<p class="empty">${t("states.map_empty")}</p>` : html`<${MapPlot} points=${map.points} />`}
-        ${
-          map !== null &&
-          map.accuracy !== null &&
-          html`<p class="muted">${t("states.map_accuracy", { k: NEIGHBOURS, share: formatShare(map.accuracy) })}</p>`
-        }
       </div>
     </div>
   `;

@@ -25,19 +25,21 @@ export function NamedPart() {
   const { value, error, reload } = usePolling((signal) => load(model, signal), SECONDS, [model]);
   const chosen = value?.states.find(({ id }) => id === open);
   return html`
-    <div class="bar">
-      <${Button} kind="main" icon="plus" onClick=${() => setMaking(true)}>${t("states.new")}<//>
-      ${
-        value &&
-        html`<p class="muted">${t("states.use", { used: formatBytes(value.bytes), most: formatBytes(value.capacity) })}</p>`
-      }
+    <div>
+      <div class="bar">
+        <${Button} kind="main" icon="plus" onClick=${() => setMaking(true)}>${t("states.new")}<//>
+        ${
+          value &&
+          html`<p class="muted">${t("states.use", { used: formatBytes(value.bytes), most: formatBytes(value.capacity) })}</p>`
+        }
+      </div>
+      ${error && html`<${Failure} error=${error} />`}
+      ${value && value.states.length === 0 && html`<p class="empty">${t("states.no_names")}</p>`}
+      ${value && value.states.length > 0 && html`<${StateTable} value=${value} onOpen=${setOpen} />`}
+      ${value && value.leases.length > 0 && html`<${LeaseTable} leases=${value.leases} onChange=${reload} />`}
+      ${making && html`<${NewStateDialog} onClose=${() => setMaking(false)} onMade=${reload} />`}
+      ${chosen && html`<${StateDialog} state=${chosen} onClose=${() => setOpen("")} onChange=${reload} />`}
     </div>
-    ${error && html`<${Failure} error=${error} />`}
-    ${value && value.states.length === 0 && html`<p class="empty">${t("states.no_names")}</p>`}
-    ${value && value.states.length > 0 && html`<${StateTable} value=${value} onOpen=${setOpen} />`}
-    ${value && value.leases.length > 0 && html`<${LeaseTable} leases=${value.leases} onChange=${reload} />`}
-    ${making && html`<${NewStateDialog} onClose=${() => setMaking(false)} onMade=${reload} />`}
-    ${chosen && html`<${StateDialog} state=${chosen} onClose=${() => setOpen("")} onChange=${reload} />`}
   `;
 }
 
@@ -115,36 +117,38 @@ function LeaseTable({ leases, onChange }) {
     }
   };
   return html`
-    <h2 class="part-title">${t("states.leases")}</h2>
-    <div class="table-box">
-      <table class="list">
-        <thead>
-          <tr>
-            <th scope="col">${t("states.owner")}</th>
-            <th scope="col">${t("states.states")}</th>
-            <th scope="col" class="number">${t("states.size")}</th>
-            <th scope="col">${t("states.ends_in")}</th>
-            <th scope="col"><span class="unseen">${t("states.actions")}</span></th>
-          </tr>
-        </thead>
-        <tbody>
-          ${leases.map(
-            (lease) => html`
-              <tr key=${lease.owner}>
-                <th scope="row">${lease.owner}</th>
-                <td>${lease.states.join(", ")}</td>
-                <td class="number">${formatBytes(lease.bytes)}</td>
-                <td>${formatSpan(lease.expires_in)}</td>
-                <td class="is-end">
-                  <${Button} aria-label=${t("states.release_of", { owner: lease.owner })} onClick=${() => end(lease)}>
-                    ${t("states.release")}
-                  <//>
-                </td>
-              </tr>
-            `,
-          )}
-        </tbody>
-      </table>
-    </div>
+    <section>
+      <h2 class="part-title">${t("states.leases")}</h2>
+      <div class="table-box">
+        <table class="list">
+          <thead>
+            <tr>
+              <th scope="col">${t("states.owner")}</th>
+              <th scope="col">${t("states.states")}</th>
+              <th scope="col" class="number">${t("states.size")}</th>
+              <th scope="col">${t("states.ends_in")}</th>
+              <th scope="col"><span class="unseen">${t("states.actions")}</span></th>
+            </tr>
+          </thead>
+          <tbody>
+            ${leases.map(
+              (lease) => html`
+                <tr key=${lease.owner}>
+                  <th scope="row">${lease.owner}</th>
+                  <td>${lease.states.join(", ")}</td>
+                  <td class="number">${formatBytes(lease.bytes)}</td>
+                  <td>${formatSpan(lease.expires_in)}</td>
+                  <td class="is-end">
+                    <${Button} aria-label=${t("states.release_of", { owner: lease.owner })} onClick=${() => end(lease)}>
+                      ${t("states.release")}
+                    <//>
+                  </td>
+                </tr>
+              `,
+            )}
+          </tbody>
+        </table>
+      </div>
+    </section>
   `;
 }

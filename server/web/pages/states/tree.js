@@ -45,24 +45,26 @@ export function TreePart() {
     setClosed(next);
   };
   return html`
-    <div class="bar">
-      <label class="grow">
-        <span class="unseen">${t("states.filter")}</span>
-        <input
-          type="search"
-          placeholder=${t("states.filter")}
-          value=${filter}
-          maxlength="200"
-          onInput=${(/** @type {any} */ event) => setFilter(event.target.value)}
-        />
-      </label>
-      ${value && html`<${Totals} value=${value} />`}
+    <div>
+      <div class="bar">
+        <label class="grow">
+          <span class="unseen">${t("states.filter")}</span>
+          <input
+            type="search"
+            placeholder=${t("states.filter")}
+            value=${filter}
+            maxlength="200"
+            onInput=${(/** @type {any} */ event) => setFilter(event.target.value)}
+          />
+        </label>
+        ${value && html`<${Totals} value=${value} />`}
+      </div>
+      ${error && html`<${Failure} error=${error} adminOnly />`}
+      ${value && rows.length === 0 && html`<p class="empty">${t(filter ? "states.no_match" : "states.nothing_kept")}</p>`}
+      ${value && html`<${TreeRows} rows=${rows} names=${value.names} changed=${changed} onToggle=${toggle} onOpen=${setOpen} />`}
+      ${value?.truncated && html`<${More} value=${value} limit=${limit} onMore=${() => setLimit(MOST)} />`}
+      ${open && html`<${PositionDialog} node=${open} onClose=${() => setOpen(null)} onDropped=${reload} />`}
     </div>
-    ${error && html`<${Failure} error=${error} adminOnly />`}
-    ${value && rows.length === 0 && html`<p class="empty">${t(filter ? "states.no_match" : "states.nothing_kept")}</p>`}
-    ${value && html`<${TreeRows} rows=${rows} names=${value.names} changed=${changed} onToggle=${toggle} onOpen=${setOpen} />`}
-    ${value?.truncated && html`<${More} value=${value} limit=${limit} onMore=${() => setLimit(MOST)} />`}
-    ${open && html`<${PositionDialog} node=${open} onClose=${() => setOpen(null)} onDropped=${reload} />`}
   `;
 }
 

@@ -22,14 +22,18 @@ import { Tiers } from "../../components/tiers.js";
  */
 export function TreeRows({ rows, names, changed, ...actions }) {
   const groups = [...Map.groupBy(rows, ({ node }) => node.root)];
-  return groups.map(
-    ([root, group]) => html`
-      <section key=${root} class="tree-root">
-        <h2><${Icon} name="states" />${rootName(root, names)}</h2>
-        <${Tree} label=${rootName(root, names)} rows=${group} changed=${changed} ...${actions} />
-      </section>
-    `,
-  );
+  return html`
+    <div>
+      ${groups.map(
+        ([root, group]) => html`
+          <section key=${root} class="tree-root">
+            <h2><${Icon} name="states" />${rootName(root, names)}</h2>
+            <${Tree} label=${rootName(root, names)} rows=${group} changed=${changed} ...${actions} />
+          </section>
+        `,
+      )}
+    </div>
+  `;
 }
 
 /**
