@@ -51,6 +51,19 @@ async def test_colours_follow_the_system_until_others_are_chosen(visit: Visit) -
     assert await page.evaluate(background) == light
 
 
+async def test_a_number_that_rounds_to_zero_has_no_sign(visit: Visit) -> None:
+    page = await visit()
+    numbers = (
+        "import('/web/strings/index.js').then(({formatNumber}) => [-0.0001, -1.25].map((x) => formatNumber(x, 2)))"
+    )
+    assert await page.evaluate(numbers) == ["0", "-1.25"]
+
+
+async def test_the_part_of_a_page_that_is_open_is_seen_among_the_others(visit: Visit) -> None:
+    page = await visit("/#/states/map", viewport=PHONE)
+    await expect(page.get_by_role("link", name="Map of texts")).to_be_in_viewport(ratio=0.9)
+
+
 async def test_a_phone_needs_no_sideways_scroll(visit: Visit) -> None:
     page = await visit(viewport=PHONE)
     await expect(page.get_by_role("textbox", name="Message")).to_be_visible()

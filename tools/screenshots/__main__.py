@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import click
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tools.live_server.process import ROOT, ServerProcess
 from tools.screenshots.pictures import SCHEMES, SIZES, ColorScheme, open_browser, take_picture
@@ -37,6 +37,7 @@ def main(only: Sequence[str], device: str, image: str, folder: Path) -> None:
 
 
 async def _take_all(url: str, names: Sequence[str], image: str, folder: Path) -> None:
+    expect.set_options(timeout=_TIMEOUT_MS)
     async with open_browser() as browser:
         page = await browser.new_page()
         await page.goto(url)

@@ -33,5 +33,5 @@ export function t(key, values = {}) {
  * @param {number} [digits] The most digits after the point.
  */
 export function formatNumber(value, digits = 0) {
-  return new Intl.NumberFormat(language.get(), { maximumFractionDigits: digits }).format(value);
+  return new Intl.NumberFormat(language.get(), { maximumFractionDigits: digits, signDisplay: "negative" }).format(value);
 }
