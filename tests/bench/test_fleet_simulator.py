@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.fleet_simulator.__main__ import at_random, to_the_least_busy
+from tools.fleet_simulator.__main__ import at_random, by_prefix, to_the_least_busy
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.fleet import Counts, Fleet, Plan
 from tools.fleet_simulator.hardware import Hardware, Link
@@ -85,3 +85,13 @@ def test_what_a_death_cuts_off_is_asked_for_again() -> None:
 def test_the_least_busy_machine_is_chosen() -> None:
     fleet = Fleet(PLAN, to_the_least_busy)
     assert fleet.run().answers > 10
+
+
+def test_a_prompt_goes_where_its_beginning_is_kept_unless_too_many_wait_there() -> None:
+    plan = replace(PLAN, machines=4, seconds=15.0)
+    routed = Fleet(plan, by_prefix(plan.hardware, plan.trace)).run()
+    assert routed.prefix_runs < run(plan).prefix_runs
+    few = replace(plan.hardware, slots=1)
+    crowded = replace(plan, hardware=few, trace=replace(TRACE, prefixes=1, rate=2.0))
+    routed, balanced = (Fleet(crowded, route).run() for route in (by_prefix(few, TRACE), to_the_least_busy))
+    assert routed.answers > 0.9 * balanced.answers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from rnn_engine.errors import RnnEngineError
@@ -10,9 +10,11 @@ from rnn_engine.requests import Finished, GenerateRequest, Started
 from rnn_engine.scheduler import Delivery, Scheduler
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
+from states.cache.roots import make_root
 from states.cache.tiers.host import HostTier
 from states.cache.tiers.shared import SharedTier
 from states.cache.tiers.tier import Tier
+from states.frozen import NO_INITIAL_STATE
 from states.shared.checkpoints import CheckpointStore
 from states.shared.client import StoreClient
 from states.shared.config import StoreConfig
@@ -25,6 +27,7 @@ from tools.fleet_simulator.trace import VOCAB
 
 SHAPE = tiny_shape(layers=1, width=8, head_size=4, ffn=8, vocab=VOCAB)
 _COPY_BYTES = SHAPE.state_bytes + 4 * VOCAB
+_ROOT = make_root(NO_INITIAL_STATE, "")
 _WRITE_SECONDS = 1.0  # from one look for states that are to be written to the next
 
 OnStarted = Callable[[Started], None]
@@ -57,6 +60,10 @@ class Machine:
         self.outstanding += 1
         self._scheduler.submit(key, request)
         self._wake_soon()
+
+    def cached_tokens(self, prompt: Sequence[int]) -> int:
+        """How many tokens of a prompt its cache would save."""
+        return self.cache.peek(_ROOT, prompt)
 
     def die(self, error: RnnEngineError) -> None:
         """End at once, and all that it runs with `error`."""
