@@ -80,6 +80,39 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     assert (await field.input_value()).endswith(" and more")
 
 
+async def test_tokens_keep_their_places_in_a_text_that_is_edited_and_forked(visit: Visit) -> None:
+    page = await visit("/#/write")
+    found = await page.evaluate(
+        """async () => {
+            const module = await import("/web/pages/write/text.js");
+            const {EMPTY, begun, cutAt, edited, extended, forked, promptOf, seenBy} = module;
+            const token = (id, ...bytes) => ({id, bytes, logprob: -1, top: []});
+            const drawn = [token(1, 0xe6, 0x9c), token(2, 0xac), token(3, 0x21)];
+            const text = extended(begun({...EMPTY, content: "日"}, "g", "m"), drawn);
+            const fork = forked(text, 0, 1, token(9, 0xab));
+            const written = edited(text, "日本?");
+            return {
+                content: [text.content, fork.content, cutAt(text, 2).content],
+                cells: text.cells.map(({start, end, tokens}) => [start, end, tokens.length]),
+                kept: [written.cells.length, written.run, seenBy(text, "n").cells.length, seenBy(text, "m") === text],
+                prompts: [text, fork, begun(text, "h", "m"), begun(written, "g", "m"), cutAt(text, 1)].map(promptOf),
+            };
+        }"""
+    )
+    assert found == {
+        "content": ["日本!", "日末", "日本"],
+        "cells": [[1, 2, 2], [2, 3, 1]],
+        "kept": [1, None, 0, True],
+        "prompts": [
+            {"prompt": ["日", 1, 2, 3], "prefix": 3},
+            {"prompt": ["日", 1, 9], "prefix": 2},
+            {"prompt": ["日", 1, 2, 3], "prefix": 0},
+            {"prompt": "日本?", "prefix": 0},
+            {"prompt": "日", "prefix": 0},
+        ],
+    }
+
+
 async def test_what_is_wrong_with_a_constraint_is_marked_in_its_place(visit: Visit, guard: Guard) -> None:
     guard.allow("400")
     page = await visit("/#/write")

@@ -22,16 +22,17 @@ export function QuestionPart() {
   const given = choices.filter((choice) => choice.trim() !== "");
   const run = async () => {
     const stopping = new AbortController();
-    setRunning(stopping);
+    setRunning((before) => (before?.abort(), stopping));
     try {
       const found = await scoreChoices(question, given, settings, stopping.signal);
       setResult({ ...found, choices: given, figure: settings.figure });
     } catch (error) {
       notifyError(error);
     } finally {
-      setRunning(null);
+      setRunning((before) => (before === stopping ? null : before));
     }
   };
+  useEffect(() => () => setRunning((before) => (before?.abort(), null)), []);
   useAgain([settings, model], () => result !== null && given.length > 0 && run());
   return html`
     <form

@@ -7,12 +7,12 @@ import { html, useEffect, useRef, useState } from "../../vendor/preact.js";
 import { Alternatives } from "./alternatives.js";
 import { cellAt } from "./cells.js";
 import { offsetAt, Painter } from "./paint.js";
-import { branches, currentText, fork, running, stop, write } from "./session.js";
+import { branches, currentText, fork, running, write } from "./session.js";
 
 const LEAVE_MS = 200;
-const POPOVER_WIDTH = 240;
+const POPOVER_SIZE = { width: 240, height: 310 }; // about
 
-/** @typedef {{place: number, left: number, top: number}} Hovered */
+/** @typedef {{place: number, style: Record<string, string>}} Hovered */
 
 /**
  * @param {{onCaret: (offset: number) => void, onGoOn: () => void, marked: number}} props `marked` is the place of the
@@ -38,7 +38,6 @@ export function Editor({ onCaret, onGoOn, marked }) {
   const onKeyDown = (event) => {
     if (event.key === "Escape") {
       close();
-      stop();
     } else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       onGoOn();
@@ -59,13 +58,14 @@ export function Editor({ onCaret, onGoOn, marked }) {
         onKeyDown=${onKeyDown}
         onPointerMove=${look}
         onPointerDown=${close}
+        onClick=${(/** @type {PointerEvent} */ event) => event.pointerType === "touch" && look(event)}
       >
         ${
           shown &&
           html`
             <div
               class="popover"
-              style=${{ left: `${hovered.left}px`, top: `${hovered.top}px` }}
+              style=${hovered.style}
               onPointerEnter=${stay}
               onPointerLeave=${leave}
             >
@@ -106,7 +106,7 @@ function useHover(painter, field, box, cells) {
   useEffect(() => stay, []);
   /** @param {PointerEvent} event */
   const look = (event) => {
-    if (event.pointerType === "touch" || event.buttons !== 0 || !field.current || !box.current) return;
+    if ((event.pointerType === "touch" && event.type !== "click") || event.buttons !== 0 || !field.current || !box.current) return;
     const point = { x: event.clientX, y: event.clientY };
     const offset = offsetAt(field.current, point);
     const around = offset === null ? [] : [cellAt(cells, offset), cellAt(cells, Math.max(offset - 1, 0))];
@@ -116,8 +116,12 @@ function useHover(painter, field, box, cells) {
     if (place === hovered?.place) return;
     const at = /** @type {DOMRect} */ (painter.boxOf(place, point));
     const outer = field.current.getBoundingClientRect();
-    const left = Math.max(0, Math.min(at.left - outer.left, outer.width - POPOVER_WIDTH - 8));
-    setHovered({ place, left, top: at.bottom - outer.top });
+    const seen = box.current.getBoundingClientRect();
+    const left = Math.max(0, Math.min(at.left - outer.left, outer.width - POPOVER_SIZE.width - 8));
+    const isLow = at.bottom + POPOVER_SIZE.height > seen.bottom && at.top - POPOVER_SIZE.height > seen.top;
+    /** @type {Record<string, string>} */
+    const edge = isLow ? { bottom: `${outer.bottom - at.top}px` } : { top: `${at.bottom - outer.top}px` };
+    setHovered({ place, style: { left: `${left}px`, ...edge } });
   };
   return { hovered, look, leave, stay, close };
 }

@@ -1,6 +1,7 @@
 // The page Write: a text that the model continues, with the probability of each token and what else might stand there.
 
 import { Button } from "../../components/button.js";
+import { chosenModel, models } from "../../server.js";
 import { useStore } from "../../store.js";
 import { t } from "../../strings/index.js";
 import { html, useCallback, useEffect, useState } from "../../vendor/preact.js";
@@ -20,6 +21,9 @@ export function Page() {
   const [ready, setReady] = useState(false);
   const [caret, setCaret] = useState(-1);
   useStore(branches);
+  useStore(models);
+  useStore(chosenModel);
+  useStopAtEscape();
   useEffect(() => void restored.then(() => setReady(true)), []);
   const { cells } = currentText();
   const place = caret === -1 ? -1 : cellAt(cells, caret);
@@ -54,12 +58,21 @@ export function Page() {
   `;
 }
 
+function useStopAtEscape() {
+  useEffect(() => {
+    /** @param {KeyboardEvent} event */
+    const stopAtEscape = (event) => event.key === "Escape" && stop();
+    addEventListener("keydown", stopAtEscape);
+    return () => removeEventListener("keydown", stopAtEscape);
+  }, []);
+}
+
 function Toolbar() {
   const isRunning = useStore(running) !== null;
   const branch = currentBranch(useStore(branches));
   const isEmpty = branch.text.content === "";
   return html`
-    <div class="row write-bar" role="toolbar" aria-label=${t("write.actions")}>
+    <div class="row write-bar" role="group" aria-label=${t("write.actions")}>
       ${
         isRunning
           ? html`<${Button} kind="main" icon="stop" onClick=${stop} title=${t("write.stop.hint")}>${t("write.stop")}<//>`

@@ -10,7 +10,7 @@ import { cellAt, tokenOf } from "./cells.js";
 import { draw } from "./draw.js";
 import { endsText } from "../../components/token_names.js";
 import { constraintError, constraintFields, FIELDS, samplingFields, stateField } from "./settings.js";
-import { begun, cutAt, edited, EMPTY, extended, forked, promptOf } from "./text.js";
+import { begun, cutAt, edited, EMPTY, extended, forked, promptOf, seenBy } from "./text.js";
 
 /** @typedef {import("./text.js").Text} Text */
 /** @typedef {import("./cells.js").Token} Token */
@@ -42,7 +42,13 @@ export const facts = createStore(/** @type {Facts | null} */ (null));
 export const restored = keepDraft("write", branches);
 
 /** Return the text that is shown. */
-export const currentText = () => currentBranch(branches.get()).text;
+export const currentText = () => shownText(currentBranch(branches.get()));
+
+/** @param {import("./branches.js").Branch} branch Its text, without tokens of another model than the chosen one. */
+function shownText({ text }) {
+  const model = modelName();
+  return model === "" ? text : seenBy(text, model);
+}
 
 /** @param {string} content What somebody has written. */
 export function write(content) {
@@ -57,7 +63,9 @@ export const goOn = () => continueAs("generated", currentText().content.length, 
 
 /** Write the last continuation anew, beside it. */
 export function retry() {
-  const { parent, kind, from, text } = currentBranch(branches.get());
+  const branch = currentBranch(branches.get());
+  const { parent, kind, from } = branch;
+  const text = shownText(branch);
   if (parent === null || kind === "start") return goOn();
   const place = kind === "forked" ? cellAt(text.cells, from) : -1;
   const cut = cutAt(text, place === -1 ? from : text.cells[place].end);
@@ -109,13 +117,15 @@ export function clear() {
 /** Find the probability of every token of the text that is shown. */
 export async function score() {
   stop();
-  const { id, text } = currentBranch(branches.get());
+  const { id } = currentBranch(branches.get());
+  const text = currentText();
+  const model = modelName();
   await working(async (signal) => {
-    const { prompt } = promptOf(begun(text, ""));
+    const { prompt } = promptOf(begun(text, "", model));
     const body = { prompt, n_predict: 0, echo: true, n_probs: ALTERNATIVES, response_fields: ANSWER_FIELDS };
     const answer = await post("/completion", { ...body, ...modelField(), ...stateField() }, { signal });
     /** @type {Text} */
-    const bare = { ...EMPTY, run: { pieces: [], first: 0, constraint: "", constrained: 0, ended: false } };
+    const bare = { ...EMPTY, model, run: { pieces: [], first: 0, constraint: "", constrained: 0, ended: false } };
     const scored = extended(bare, answer.prompt_probabilities.map(tokenOf));
     branches.set(withText(branches.get(), scored, id));
   });
@@ -134,7 +144,7 @@ async function continueAs(kind, from, text, parent = branches.get().current) {
   stop();
   const before = branches.get();
   const fields = constraintFields();
-  const beginning = begun(text, Object.keys(fields).length > 0 ? JSON.stringify(fields) : "");
+  const beginning = begun(text, Object.keys(fields).length > 0 ? JSON.stringify(fields) : "", modelName());
   branches.set(added({ ...before, current: parent }, kind, from, beginning));
   const id = branches.get().current;
   const { prompt, prefix } = promptOf(beginning);

@@ -21,10 +21,11 @@ import { addToken } from "./cells.js";
  * @property {string} content
  * @property {Cell[]} cells In their order; there may be text before, between and after them.
  * @property {Run | null} run The last one, as long as nobody has written after it.
+ * @property {string} model Whose tokens the cells are; empty where there are none.
  */
 
 /** @type {Text} */
-export const EMPTY = { content: "", cells: [], run: null };
+export const EMPTY = { content: "", cells: [], run: null, model: "" };
 
 /**
  * Return the text after somebody has written: tokens from the first change on are no longer known.
@@ -38,7 +39,7 @@ export function edited(text, content) {
   let same = 0;
   while (same < most && content.charCodeAt(same) === text.content.charCodeAt(same)) same++;
   const cells = text.cells.filter(({ end, pending }) => end <= same && pending.length === 0);
-  return { content, cells, run: null };
+  return { ...text, content, cells, run: null };
 }
 
 /**
@@ -60,20 +61,31 @@ export function extended(text, tokens) {
 }
 
 /**
+ * Return the text as `model` sees it: tokens of another one mean nothing to it.
+ * @param {Text} text
+ * @param {string} model
+ * @returns {Text}
+ */
+export function seenBy(text, model) {
+  return text.model === model || text.cells.length === 0 ? text : { ...EMPTY, content: text.content };
+}
+
+/**
  * Return the text, ready to go on under a constraint.
  * @param {Text} text
  * @param {string} constraint
+ * @param {string} model
  * @returns {Text & {run: Run}}
  */
-export function begun(text, constraint) {
+export function begun(text, constraint, model) {
   const { run } = text;
   const count = run === null ? 0 : tokensOf(text, run).length;
   if (run === null) {
     const first = text.cells.length;
-    return { ...text, run: { pieces: [text.content], first, constraint, constrained: 0, ended: false } };
+    return { ...text, model, run: { pieces: [text.content], first, constraint, constrained: 0, ended: false } };
   }
   const goesOn = run.constraint === constraint && !run.ended;
-  return { ...text, run: { ...run, constraint, constrained: goesOn ? run.constrained : count, ended: false } };
+  return { ...text, model, run: { ...run, constraint, constrained: goesOn ? run.constrained : count, ended: false } };
 }
 
 /**
@@ -102,6 +114,7 @@ export function forked(text, place, index, other) {
   const run = text.run !== null && place >= text.run.first ? text.run : null;
   /** @type {Text} */
   const cut = {
+    ...text,
     content,
     cells: text.cells.slice(0, place),
     run: {
@@ -127,7 +140,7 @@ export function forked(text, place, index, other) {
 export function cutAt(text, offset) {
   const cells = text.cells.filter(({ end }) => end <= offset);
   const run = text.run !== null && cells.length >= text.run.first ? { ...text.run, ended: false } : null;
-  return { content: text.content.slice(0, offset), cells, run };
+  return { ...text, content: text.content.slice(0, offset), cells, run };
 }
 
 /** @param {Text} text @param {Run} run @returns {Token[]} */
