@@ -57,6 +57,7 @@ types: setup-dev ## Check types
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
 unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
+	@$(BIN)/python -c 'import ray' 2>/dev/null || echo "replicas on Ray Serve are not tested: Ray is not installed (pip install 'rnn-engine[fleet]')"
 	$(BIN)/pytest
 
 # A second WGSL compiler, which the tests use where it is there.
