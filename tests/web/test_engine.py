@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest_asyncio
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Route, expect
+from yarl import URL
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
@@ -21,6 +22,7 @@ from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import ModelRegistry
 from server.settings import ServerSettings
 from tests.support.browser import PHONE, Guard, Visit, sideways_scroll
+from tests.support.cut_proxy import cut_proxy
 
 ASK = """async (fields) => {
     const {stream} = await import("/web/api.js");
@@ -118,3 +120,17 @@ async def test_parts_keep_their_order_whichever_is_loaded_first(visit: Visit) ->
     await expect(page.get_by_role("region", name="demo")).to_be_visible()
     headings = page.get_by_role("main").get_by_role("heading", level=2)
     assert await headings.all_text_contents() == ["Models of this server", "Models on disk", "Devices"]
+
+
+async def test_a_server_that_goes_away_and_comes_back(visit: Visit, guard: Guard, web_server: str) -> None:
+    guard.allow("ERR_|Failed to load")
+    async with cut_proxy(URL(web_server).port or 0) as way:
+        guard.add_host(way.url)
+        page = await visit(f"{way.url}/#/engine")
+        slots = page.get_by_role("region", name="Slots", exact=True)
+        await expect(slots).to_be_visible()
+        await way.cut()
+        await expect(page.get_by_role("alert")).to_be_visible()
+        await expect(slots).to_be_visible()  # what was last known
+        await way.mend()
+        await expect(page.get_by_role("alert")).to_have_count(0)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 
+from aiohttp.test_utils import TestServer
 from playwright.async_api import Page, expect
 
+from server.app import make_app
+from server.doors.keys import ApiKey
+from server.doors.scopes import Scope
+from server.doors.settings import DoorSettings
+from server.settings import ServerSettings
 from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll
+from tests.support.fake_engine import FakeEngine
 
 
 async def complete(page: Page, prompt: str) -> None:
@@ -216,3 +223,17 @@ async def test_texts_are_read_as_conversations(visit: Visit) -> None:
         None,
         None,
     ]
+
+
+async def test_a_key_that_may_not_see_texts_is_told_so(visit: Visit, guard: Guard) -> None:
+    guard.allow("401|403")
+    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "ann", Scope.USE),)))
+    async with TestServer(make_app(FakeEngine(), settings)) as server:
+        root = str(server.make_url("")).rstrip("/")
+        guard.add_host(root)
+        page = await visit(f"{root}/#/states")
+        await page.get_by_role("dialog").get_by_label("Key", exact=True).fill("secret")
+        await page.get_by_role("button", name="Use this key").click()
+        await expect(page.get_by_role("alert")).to_have_text("Only an API key with the scope “admin” may see this.")
+        await page.get_by_role("link", name="Named states").click()
+        await expect(page.get_by_text("No state has a name yet.")).to_be_visible()

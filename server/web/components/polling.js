@@ -3,7 +3,11 @@
 import { ApiError } from "../api.js";
 import { useCallback, useEffect, useState } from "../vendor/preact.js";
 
-const REFUSED = new Set([401, 403]); // asking again does not help
+/**
+ * Whether asking again does not help, since the API key is missing or may not.
+ * @param {unknown} error
+ */
+export const isRefused = (error) => error instanceof ApiError && (error.status === 401 || error.status === 403);
 
 /**
  * Return what `load` gave last, the error of its last call if it failed, and a function that loads at once.
@@ -40,7 +44,7 @@ async function poll(load, seconds, signal, setFound) {
         if (!signal.aborted) setFound(() => ({ value }));
       } catch (error) {
         if (!signal.aborted) setFound(({ value }) => ({ value, error: /** @type {Error} */ (error) }));
-        if (error instanceof ApiError && REFUSED.has(error.status)) return;
+        if (isRefused(error)) return;
       }
     }
     await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));

@@ -1,6 +1,7 @@
 // How the engines stand, as the server tells it each second, and what follows from two such moments.
 
 import { stream } from "../../api.js";
+import { isRefused } from "../../components/polling.js";
 import { useEffect, useState } from "../../vendor/preact.js";
 
 export const KEPT_SECONDS = 120;
@@ -95,6 +96,7 @@ async function follow(signal, change) {
       }
     } catch (error) {
       if (!signal.aborted) change((live) => ({ ...live, error: /** @type {Error} */ (error) }));
+      if (isRefused(error)) return;
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
