@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -254,8 +255,10 @@ print(1)
 ```
 
 | a | b |
-|---|---|
+|---|--:|
 | 1 | 2 |
+
+7. seven
 """
 
 
@@ -278,6 +281,8 @@ async def test_nothing_that_is_written_is_run(visit: Visit, tmp_path: Path) -> N
     safe = "noopener noreferrer"
     assert links == [[None, safe], ["https://example.com", safe], ["https://example.com/i.png", safe]]
     await expect(shown.locator("td")).to_have_text(["1", "2"])
+    await expect(shown.locator("td").last).to_have_css("text-align", re.compile("right"))
+    await expect(shown.locator("ol")).to_have_attribute("start", "7")
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await shown.get_by_role("button", name="Copy code").click()
     await expect(shown.get_by_role("button", name="Copied")).to_be_visible()

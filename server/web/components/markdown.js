@@ -32,6 +32,7 @@ const ALLOWED = {
   ],
   ALLOWED_ATTR: ["href", "title", "class", "align", "start"],
   ALLOW_DATA_ATTR: false,
+  ADD_URI_SAFE_ATTR: ["align", "start"], // else they, too, would have to be links
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
 };
 
