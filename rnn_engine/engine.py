@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,23 +22,20 @@ from rnn_engine.admission import Admission
 from rnn_engine.checks import check_token_ids
 from rnn_engine.errors import (
     EngineClosedError,
-    InvalidRequestError,
     OverloadedError,
     RnnEngineError,
-    StepError,
     TimeLimitError,
     UnavailableError,
 )
 from rnn_engine.forward import Progress
-from rnn_engine.grammar import GrammarCompiler, GrammarError, Vocabulary, start_after
 from rnn_engine.health import Health
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.states import StateSettings
+from rnn_engine.masking import RequestMasks
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
-from rnn_engine.sampling.thinking import ThinkingMask
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.watchdog import Watchdog, stack_of
@@ -100,8 +96,9 @@ class Engine:
             policy,
             wake=self._wake_worker,
         )
-        self._grammars = GrammarCompiler(
-            partial(Vocabulary.of, self._tokenizer, self._info.shape.vocab_size),
+        self._masks = RequestMasks(
+            self._tokenizer,
+            self._info.shape.vocab_size,
             grammar_seconds,
             note_seconds=self._scheduler.counters.grammar_compile_seconds.add,
         )
@@ -273,7 +270,7 @@ class Engine:
             )
             self._note_end()
         self._watchdog.stop()
-        await asyncio.to_thread(self._grammars.close)
+        await asyncio.to_thread(self._masks.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -286,7 +283,7 @@ class Engine:
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._scheduler.counters) as account:
             self._refuse_if_unable()
-            request = self._with_thinking(await self._with_mask(request))
+            request = await self._masks.make(request)
             async with self._admission.place(wait=wait_for_room):
                 self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
@@ -308,40 +305,6 @@ class Engine:
                     account.generated(inbox.num_tokens)
                     self._inboxes.remove(key)
                     self._worker.call(partial(self._scheduler.cancel, key))  # no error if it has ended
-
-    async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with the masks of its grammar, which is compiled on another thread, if it has one.
-
-        Raises InvalidRequestError for a grammar that is wrong.
-        """
-        if (grammar := request.grammar) is None:
-            return request
-        future = self._grammars.compile(grammar)
-        try:
-            compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too
-        except GrammarError as error:
-            raise grammar.refused(str(error)) from error
-        except asyncio.CancelledError:
-            if future.cancelled():
-                raise _stopped() from None
-            raise
-        if request.grammar_prefix == 0:
-            return replace(request, grammar=None, token_mask=compiled.start)
-        start = partial(start_after, compiled, tuple(request.prompt[-request.grammar_prefix :]))
-        try:
-            await asyncio.to_thread(start)
-        except StepError as error:
-            allowed = f"tokens with which a text of the grammar begins: {error}"
-            raise InvalidRequestError("grammar_prefix_tokens", request.grammar_prefix, allowed) from error
-        return replace(request, grammar=None, token_mask=start)
-
-    def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
-        """Return `request` with a mask that lets its thoughts come before what its own mask holds."""
-        if request.thinking is None:
-            return request
-        size, answer = self._info.shape.vocab_size, request.token_mask
-        mask = partial(ThinkingMask, request.thinking, self._tokenizer.decode_bytes, size, answer, request.stop_tokens)
-        return replace(request, thinking=None, token_mask=mask)
 
     def _set_timers(self, key: int, request: GenerateRequest, was_begun: bool) -> list[asyncio.TimerHandle]:
         """Have a request end at its deadline, and where it waits too long for a slot unless its call `was_begun`."""

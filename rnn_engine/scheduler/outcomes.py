@@ -10,14 +10,24 @@ from rnn_engine.errors import StepError
 from rnn_engine.requests import Event
 from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.member import Member
+from rnn_engine.scheduler.meter import StepTimes
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import F32, Readout, TokenRun
+from rnn_engine.types import F32, Readout, Ticket, TokenRun
 
 logger = logging.getLogger(__name__)
 
 _UNSOUND = (
     "the model's logits are not finite for this request; expected a prompt and an initial state that keep them so"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A step that was submitted and not yet collected."""
+
+    ticket: Ticket
+    times: StepTimes
+    runs: list[tuple[Member, TokenRun]]  # in the order of the batch
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import GenerateRequest
@@ -17,26 +16,18 @@ from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
-from rnn_engine.scheduler.outcomes import RunOutcome, take_in
+from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
+from rnn_engine.scheduler.text import Pieces
 from rnn_engine.telemetry import EngineCounters, SlotUse
-from rnn_engine.types import F32, Runner, Ticket, TokenRun, run_step
+from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
 SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
-
-
-@dataclass(frozen=True, slots=True)
-class StepInFlight:
-    """A step that was submitted and not yet collected."""
-
-    ticket: Ticket
-    times: StepTimes
-    runs: list[tuple[Member, TokenRun]]  # in the order of the batch
 
 
 class Scheduler:
@@ -72,7 +63,7 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
-        pieces = _Pieces(token_bytes).__getitem__
+        pieces = Pieces(token_bytes).__getitem__
         self._admission = Admission(runner, pieces, self._slots, self._prefixes, self._draws, self._meter)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
@@ -355,15 +346,3 @@ class Scheduler:
     def _fail(self, live: Member, error: Exception) -> Delivery:
         self._slots.release(live)
         return Delivery(live.key, step_error(error))
-
-
-class _Pieces(dict[int, bytes]):
-    """The bytes of every token that has occurred."""
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._token_bytes = token_bytes
-
-    def __missing__(self, token: int) -> bytes:
-        data = self[token] = self._token_bytes(token)
-        return data

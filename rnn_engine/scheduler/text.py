@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+
+class Pieces(dict[int, bytes]):
+    """The bytes of every token that has occurred, so that each is asked for once."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token: int) -> bytes:
+        data = self[token] = self._token_bytes(token)
+        return data
 
 
 class TextStream:

@@ -45,7 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("rnn_engine.forward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
-    ("rnn_engine.loading", "rnn_engine.convert", "rnn_engine.admission", "rnn_engine.watchdog"),
+    ("rnn_engine.loading", "rnn_engine.convert", "rnn_engine.admission", "rnn_engine.masking", "rnn_engine.watchdog"),
     ("rnn_engine.engine", "rnn_engine"),
     ("rnn_engine.fleet",),
     ("server", "rnn_engine.cli"),
