@@ -20,7 +20,7 @@ from rnn_engine.errors import EngineClosedError, NotFoundError, OverloadedError,
 from rnn_engine.fleet.errors import RETRY_SECONDS, ReplicaLostError
 from rnn_engine.fleet.links import Links
 from rnn_engine.fleet.member import EndedError, Member
-from rnn_engine.fleet.routing import Candidate, choose_replica
+from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_counters
 from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
 from rnn_engine.fleet.wire import Report, pack_question, pack_request, unpack_answer
@@ -32,8 +32,10 @@ from rnn_engine.tokenizer import Tokenizer
 from states.cache.browse import CacheTree, TreeQuery
 from states.cache.checkpoint import position_missing
 from states.cache.counters import CacheStats
+from states.cache.roots import make_root
 from states.cache.snapshot import SnapshotNode
 from states.files.exchange import StateFiles
+from states.frozen import NO_INITIAL_STATE
 from states.named.store import StateStore
 
 SURVEY_SECONDS = 0.5  # between two looks at the replicas
@@ -57,7 +59,9 @@ class Front:
 class RemoteEngine:
     """Many replicas as one engine. Implements `EngineLike`.
 
-    A request goes to one replica and stays there. One whose replica dies ends with UnavailableError, unless nothing of
+    A request goes to one replica and stays there: one that has run the beginning of its prompt, where that is worth it.
+    It is chosen here and not by a router of Ray Serve's, since here the prompt is known, and at once how many requests
+    each replica has. One whose replica dies ends with UnavailableError, unless nothing of
     its answer has come: then another replica runs it. What is told of the replicas (counters, cache, slots) is up to
     half a second old. For one event loop.
     """
@@ -72,6 +76,7 @@ class RemoteEngine:
         self._own = EngineCounters()
         self._gone = EngineCounters()  # what replicas have counted that are no more
         self._admission = Admission(1, max_queued)
+        self._router = PrefixRouter()
         self._closing = False
         self._facts: EngineInfo | None = None
         self._surveying: asyncio.Task[None] | None = None
@@ -190,7 +195,7 @@ class RemoteEngine:
             async with self._admission.place(wait=wait_for_room):
                 begun = time.monotonic()
                 for attempt in itertools.count(1):
-                    member = self._choose()
+                    member = self._choose(request)
                     remote = member.request(next(self._keys), pack_request(request, wait_for_room))
                     answered = False
                     try:
@@ -214,7 +219,7 @@ class RemoteEngine:
                     yield event
                     return
 
-    def _choose(self) -> Member:
+    def _choose(self, request: GenerateRequest) -> Member:
         """Return the replica that runs a request. Raises UnavailableError where none takes any."""
         self._refuse_if_unable()
         candidates = [
@@ -222,7 +227,8 @@ class RemoteEngine:
         ]
         if not candidates:
             raise UnavailableError("no replica takes requests at this moment", RETRY_SECONDS)
-        found = choose_replica(candidates)
+        state = NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
+        found = self._router.choose(candidates, make_root(state, request.cache_scope), request.prompt)
         return self._members[found.name]
 
     def _takers(self) -> list[Member]:
@@ -274,6 +280,7 @@ class RemoteEngine:
             member.note(reports.get(name))
             if (member.leaving or member.lost) and member.outstanding == 0:
                 del self._members[name]
+                self._router.forget(name)
                 self._gone = total_counters(self._own, (self._gone, member.report.counters))
                 await member.close()
         for member in new:

@@ -75,6 +75,17 @@ async def test_requests_are_shared_among_replicas() -> None:
         assert await asyncio.gather(*running) == [" Hello there!"] * 6
 
 
+async def test_prompts_that_begin_alike_go_to_one_replica() -> None:
+    async with opened(a=FakeEngine(), b=FakeEngine()) as (fleet, links):
+        for text in ("The moon. " * 20, "A river. " * 20):
+            await asyncio.gather(*(text_of(fleet, replace(PROMPT, prompt=encode(f"{text}{n}"))) for n in range(3)))
+        salted = replace(PROMPT, prompt=encode("The moon. " * 20), cache_scope="ann")
+        async with aclosing(fleet.generate(replace(PROMPT, prompt=encode("The moon. " * 20)))) as events:
+            await anext(events)
+            await text_of(fleet, salted)
+        assert links.calls == [*"aaa", *"bbb", *"ab"]
+
+
 async def test_a_reader_that_leaves_frees_the_slot() -> None:
     async with opened(a=FakeEngine(hold=3)) as (fleet, links):
         [engine] = fakes(links)
