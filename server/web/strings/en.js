@@ -345,7 +345,7 @@ export const en = {
   "engine.up": "Up for",
   "engine.requests": "HTTP requests",
   "engine.connections": "Connections",
-  "engine.process": "Memory of the process",
+  "engine.process": "Process memory",
   "engine.cpu": "Processor",
   "engine.chart": "{title} over the last two minutes; now: {values}",
   "engine.speed": "Tokens",
