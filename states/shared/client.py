@@ -22,6 +22,7 @@ from states.shared.url import StoreUrl
 T = TypeVar("T")
 
 _CLOSED = "the engine has stopped, and its connections to the store are closed"
+_OLDEST = 7  # Redis whose scripts may free memory where there is none
 _MOST_MESSAGE = 200  # characters
 _log = logging.getLogger(__name__)
 
@@ -119,9 +120,14 @@ class StoreClient:
     async def check(self) -> int | None:
         """Return how many bytes the store may take in all, None for no bound; warn where its policy does not fit.
 
-        Raises StateError where it refuses whoever asks, UnavailableError where it is not reached.
+        Raises StateError where it refuses whoever asks or can't do what is asked of it, UnavailableError where it is
+        not reached.
         """
-        info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info("memory"))
+        info: dict[str, Any] = await self.run(self.reading, lambda valkey: valkey.info())
+        version, is_cluster = str(info.get("redis_version", "0")), bool(info.get("cluster_enabled"))
+        if int(version.partition(".")[0]) < _OLDEST or is_cluster:
+            kind = "a cluster" if is_cluster else f"Redis {version}"
+            raise StateError(f"{self.url.shown} is {kind}; expected Valkey, or Redis {_OLDEST} or newer, not a cluster")
         policy, bound = str(info.get("maxmemory_policy")), int(info.get("maxmemory", 0))
         if bound == 0:
             _log.warning("%s has no maxmemory: it takes memory until there is none", self.url.shown)

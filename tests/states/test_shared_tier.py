@@ -305,6 +305,15 @@ def test_a_wrong_password_is_told_at_the_start(tmp_path: Path) -> None:
         store.kill()
 
 
+def test_a_cluster_is_refused_at_the_start(tmp_path: Path) -> None:
+    store = StoreServer(tmp_path, "--cluster-enabled", "yes")
+    try:
+        with pytest.raises(StateError, match="is a cluster; expected Valkey, or Redis 7 or newer, not a cluster"):
+            SharingServer(store.url)
+    finally:
+        store.kill()
+
+
 def test_tls_wants_the_stores_own_certificate(tmp_path: Path) -> None:
     authority, other = trustme.CA(), trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")
