@@ -87,7 +87,7 @@ class Engine:
         self._cache = parts.cache
         self._states = parts.named
         self._state_files = parts.states.files
-        parts.states.on_forgotten(self._forget_root)
+        parts.states.on_forgotten(self.forget_root)
         self._scheduler = Scheduler(
             parts.runner,
             self._tokenizer.decode_bytes,
@@ -341,8 +341,8 @@ class Engine:
             raise _stopped()
         self._worker.health.check()
 
-    def _forget_root(self, root: str) -> None:
-        """Called on any thread."""
+    def forget_root(self, root: str) -> None:
+        """Drop what is kept of sequences that start from the state with this digest. For any thread."""
         if self._cache is not None:
             self._call_cache(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
 

@@ -54,5 +54,6 @@ def open_front(
             states=named,
             state_files=registry.files,
             folders=folders,
+            on_forgotten=registry.on_forgotten,
             close=undo.pop_all().close,
         )

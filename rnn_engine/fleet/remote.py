@@ -53,6 +53,7 @@ class Front:
     states: StateStore
     state_files: StateFiles
     folders: Mapping[str, Path] = field(default_factory=dict)
+    on_forgotten: Callable[[Callable[[str], None]], None] = lambda _: None  # takes who is told of states without names
     close: Callable[[], None] = lambda: None
 
 
@@ -80,6 +81,9 @@ class RemoteEngine:
         self._closing = False
         self._facts: EngineInfo | None = None
         self._surveying: asyncio.Task[None] | None = None
+        self._forgetting: set[asyncio.Task[dict[str, Any]]] = set()
+        self._loop = asyncio.get_running_loop()
+        front.on_forgotten(self._note_forgotten)
 
     @classmethod
     async def open(cls, links: Links, front: Front, *, max_queued: int = 64) -> Self:
@@ -262,6 +266,18 @@ class RemoteEngine:
             for name, answer in zip(names, answers, strict=True)
             if not isinstance(answer, BaseException)
         }
+
+    def _note_forgotten(self, root: str) -> None:
+        """Called on any thread."""
+        with suppress(RuntimeError):  # the loop was closed, so the replicas are left
+            self._loop.call_soon_threadsafe(self._forget_root, root)
+
+    def _forget_root(self, root: str) -> None:
+        """Have the replicas drop what they keep of a state that has no name any more."""
+        if not self._closing and self._takers():
+            task = asyncio.create_task(self._ask_all(pack_question("forget_root", root)))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
 
     async def _keep_surveying(self) -> None:
         while True:

@@ -8,11 +8,21 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from inspect import isawaitable
+from typing import Protocol
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.wire import Outcome, Report, pack_answer, pack_outcomes, unpack_question, unpack_request
 from rnn_engine.interface import EngineLike
+
+
+class ReplicaEngine(EngineLike, Protocol):
+    """What a replica needs of its engine."""
+
+    def forget_root(self, root: str) -> None:
+        """Drop what is kept of sequences that start from the state with this digest."""
+        ...
 
 
 class Replica:
@@ -22,7 +32,7 @@ class Replica:
     and not one for each token. For one event loop. Owns the engine.
     """
 
-    def __init__(self, engine: EngineLike, name: str) -> None:
+    def __init__(self, engine: ReplicaEngine, name: str) -> None:
         """`name` is one that no other replica has."""
         self.name = name
         self._engine = engine
@@ -89,7 +99,8 @@ class Replica:
         """Return the answer to a packed question about what is kept, packed with the error where there is one."""
         method, args = unpack_question(question)
         try:
-            return pack_answer(await getattr(self._engine, method)(*args), None)
+            answer = getattr(self._engine, method)(*args)
+            return pack_answer(await answer if isawaitable(answer) else answer, None)
         except RnnEngineError as error:
             return pack_answer(None, error)
 

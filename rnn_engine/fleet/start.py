@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,13 +32,14 @@ async def open_fleet(
     slots: int,
     max_queued: int,
 ) -> RemoteEngine:
-    """Deploy replicas under a name, wait until they run, and return the engine over them, which removes them.
+    """Deploy replicas of a model, wait until they run, and return the engine over them, which removes them.
 
     `load` loads a replica's engine, with `slots` slots, and can be pickled. Raises what `start_ray`, `deploy` and
     `open_front` raise.
     """
     front = await asyncio.to_thread(open_front)
-    application = make_application(
+    application = f"{name}-{uuid.uuid4().hex[:8]}"  # other commands may serve the same model on the cluster
+    replicas = make_application(
         load,
         replicas=settings.replicas,
         max_replicas=settings.max_replicas,
@@ -47,8 +49,8 @@ async def open_fleet(
     )
     try:
         await asyncio.to_thread(start_ray, settings.address, settings.replicas)
-        await asyncio.to_thread(deploy, name, application)
-        return await RemoteEngine.open(RayLinks(name, owned=True), front, max_queued=max_queued)
+        await asyncio.to_thread(deploy, application, replicas)
+        return await RemoteEngine.open(RayLinks(application, owned=True), front, max_queued=max_queued)
     except BaseException:
         front.close()
         raise

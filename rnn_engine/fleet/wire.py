@@ -20,8 +20,10 @@ from states.cache.counters import CacheStats
 Outcome: TypeAlias = Event | RnnEngineError | None
 """An event of a request or the error that ends it; None where it ended without saying so."""
 
-Question: TypeAlias = Literal["cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache"]
-"""What a replica may be asked: methods of `EngineLike`."""
+Question: TypeAlias = Literal[
+    "cache_nodes", "cache_tree", "cache_tokens", "drop_cache_position", "drop_cache", "forget_root"
+]
+"""What a replica may be asked: methods of its engine."""
 
 
 @dataclass(frozen=True, slots=True)

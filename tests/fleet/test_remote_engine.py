@@ -25,6 +25,8 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.scheduler.inbox import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
+from states.frozen import freeze_state
+from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.fleet import LocalLinks, fake_fleet
 
@@ -173,6 +175,14 @@ async def test_states_travel_with_requests() -> None:
     assert all(
         np.array_equal(end.end.state[name], values) for name, values in state_after(end.end.tokens, "root").items()
     )
+
+
+async def test_replicas_forget_a_state_that_has_no_name_any_more() -> None:
+    async with opened(a=FakeEngine(), b=FakeEngine()) as (fleet, links):
+        frozen = freeze_state(state_after([1, 2, 3]), fleet.info.shape, "test")
+        await fleet.states.put("story", frozen, Retention(), source="test")
+        await fleet.states.delete("story")
+        await _until(lambda: all(engine.forgotten == [frozen.digest] for engine in fakes(links)))
 
 
 async def test_a_deadline_is_the_same_moment_at_the_replica() -> None:

@@ -83,6 +83,7 @@ class FakeEngine:
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
     registry: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)  # roots of states that have no name any more
     slots_held: Sequence[SlotUse] = ()  # as it tells of them
     active: int = 0
     most_active: int = 0
@@ -185,6 +186,9 @@ class FakeEngine:
                 if isinstance(event, Finished):
                     account.finished(event.reason, event.completion_tokens)
                 yield event
+
+    def forget_root(self, root: str) -> None:
+        self.forgotten.append(root)
 
     async def close(self) -> None:
         self.closed = True

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.remote import Front, RemoteEngine
-from rnn_engine.fleet.replica import Replica
+from rnn_engine.fleet.replica import Replica, ReplicaEngine
 from rnn_engine.fleet.wire import Report
-from rnn_engine.interface import EngineLike
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 class LocalLinks:
     """The `Links` to replicas of this process, each of which can be killed."""
 
-    def __init__(self, engines: Mapping[str, EngineLike]) -> None:
+    def __init__(self, engines: Mapping[str, ReplicaEngine]) -> None:
         self.calls: list[str] = []  # the replicas that requests went to
         self.parcels_sent = 0
         self.engines = dict(engines)
@@ -32,7 +31,7 @@ class LocalLinks:
         for name, engine in engines.items():
             self.add(name, engine)
 
-    def add(self, name: str, engine: EngineLike) -> None:
+    def add(self, name: str, engine: ReplicaEngine) -> None:
         """Have one more replica, which closes the engine."""
         self._replicas[name] = Replica(engine, name)
         self._killed[name] = asyncio.Event()
@@ -105,6 +104,7 @@ def front_of(engine: FakeEngine) -> Front:
         engine.states,
         engine.state_files,
         info.folders,
+        engine.registry.on_forgotten,
     )
 
 
