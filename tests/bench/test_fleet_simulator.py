@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tools.fleet_simulator.__main__ import at_random, by_prefix, to_the_least_busy
+from tools.fleet_simulator.__main__ import as_the_fleet, at_random, knowing_all, to_the_least_busy
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.fleet import Counts, Fleet, Plan
 from tools.fleet_simulator.hardware import Hardware, Link
@@ -89,9 +89,18 @@ def test_the_least_busy_machine_is_chosen() -> None:
 
 def test_a_prompt_goes_where_its_beginning_is_kept_unless_too_many_wait_there() -> None:
     plan = replace(PLAN, machines=4, seconds=15.0)
-    routed = Fleet(plan, by_prefix(plan.hardware, plan.trace)).run()
+    routed = Fleet(plan, knowing_all(plan.hardware, plan.trace)).run()
     assert routed.prefix_runs < run(plan).prefix_runs
     few = replace(plan.hardware, slots=1)
     crowded = replace(plan, hardware=few, trace=replace(TRACE, prefixes=1, rate=2.0))
-    routed, balanced = (Fleet(crowded, route).run() for route in (by_prefix(few, TRACE), to_the_least_busy))
+    routed, balanced = (Fleet(crowded, route).run() for route in (knowing_all(few, TRACE), to_the_least_busy))
     assert routed.answers > 0.9 * balanced.answers
+
+
+def test_the_fleets_router_is_nearly_as_good_as_one_that_knows_all() -> None:
+    plan = replace(PLAN, machines=4, seconds=15.0)
+    fleet, best = (
+        Fleet(plan, route).run() for route in (as_the_fleet(plan.hardware), knowing_all(plan.hardware, TRACE))
+    )
+    assert fleet.answers == pytest.approx(best.answers, rel=0.1)
+    assert fleet.cached_tokens / fleet.prompt_tokens == pytest.approx(best.cached_tokens / best.prompt_tokens, abs=0.1)

@@ -9,6 +9,7 @@ from random import Random
 
 import click
 
+from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from tools.fleet_simulator.fleet import Counts, Fleet, Plan, Route
 from tools.fleet_simulator.hardware import Hardware
 from tools.fleet_simulator.machine import Machine
@@ -26,7 +27,18 @@ def to_the_least_busy(_: Sequence[int], machines: Sequence[Machine]) -> int:
     return min(range(len(machines)), key=lambda number: machines[number].outstanding)
 
 
-def by_prefix(hardware: Hardware, trace: Trace) -> Route:
+def as_the_fleet(hardware: Hardware) -> Route:
+    """Send a prompt where the router of `rnn-engine fleet` sends it."""
+    router = PrefixRouter()
+
+    def route(prompt: Sequence[int], machines: Sequence[Machine]) -> int:
+        candidates = [Candidate(str(number), hardware.slots, one.outstanding) for number, one in enumerate(machines)]
+        return int(router.choose(candidates, "", prompt).name)
+
+    return route
+
+
+def knowing_all(hardware: Hardware, trace: Trace) -> Route:
     """Send a prompt where its answer begins soonest: tokens that are not cached cost time, and so does a queue.
 
     Knows at each moment what every cache has, which is the best that any router can know. Where all slots are taken a
@@ -58,7 +70,12 @@ def main(machines: str, seconds: float, rate: float, stored: int, deaths: float)
     click.echo("machines | route | answers | tokens/s | first ms | 99 % | saved | prefixes run | moved GB | took s")
     for count in map(int, machines.split(",")):
         hardware, trace = Hardware(), Trace(rate=rate)
-        routes = {"random": at_random(1), "least busy": to_the_least_busy, "by prefix": by_prefix(hardware, trace)}
+        routes = {
+            "random": at_random(1),
+            "least busy": to_the_least_busy,
+            "fleet": as_the_fleet(hardware),
+            "knowing all": knowing_all(hardware, trace),
+        }
         for name, route in routes.items():
             plan = Plan(count, seconds, hardware, trace, stored_states=stored, deaths=deaths)
             begun = time.perf_counter()
