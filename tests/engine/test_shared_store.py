@@ -33,7 +33,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def running(
-    model_path: Path, url: str | None = None, timeout: float = 5.0, states: StateSettings = _NO_FOLDER
+    model_path: Path, url: str | None = None, timeout: float = 30.0, states: StateSettings = _NO_FOLDER
 ) -> AsyncIterator[Engine]:
     store = None
     if url is not None:

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[StoreServer]:
 
 @asynccontextmanager
 async def serving(store: StoreServer) -> AsyncIterator[Client]:
-    cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url), timeout=5.0, write_after=0.0))
+    cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url), timeout=30.0, write_after=0.0))
     states = StateSettings([StateFile(pirate_state_path(), "pirate")])
     engine = await Engine.load(model_path(), device="cpu", num_slots=2, cache=cache, states=states)
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:

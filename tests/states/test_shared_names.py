@@ -57,7 +57,7 @@ class Fleet:
         model: str = FINGERPRINT,
         capacity: int = 1 << 20,
         own: str | None = None,
-        timeout: float = 5.0,
+        timeout: float = 30.0,
         url: str | None = None,
         quota: Quota | None = None,
     ) -> SharedStateStore:

@@ -38,7 +38,7 @@ class SharingServer:
         model: str = "model",
         vocab: int = 24,
         host: int = 0,
-        timeout: float = 5.0,
+        timeout: float = 30.0,
         ttl: int = 3600,
     ) -> None:
         self.clock = Clock()

@@ -50,7 +50,7 @@ class StoreServer:
         command = [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--save", "", "--appendonly", "no", "--logfile", str(self._folder / "log"), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        _wait_until_open(self.port, self._process)
+        _wait_until_ready(self.port, self._process)
 
     def kill(self) -> None:
         """End the server at once; what it kept is lost."""
@@ -134,12 +134,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"the store ended with {process.returncode}")
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+            probe.sendall(b"PING\r\n")
+            if probe.recv(100).startswith((b"+PONG", b"-NOAUTH")):  # else it still reads its files
+                return
         time.sleep(0.01)
-    raise RuntimeError("the store does not listen")
+    raise RuntimeError("the store does not answer")
