@@ -7,8 +7,12 @@ import json
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
+import yaml
+
+from rnn_engine.cli.fleet import command as fleet
 from rnn_engine.cli.serve import command
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
@@ -48,6 +52,22 @@ def test_the_image_starts_with_options_that_there_are() -> None:
     [words] = [json.loads(words) for words in re.findall(r"^ENTRYPOINT (\[.*)$", dockerfile(), re.MULTILINE)]
     assert words[:2] == ["rnn-engine", "serve"]
     assert long_options(words) <= OPTIONS
+
+
+def test_the_replicas_on_kubernetes_are_as_many_as_the_workers_and_have_their_resources() -> None:
+    job, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    words = shlex.split(job["spec"]["entrypoint"])
+    assert words[:2] == ["rnn-engine", "fleet"]
+    assert long_options(words) <= {name for parameter in fleet.params for name in parameter.opts}
+    given = dict(pairwise(words))
+    [workers] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    [worker] = workers["template"]["spec"]["containers"]
+    limits = worker["resources"]["limits"]
+    assert workers["minReplicas"] == workers["replicas"] == workers["maxReplicas"] == int(given["--replicas"])
+    assert (limits["cpu"], limits["nvidia.com/gpu"]) == (given["--replica-cpus"], int(given["--replica-gpus"]))
+    [head] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    assert [port["containerPort"] for port in head["ports"]] == [int(given["--port"])]
+    assert service["spec"]["ports"][0]["targetPort"] == head["ports"][0]["name"]
 
 
 def test_the_image_is_asked_for_its_health_on_a_route_that_needs_no_key() -> None:
