@@ -61,8 +61,12 @@ function open() {
         if (!request.result.objectStoreNames.contains(table)) request.result.createObjectStore(table, { keyPath: "id" });
       }
     };
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => {
+      request.result.onversionchange = () => request.result.close(); // a newer page in another window waits for it
+      resolve(request.result);
+    };
     request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("a page in another window keeps an older database open"));
   });
   return opened;
 }

@@ -80,6 +80,22 @@ async def test_the_caret_shows_alternatives_and_the_keyboard_takes_one(visit: Vi
     assert (await field.input_value()).endswith(" and more")
 
 
+async def test_a_newer_page_in_another_window_may_open_the_storage(visit: Visit) -> None:
+    page = await visit("/#/write")
+    field = page.get_by_role("textbox", name="Text")
+    await field.fill("It is kept.")
+    await wait_until_kept(page, "write", "It is kept.")
+    await page.evaluate(
+        """() => new Promise((resolve, reject) => {
+            const request = indexedDB.open("rnn-engine", 99);
+            request.onsuccess = () => resolve();
+            request.onblocked = () => reject(new Error("blocked"));
+        })"""
+    )
+    await field.fill("It is there.")
+    await expect(page.get_by_role("list", name="Branches")).to_contain_text("It is there.")
+
+
 async def test_tokens_keep_their_places_in_a_text_that_is_edited_and_forked(visit: Visit) -> None:
     page = await visit("/#/write")
     found = await page.evaluate(

@@ -43,7 +43,8 @@ async function outcomeOf({ question, choices, answer }, settings, signal) {
 }
 
 /**
- * Return how many outcomes there are, the share of right ones with its standard error, and the share that guessing has.
+ * Return how many outcomes there are, the share of right ones with its standard error (null where they do not differ),
+ * and the share that guessing has.
  * @param {Item[]} items
  * @param {(Outcome | undefined)[]} outcomes
  */
@@ -51,7 +52,7 @@ export function accuracyOf(items, outcomes) {
   const done = outcomes.filter((outcome) => outcome !== undefined);
   const right = done.filter((outcome) => outcome.right).length;
   const share = done.length === 0 ? 0 : right / done.length;
-  const error = done.length < 2 ? null : Math.sqrt((share * (1 - share)) / (done.length - 1));
+  const error = right === 0 || right === done.length ? null : Math.sqrt((share * (1 - share)) / (done.length - 1));
   const guessed = items.length === 0 ? 0 : items.reduce((sum, { choices }) => sum + 1 / choices.length, 0) / items.length;
   return { done: done.length, right, share, error, guessed };
 }
