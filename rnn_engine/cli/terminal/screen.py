@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-_PER_SECOND: Final = 12
 _PARSER: Final = MarkdownIt()
 
 
@@ -92,12 +91,13 @@ class MarkdownScreen:
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
         blocks = Blocks()
-        with Live(console=self._console, refresh_per_second=_PER_SECOND, vertical_overflow="visible") as live:
+        # No refreshing thread: what it writes could come between what is printed here and the lines that this counted.
+        with Live(console=self._console, auto_refresh=False, vertical_overflow="visible") as live:
 
             def show(text: str) -> None:
                 for block in blocks.add(text):
                     live.console.print(Markdown(block))
-                live.update(Markdown(blocks.last))
+                live.update(Markdown(blocks.last), refresh=True)
 
             yield show
 
