@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,6 +181,16 @@ def test_blocks_are_the_text_however_it_comes(parts: list[str]) -> None:
     blocks = Blocks()
     printed = [block for part in parts for block in blocks.add(part)]
     assert "".join(printed) + blocks.last == "".join(parts).lstrip()
+
+
+def test_an_answer_is_drawn_at_once_and_by_one_thread() -> None:
+    out = io.StringIO()
+    screen = MarkdownScreen(Console(file=out, width=80, force_terminal=True))
+    threads = threading.enumerate()
+    with screen.answer() as show:
+        show("Yes")
+        assert "Yes" in out.getvalue()
+        assert threading.enumerate() == threads  # another's lines would come between
 
 
 def test_words_are_kept_whole() -> None:
