@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from states.shared.checkpoints import Listed
+from states.shared.checkpoints import Along, Listed
 from states.shared.counters import StoreCounters
 from states.shared.keys import PathKeys
 from tools.fleet_simulator.clock import Clock
@@ -38,14 +38,11 @@ class ModelledStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, path: PathKeys, shortest: int, longest: int) -> Listed | None:
-        known = {length for block in path.blocks() for length in self._lengths.get(block.lengths_key, ())}
-        lengths = sorted(length for length in known if shortest <= length <= longest)
-        for length, key in reversed(list(zip(lengths, path.checkpoints(lengths), strict=True))):
-            kept = self._kept.get(key)
-            if kept is not None and (kept.has_logits or length < path.length):
-                return Listed(length, kept.has_logits, kept.kind, len(kept.data))
-        return None
+    def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
+        blocks = [block for block in path.blocks() if block.lengths_key in self._lengths]
+        lengths = sorted(length for block in blocks for length in self._lengths[block.lengths_key])
+        wanted = [length for length in lengths if shortest <= length <= longest]
+        return Along(blocks[-1].start if blocks else 0, self._longest_of(path, wanted))
 
     def get(self, path: PathKeys) -> bytes | None:
         kept = self._kept.get(_key(path))
@@ -67,6 +64,13 @@ class ModelledStore:
 
     def delete(self, path: PathKeys) -> None:
         self._kept.pop(_key(path), None)
+
+    def _longest_of(self, path: PathKeys, lengths: Sequence[int]) -> Listed | None:
+        for length, key in reversed(list(zip(lengths, path.checkpoints(lengths), strict=True))):
+            kept = self._kept.get(key)
+            if kept is not None and (kept.has_logits or length < path.length):
+                return Listed(length, kept.has_logits, kept.kind, len(kept.data))
+        return None
 
 
 class _Lane:
@@ -108,7 +112,7 @@ class ModelledClient:
     def close(self) -> None:
         """Do nothing: no connection is open."""
 
-    async def find(self, path: PathKeys, shortest: int, longest: int) -> Listed | None:
+    async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
         return self._store.find(path, shortest, longest)
 
     async def get(self, path: PathKeys) -> bytes | None:
