@@ -156,7 +156,7 @@ async def test_what_is_loaded_can_be_loaded_so_again(client: Client, folder: Pat
         "token_chunk_size": 128,
         "max_batch": 3,
         "bnf": {"enable_bytes_cache": True, "start_nonterminal": "start"},
-        "adapter": {"Auto": {}},
+        "adapter": {"Manual": 0},
     }
     await post(client, LOAD, ModelEntry, order)
     info = await (await client.get("/api/models/info")).json()
