@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import logging
+from typing import Any
 
 import pytest
 
@@ -87,17 +88,18 @@ async def test_closed_engine(serve: Serve, stream: bool) -> None:
     assert error["type"] == "server_error"
 
 
-@pytest.mark.parametrize(("engine", "words"), [(FakeEngine(fail_at=2), "device"), (FakeEngine(vanish_at=2), "early")])
-async def test_failure_of_a_whole_answer(serve: Serve, engine: FakeEngine, words: str) -> None:
+@pytest.mark.parametrize(("fault", "words"), [({"fail_at": 2}, "device"), ({"vanish_at": 2}, "early")])
+async def test_failure_of_a_whole_answer(serve: Serve, fault: dict[str, Any], words: str) -> None:
+    engine = FakeEngine(**fault)
     error = await error_of(await (await serve(engine)).post("/v1/completions", json=TEXT), 500)
     assert error["code"] == "step_failed"
     assert words in error["message"]
     assert engine.active == 0
 
 
-@pytest.mark.parametrize("engine", [FakeEngine(fail_at=2), FakeEngine(vanish_at=2)])
-async def test_failure_of_a_stream_is_its_last_event(serve: Serve, engine: FakeEngine) -> None:
-    response = await (await serve(engine)).post("/v1/completions", json={**TEXT, "stream": True})
+@pytest.mark.parametrize("fault", [{"fail_at": 2}, {"vanish_at": 2}])
+async def test_failure_of_a_stream_is_its_last_event(serve: Serve, fault: dict[str, Any]) -> None:
+    response = await (await serve(FakeEngine(**fault))).post("/v1/completions", json={**TEXT, "stream": True})
     assert response.status == 200
     *frames, last, nothing = (await response.text()).split("\n\n")
     assert nothing == ""
