@@ -15,7 +15,7 @@ from rnn_engine.errors import StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
 from rnn_engine.grammar.json_schema import error_place, load_schema, with_spacing
 from rnn_engine.grammar.vocabulary import Vocabulary
-from rnn_engine.types import mask_words
+from rnn_engine.types import mask_words, unpack_masks
 
 _LIMITS: Final = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, verbose_errors=False)
 
@@ -48,7 +48,8 @@ class GuidanceMask:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise StepError(f"the grammar can't be followed further: {self._matcher.get_error()}")
+            error = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+            raise StepError(f"the grammar can't be followed further: {error}")
 
 
 class GuidanceGrammar:
@@ -66,13 +67,17 @@ class GuidanceGrammar:
         return GuidanceMask(self._matcher.deep_copy(), self._size)
 
     def check_start(self) -> None:
-        """Raise GrammarError where no text begins as the grammar says."""
+        """Raise GrammarError where no text begins as the grammar says, or one can't be followed to its second token."""
+        text = self.start()
         try:
-            mask = self.start().next()
+            allowed = np.flatnonzero(unpack_masks(text.next(), self._size))
+            if len(allowed) == 0:
+                raise GrammarError("no text is as it says")
+            text.accept(allowed.item(-1))  # many limits are only met behind the first token
+            if not text.ended:
+                text.next()
         except StepError as error:
             raise GrammarError(str(error)) from error
-        if not mask.any():
-            raise GrammarError("no text is as it says")
 
 
 def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:

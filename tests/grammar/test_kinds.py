@@ -78,6 +78,7 @@ def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_wh
         (Grammar("json_schema", "3"), "expected an object, true or false"),
         (Grammar("json_schema", '{"items":' * 400 + "{}" + "}" * 400), "recursion limit|too deeply nested"),
         (Grammar("regex", "ab(c"), "unclosed group"),
+        (Grammar("regex", "a{9999999}"), "can't be followed"),
         (Grammar("choice", "[]"), "not empty"),
         (Grammar("choice", "[1]"), "list of strings"),
         (Grammar("lark", 'start: "a" thing'), r'1\(8\): unknown name: "thing"'),
