@@ -21,7 +21,7 @@ from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.device_choice import choose_device
-from rnn_engine.loading.memory import plan_memory
+from rnn_engine.loading.memory import MemoryPlan, plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry, share_names
@@ -126,10 +126,7 @@ def open_parts(
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
         registry = open_registry(model, states)
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
-        plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
-        if (chosen_device := choose_device(model, device, plan.weights, num_slots)) != device:
-            device = chosen_device
-            plan = plan_memory(model, device, size, weights=weights, device_memory=device_memory)
+        device, plan = _choose(model, device, size, weights, device_memory)
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -174,6 +171,16 @@ def open_parts(
         loras=loras,
         chat_template=template,
     )
+
+
+def _choose(
+    model: OpenModel, device: str, size: RunnerSize, weights: str | None, device_memory: int | None
+) -> tuple[str, MemoryPlan]:
+    """Return the device, which is another one where "auto" is numpy, and how the model is put there."""
+    plan_on = partial(plan_memory, model, size=size, weights=weights, device_memory=device_memory)
+    plan = plan_on(device)
+    chosen = choose_device(model, device, plan.weights, size.num_slots)
+    return chosen, plan if chosen == device else plan_on(chosen)
 
 
 def model_name(path: Path) -> str:
