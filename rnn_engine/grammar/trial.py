@@ -76,7 +76,13 @@ class Trials:
                     _open(stream).close()
 
     def _ask(self, process: subprocess.Popen[bytes], grammar: Grammar) -> Verdict:
-        timer = threading.Timer(_WALL_FACTOR * self._seconds, process.kill)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(_WALL_FACTOR * self._seconds, give_up)
         timer.start()
         try:
             pickle.dump(grammar, _open(process.stdin))
@@ -85,12 +91,11 @@ class Trials:
         except OSError:
             answer = b""
         finally:
-            late = not timer.is_alive()
             timer.cancel()
         if answer:
             return Verdict(**json.loads(answer))
         self.close()
-        if late:
+        if late.is_set():
             raise SlowGrammarError(f"compiling it takes more than {self._seconds:g} s")
         raise GrammarError("it is too large, or too deeply nested")
 

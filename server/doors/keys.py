@@ -106,9 +106,9 @@ def _parse(text: str, path: Path) -> Iterator[ApiKey]:
             continue
         match line.split():
             case [label, key]:
-                yield _key(label, key, f"{path} line {number}")
+                yield _key(label, key, f"line {number} of {path}")
             case _:
-                raise InvalidRequestError("API key file", f"{path} line {number}", _LINE)
+                raise InvalidRequestError("API key file", f"line {number} of {path}", _LINE)
 
 
 def _key(label: str, key: str, place: str) -> ApiKey:

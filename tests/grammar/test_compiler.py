@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import pytest
 from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary
 from rnn_engine.grammar import compiler as compiling
 from rnn_engine.grammar.grammar import SlowGrammarError
-from rnn_engine.grammar.trial import Verdict
+from rnn_engine.grammar.trial import Trials, Verdict
 from tests.support.grammars import byte_vocabulary
 
 TOO_DEEP = Grammar("lark", "start: a0\n" + "".join(f'a{n}: "x" a{n + 1}\n' for n in range(20_000)) + 'a20000: "y"')
@@ -39,6 +40,23 @@ def test_a_grammar_that_takes_too_much_is_refused_and_others_are_compiled(
     bad, good = compiler.compile(grammar), compiler.compile(Grammar("regex", f"a{grammar.kind}"))
     assert re.search("takes more than|it takes|is too large, or too deeply nested", str(bad.exception(timeout=30)))
     assert good.result(timeout=30).start().next().any()
+
+
+def test_a_grammar_whose_time_is_up_counts_as_slow_whatever_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is gone before the thread that ended it is."""
+    kill, told = subprocess.Popen.kill, threading.Event()
+
+    def kill_and_wait(process: subprocess.Popen[bytes]) -> None:
+        kill(process)
+        if threading.current_thread() is not threading.main_thread():
+            told.wait()
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill_and_wait)
+    try:
+        with pytest.raises(SlowGrammarError):
+            Trials(byte_vocabulary(), seconds=0.0).run(TOO_MANY)
+    finally:
+        told.set()
 
 
 def test_equal_grammars_are_compiled_once_and_wrong_ones_too(compiler: GrammarCompiler) -> None:
