@@ -58,7 +58,8 @@ types: setup-dev ## Check types
 
 unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
 	@$(BIN)/python -c 'import ray' 2>/dev/null || echo "replicas on Ray Serve are not tested: Ray is not installed (pip install 'rnn-engine[fleet]')"
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
+	$(BIN)/pytest tests/fleet
 
 # A second WGSL compiler, which the tests use where it is there.
 tools/tint/node_modules: tools/tint/package-lock.json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,14 @@ pytest.register_assert_rewrite("tests.support.runner_contract", "tests.support.g
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what is no text in UTF-8 in what a test has printed and logged: processes can't send it to each other."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
