@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import ray
 from ray import serve
@@ -64,7 +64,6 @@ class RayLinks:
         self._application = application
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
-        self._streams = self._handle.options(stream=True)
 
     async def survey(self) -> Sequence[Report]:
         try:
@@ -86,7 +85,7 @@ class RayLinks:
             raise
 
     async def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
-        stream = self._streams.parcels.remote(replica, front)
+        stream = self._handle.options(stream=True).parcels.remote(replica, front)
         try:
             with _losing(replica):
                 async for parcel in stream:
@@ -95,7 +94,7 @@ class RayLinks:
             stream.cancel()
 
     async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
-        with _losing(replica):
+        with suppress(ReplicaLostError), _losing(replica):
             await asyncio.wait_for(self._handle.hold.remote(replica, front, key, held), _ANSWER_SECONDS)
 
     async def ask(self, replica: str, question: bytes) -> bytes:

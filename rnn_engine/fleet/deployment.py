@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,6 +11,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from rnn_engine.engine import Engine
+from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.replica import Replica
 
 LoadReplica: TypeAlias = Callable[[int], Awaitable[Engine]]
@@ -19,7 +19,7 @@ LoadReplica: TypeAlias = Callable[[int], Awaitable[Engine]]
 
 NAME = "replica"  # of the deployment in its application
 _MOST_CALLS = 100_000  # at a time: the engine bounds its requests itself
-_LOOK_SECONDS = 0.02  # between two looks for a replica that is gone
+_CHECK_SECONDS = 2.0  # between two looks of Serve's whether a replica lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class NamedReplicaRouter(RequestRouter):
     """Sends a call to the replica that its first argument names, also where that one is leaving already.
 
     Which replica runs a request is decided before, by `RemoteEngine`: it has the prompt and knows at once how many of
-    its requests each replica has, which a router would ask the replicas for.
+    its requests each replica has, which a router would ask the replicas for. A call to a replica that has died raises
+    ReplicaLostError at once: Serve routes few calls at a time, and one that waits holds up the others.
     """
 
     def initialize_state(self, **_: object) -> None:
@@ -86,15 +87,19 @@ class NamedReplicaRouter(RequestRouter):
 
     async def choose_replicas(
         self,
-        candidate_replicas: list[RunningReplica],  # noqa: ARG002 - without those that leave
+        candidate_replicas: list[RunningReplica],  # without those that leave
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         assert pending_request is not None
-        found = self._known.get(pending_request.args[0])
-        if found is not None:
-            return [[found]]
-        await asyncio.sleep(_LOOK_SECONDS)  # until the caller leaves, who learns from the stream that it is gone
-        return []
+        if not pending_request.future.done():
+            name = pending_request.args[0]
+            found = self._known.get(name)
+            if found is not None:
+                self._fulfill_next_pending_request(found, pending_request.metadata)
+            else:
+                self._remove_pending_request_from_indices(pending_request)
+                pending_request.future.set_exception(ReplicaLostError(name, "it has died"))
+        return [candidate_replicas]  # Serve sees then that the call is settled, and asks none of them
 
 
 def make_application(
@@ -120,6 +125,7 @@ def make_application(
         num_replicas=replicas if scaling is None else None,
         autoscaling_config=scaling,
         max_ongoing_requests=_MOST_CALLS,
+        health_check_period_s=_CHECK_SECONDS,
         graceful_shutdown_timeout_s=drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         ray_actor_options={"num_cpus": wanted.cpus, "num_gpus": wanted.gpus},

@@ -55,5 +55,6 @@ def open_front(
             state_files=registry.files,
             folders=folders,
             on_forgotten=registry.on_forgotten,
+            store_counters=lambda: None if opened is None else opened.client.counters(),
             close=undo.pop_all().close,
         )

@@ -21,7 +21,7 @@ from rnn_engine.fleet.errors import RETRY_SECONDS, ReplicaLostError
 from rnn_engine.fleet.links import Links
 from rnn_engine.fleet.member import EndedError, Member
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
-from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_counters
+from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_counters, total_store_counters
 from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
 from rnn_engine.fleet.wire import Report, pack_question, pack_request, unpack_answer
 from rnn_engine.health import Health
@@ -37,6 +37,7 @@ from states.cache.snapshot import SnapshotNode
 from states.files.exchange import StateFiles
 from states.frozen import NO_INITIAL_STATE
 from states.named.store import StateStore
+from states.shared.counters import StoreCounters
 
 SURVEY_SECONDS = 0.5  # between two looks at the replicas
 MOST_ATTEMPTS = 3  # replicas on which a request is begun, where those before are lost before it has answered anything
@@ -54,6 +55,7 @@ class Front:
     state_files: StateFiles
     folders: Mapping[str, Path] = field(default_factory=dict)
     on_forgotten: Callable[[Callable[[str], None]], None] = lambda _: None  # takes who is told of states without names
+    store_counters: Callable[[], StoreCounters | None] = lambda: None  # of the way to the store of named states
     close: Callable[[], None] = lambda: None
 
 
@@ -131,7 +133,10 @@ class RemoteEngine:
         return next((health for health in unwell if health.status != "ok"), nothing)
 
     def cache_stats(self) -> CacheStats | None:
-        return total_cache_stats([report.cache for report in self._reports() if report.cache is not None])
+        stats = total_cache_stats([report.cache for report in self._reports() if report.cache is not None])
+        if stats is not None:
+            stats.store = total_store_counters((stats.store, self._front.store_counters()))
+        return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         return join_nodes(await self._ask_all(pack_question("cache_nodes", limit, scope)), limit)

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from rnn_engine.fleet.wire import Report
 from rnn_engine.telemetry import EngineCounters, Histogram, SlotUse
 from states.cache.counters import CacheStats, TierStats
+from states.shared.counters import StoreCounters
 
 _OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
 """What a front counts by itself, since it sees all of its requests, those that no replica ran among them."""
@@ -42,6 +43,24 @@ def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
         for reason, count in stats.misses.items():
             total.misses[reason] += count
     total.tiers = tuple(tiers.values())
+    total.store = total_store_counters(stats.store for stats in replicas)
+    return total
+
+
+def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
+    """Return the sum of what clients of a shared store count; None where there is none."""
+    known = [counters for counters in clients if counters is not None]
+    if not known:
+        return None
+    total = StoreCounters()
+    for counters in known:
+        for outcome, count in counters.outcomes.items():
+            total.outcomes[outcome] += count
+        total.read_bytes += counters.read_bytes
+        total.written_bytes += counters.written_bytes
+        total.seconds += counters.seconds
+        total.circuit_open |= counters.circuit_open
+        total.circuit_openings += counters.circuit_openings
     return total
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
+from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.model import LoraChoice
@@ -76,7 +76,7 @@ class FakeEngine:
     fail_at: int | None = None  # raise StepError before this token
     vanish_at: int | None = None  # end without `Finished` before this token
     unrun: int = 0  # so many of the last tokens of a text were one with its stop, and are not run
-    refuse: OverloadedError | None = None
+    refuse: RnnEngineError | None = None
     cache: StateCache | None = None  # to be looked at; no request uses it
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)

@@ -27,11 +27,15 @@ class StateWriter:
 
     async def run(self) -> None:
         """Write until the connection breaks. Raises SurpriseError for an answer that is not as it should be."""
+        while True:
+            await self.write()
+
+    async def write(self) -> None:
+        """Write once. Raises SurpriseError for an answer that is not as it should be."""
         to_make: tuple[_Write, ...] = (self._create, self._save_answer)
         to_change: tuple[_Write, ...] = (self._advance, self._go_on, self._upload, self._move, self._fork, self._delete)
-        while True:
-            name = self._name()
-            await self.caller.random.choice(to_change if name in self.ledger.states else to_make)(name)
+        name = self._name()
+        await self.caller.random.choice(to_change if name in self.ledger.states else to_make)(name)
 
     async def _create(self, name: str) -> None:
         with self.ledger.write("create", name) as answered:

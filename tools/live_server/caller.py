@@ -26,6 +26,15 @@ class SurpriseError(Exception):
     """The server did what nobody provoked."""
 
 
+class RefusedError(SurpriseError):
+    """An answer has another status than was expected."""
+
+    def __init__(self, message: str, status: int, retry_after: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after  # the header
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """What an operation calls the server with. `random` is its own, so that it depends on its number alone."""
@@ -61,10 +70,11 @@ class Caller:
 
 
 async def expect(response: ClientResponse, status: Collection[int]) -> None:
-    """Raise SurpriseError if the answer has another status than those in `status`."""
+    """Raise RefusedError if the answer has another status than those in `status`."""
     if response.status not in status:
         text = (await response.text(errors="replace"))[:_SHOWN]
-        raise SurpriseError(f"{response.method} {response.url.path}: {response.status}, not {list(status)}: {text}")
+        message = f"{response.method} {response.url.path}: {response.status}, not {list(status)}: {text}"
+        raise RefusedError(message, response.status, response.headers.get("Retry-After"))
 
 
 def expect_that(held: bool, what: str) -> None:

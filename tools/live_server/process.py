@@ -1,4 +1,4 @@
-"""Start `rnn-engine serve` as a process, and end it."""
+"""Start `rnn-engine serve` or `rnn-engine fleet` as a process, and end it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,26 @@ class ServerProcess:
     """
 
     def __init__(
-        self, log: Path, options: Sequence[str] = (), *, root: Path = ROOT, max_memory_mb: int | None = None
+        self,
+        log: Path,
+        options: Sequence[str] = (),
+        *,
+        command: str = "serve",
+        root: Path = ROOT,
+        max_memory_mb: int | None = None,
     ) -> None:
         """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
 
-        `root` is the checkout that is served; `max_memory_mb` bounds the address space, where that can be done.
+        `command` is that of `rnn-engine`, `root` the checkout that is served; `max_memory_mb` bounds the address space,
+        where that can be done.
         """
         self.log = log
-        command = [sys.executable, "-m", "rnn_engine.cli", "serve", "--port", "0", *options]
+        arguments = [sys.executable, "-m", "rnn_engine.cli", command, "--port", "0", *options]
         if max_memory_mb is not None:
-            command = ["sh", "-c", f'ulimit -v {1024 * max_memory_mb}; exec "$@"', "sh", *command]
+            arguments = ["sh", "-c", f'ulimit -v {1024 * max_memory_mb}; exec "$@"', "sh", *arguments]
         with log.open("ab") as output:
             begin = output.tell()
-            self._process = subprocess.Popen(command, cwd=root, stdout=output, stderr=output)
+            self._process = subprocess.Popen(arguments, cwd=root, stdout=output, stderr=output)
         try:
             self.url = wait_for_address(log, begin, lambda: self.running)
         except BaseException:

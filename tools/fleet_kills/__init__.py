@@ -1,0 +1,1 @@
+"""What becomes of requests and named states when parts of a fleet die: replicas, the shared store, the network."""
