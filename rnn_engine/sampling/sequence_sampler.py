@@ -7,19 +7,18 @@ numbers: the token depends on the row, the parameters and the seed, not on how m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.greedy import Greedy
 from rnn_engine.sampling.nucleus import Nucleus
 from rnn_engine.sampling.params import SamplingParams
+from rnn_engine.sampling.philox import uniforms_from
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
 
-_AHEAD = 64  # random numbers that are made at once
+_AHEAD = 64  # tokens whose random numbers are made at once
 WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
 
 
@@ -50,8 +49,10 @@ class SequenceSampler:
         self._sampler = params.make_sampler(context)
         self.adjustments = params.make_adjustments(context)
         self._note_whole_row = note_whole_row
-        self._random = np.random.Generator(np.random.PCG64(seed))
-        self._uniforms: list[float] = []  # the next ones, in reverse
+        self.seed = seed
+        self.index = 0  # of the next token in the text: how many were drawn or given before it
+        self._uniforms: Sequence[Sequence[float]] = ()  # of the tokens from `_first` on
+        self._first = 0
         sampler, joins = self._sampler, self.adjustments.only_penalises
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
         """How `JointDraws` draws for it; None: it has to draw by itself."""
@@ -59,24 +60,19 @@ class SequenceSampler:
 
     @property
     def next_uniform(self) -> float:
-        """The random number of the next draw, where that takes one."""
-        if not self._sampler.num_uniforms:
-            return 0.0
-        if not self._uniforms:
-            self._make_uniforms()
-        return self._uniforms[-1]
+        """The random number of the next draw, where that takes one; 0 for those that take none."""
+        return self._next_uniforms()[0] if self._sampler.num_uniforms else 0.0
 
     def settle(self, token: int) -> None:
         """Count `token` as drawn by `next_uniform` and generated."""
-        if self._sampler.num_uniforms:
-            self._uniforms.pop()
+        self.index += 1
         if self.adjustments.penalises:
             self.adjustments.generated(token)
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
         self.adjustments.begin_draw()
-        uniforms = [self._take_uniform() for _ in range(self._sampler.num_uniforms)]
+        uniforms = self._next_uniforms()
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -84,22 +80,24 @@ class SequenceSampler:
         else:
             raise AssertionError("a whole row settles every draw")
         token = ranking.ids.item(index)
+        self.index += 1
         self.adjustments.generated(token)
         self._sampler.drawn(ranking, index)
         return Draw(token, ranking.raw.item(index) - row.logsumexp)
 
     def given(self, token: int) -> None:
         """Count `token` as generated, which was not drawn."""
+        self.index += 1
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
-    def _take_uniform(self) -> float:
-        if not self._uniforms:
-            self._make_uniforms()
-        return self._uniforms.pop()
-
-    def _make_uniforms(self) -> None:
-        self._uniforms = self._random.random(_AHEAD)[::-1].tolist()
+    def _next_uniforms(self) -> Sequence[float]:
+        """Return the random numbers of the next draw, as many as it takes."""
+        place = self.index - self._first
+        if place >= len(self._uniforms):
+            self._first, place = self.index, 0
+            self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, self._sampler.num_uniforms)
+        return self._uniforms[place]
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""

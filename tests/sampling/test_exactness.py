@@ -10,6 +10,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.sampling import SamplingParams, SequenceSampler, sequence_sampler
+from rnn_engine.sampling.philox import uniforms_from
 from rnn_engine.types import F32
 from tests.support.logit_rows import LOGSUMEXP_ERROR, Device, cases, peaked
 
@@ -61,7 +62,7 @@ def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32],
     [row, *_], sampling, seed = case
     assume(sampling.temperature > 0.01)
     drawn = SequenceSampler(sampling, seed).draw(Device(len(row)).row(row))
-    uniform = float(np.random.Generator(np.random.PCG64(seed)).random())
+    [[uniform]] = uniforms_from(seed, 0, 1, 1)
     allowed = {token for nudge in (-1e-9, 0.0, 1e-9) for token in by_definition(row, sampling, uniform, nudge)}
     assert drawn.token in allowed
     logits = row.astype(np.float64)

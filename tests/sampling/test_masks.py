@@ -81,7 +81,7 @@ def test_fewer_allowed_tokens_than_candidates_are_all_there_is() -> None:
     device = Device(num_candidates=16)
     sampler = SequenceSampler(SamplingParams(top_p=1.0, top_k=0, temperature=100.0), seed=1)
     row = device.row(peaked(), pack_mask(ids(3, 700), 1000))
-    assert {sampler.draw(row).token for _ in range(40)} == {3, 700}
+    assert {sampler.draw(row).token for _ in range(200)} == {3, 700}
     assert device.rows_read == 0
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
+from rnn_engine.sampling.philox import uniforms_from
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -92,13 +93,12 @@ def test_it_is_told_of_every_draw_once_and_gets_as_many_random_numbers_as_it_tak
             return sampler
 
     logits = np.log(np.array(CHANCES)).astype(np.float32)
-    by_hand = np.random.Generator(np.random.PCG64(11))
+    by_hand = uniforms_from(11, 0, 20, 2)
     machinery = SequenceSampler(Params(), 11)
     tokens = [machinery.draw(Device(2).row(logits)).token for _ in range(20)]
     assert sampler.surprises == pytest.approx([-math.log2(CHANCES[token]) for token in tokens])
     limit, expected = 3.0, []
-    for _ in range(20):
-        skip, uniform = by_hand.random(), by_hand.random()
+    for skip, uniform in by_hand:
         chances = [(p, token) for token, p in enumerate(CHANCES) if -math.log2(p) <= limit]
         chances = chances or [(CHANCES[0], 0)]
         chances = chances[1:] if skip < 0.5 and len(chances) > 1 else chances
