@@ -12,6 +12,10 @@ API_KEY =
 # A Python 3.11 or newer; empty = the first that is found.
 PYTHON =
 
+# The second Vulkan driver that `make test-swiftshader` takes; Debian's chromium has it.
+SWIFTSHADER = /usr/lib/chromium/vk_swiftshader_icd.json
+TESTS = tests/gpu tests/shaders tests/reference tests/versions tests/model tests/forward tests/operations tests/engine
+
 BIN = .venv/bin
 SETUP = PYTHON='$(PYTHON)' tools/setup/setup.sh
 SERVE_OPTIONS = --port '$(PORT)' \
@@ -20,7 +24,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test lint format types unit bench docs demo-model demo-model-check clean
+.PHONY: help setup setup-dev serve test test-swiftshader lint format types unit bench docs demo-model demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -60,6 +64,10 @@ unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
 	@$(BIN)/python -c 'import ray' 2>/dev/null || echo "replicas on Ray Serve are not tested: Ray is not installed (pip install 'rnn-engine[fleet]')"
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
 	$(BIN)/pytest tests/fleet
+
+test-swiftshader: setup-dev ## Run the tests of the model (TESTS) on a second Vulkan driver
+	@test -e '$(SWIFTSHADER)' || { echo "no $(SWIFTSHADER); Debian's package chromium brings it, or set SWIFTSHADER"; exit 1; }
+	VK_DRIVER_FILES='$(SWIFTSHADER)' $(BIN)/pytest $(TESTS)
 
 # A second WGSL compiler, which the tests use where it is there.
 tools/tint/node_modules: tools/tint/package-lock.json

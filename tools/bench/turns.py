@@ -34,7 +34,7 @@ rounds_option = click.option("--rounds", default=3, show_default=True, help="Tur
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared. `measure` runs in a new process each time."""
+    """One of those that are compared. `measure` runs in a new process each time."""
 
     name: str
     measure: Callable[[], Figures]
@@ -42,19 +42,28 @@ class Side:
 
 def compare(first: Side, second: Side, rounds: int) -> None:
     """Run the sides in turns and print, for every figure, both medians and the ratio second / first of each round."""
-    runs: list[tuple[Figures, Figures]] = []
-    for number in range(1, rounds + 1):
-        click.echo(f"round {number} of {rounds}", err=True)
-        runs.append((first.measure(), second.measure()))
+    before, after = take_turns([first, second], rounds)
     click.echo(f"| | {first.name} | {second.name} | ratio, median of {rounds} rounds (least-greatest) |")
     click.echo("|---|---|---|---|")
-    for figure in runs[0][0]:
-        before, after = ([run[side][figure] for run in runs] for side in (0, 1))
-        ratios = [two / one for one, two in zip(before, after, strict=True)]
-        click.echo(
-            f"| {figure} | {show(statistics.median(before))} | {show(statistics.median(after))} "
-            f"| {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
-        )
+    for figure in before:
+        medians = " | ".join(show(statistics.median(side[figure])) for side in (before, after))
+        click.echo(f"| {figure} | {medians} | {show_ratios(before[figure], after[figure])} |")
+
+
+def take_turns(sides: Sequence[Side], rounds: int) -> list[dict[str, list[float]]]:
+    """Run each side once a round, and return for each its figures: their names -> a value a round."""
+    runs: list[list[Figures]] = [[] for _ in sides]
+    for number in range(1, rounds + 1):
+        click.echo(f"round {number} of {rounds}", err=True)
+        for side, figures in zip(sides, runs, strict=True):
+            figures.append(side.measure())
+    return [{name: [run[name] for run in figures] for name in figures[0]} for figures in runs]
+
+
+def show_ratios(before: Sequence[float], after: Sequence[float]) -> str:
+    """Format the ratios after / before of the rounds: the median, the least and the greatest."""
+    ratios = [two / one for one, two in zip(before, after, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def against(root: Path, measure: Callable[[Path], Figures], rounds: int) -> None:

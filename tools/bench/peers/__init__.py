@@ -1,0 +1,1 @@
+"""This engine beside others on the same machine: same shapes, same lengths, in turns."""

@@ -1,0 +1,165 @@
+"""`python -m tools.bench.peers`: this engine beside others, in turns on the same machine.
+
+Each peer is a module of this package, which a Python that has the peer runs: `--python NAME=PATH` for each that is to
+take part. Each module says how its environment is made. All run random weights of one shape and seed, RWKV-6 and
+RWKV-7 of 12 layers and width 768 with the World vocabulary, which `rnn_engine.convert` writes in each one's format.
+A turn is a process of its own, which loads the model, warms up, and takes medians. Peers hand over whole rows of
+logits, this engine the candidates that its samplers take.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import click
+import numpy as np
+
+from rnn_engine.convert.convert import convert_model
+from rnn_engine.loading.model import open_model
+from rnn_engine.types import ModelShape
+from rnn_engine.versions.v6.shape import ShapeV6
+from tests.support.models import random_model, save_safetensors
+from tools.bench.commits import HERE
+from tools.bench.random_model import HEAD_SIZE, SHAPES, VOCAB_SIZE
+from tools.bench.turns import Figures, Side, rounds_option, show, show_ratios, take_turns
+
+_V7 = SHAPES["0.1B"]
+_SHAPES: Final[Mapping[str, ModelShape]] = {
+    "v6": ShapeV6(
+        num_layers=_V7.num_layers,
+        width=_V7.width,
+        num_heads=_V7.num_heads,
+        head_size=HEAD_SIZE,
+        ffn_width=2688,  # 3.5 times the width, as published models have it
+        vocab_size=VOCAB_SIZE,
+        mix_rank=32,
+        decay_rank=64,
+    ),
+    "v7": _V7,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a side is run."""
+
+    python: str  # empty until the command line says it
+    module: str  # of this package
+    suffix: str  # of the file that it reads
+    setting: str
+    versions: Sequence[str] = tuple(_SHAPES)
+
+
+_PEERS: Final[Mapping[str, _Kind]] = {
+    "web-rwkv": _Kind("", "web_rwkv", ".st", "", ("v6",)),
+    "llama.cpp": _Kind("", "llama_cpp", ".gguf", ""),
+    "llama.cpp-vulkan": _Kind("", "llama_cpp", ".gguf", "0"),
+    "rwkv": _Kind("", "rwkv_package", ".pth", "cpu fp32"),
+}
+
+
+def _pairs(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> dict[str, Path]:
+    pairs = {name: Path(path) for name, _, path in (value.partition("=") for value in values)}
+    for name, path in pairs.items():
+        if name not in _PEERS or not path.is_file():
+            raise click.BadParameter(f"{name}={path}; expected NAME=PATH, a file and one of {', '.join(_PEERS)}")
+    return pairs
+
+
+def _words(_context: click.Context, _parameter: click.Parameter, text: str) -> list[str]:
+    return text.split(",")
+
+
+@click.command()
+@click.option("--python", "pythons", multiple=True, callback=_pairs, metavar="NAME=PATH", help="A peer's Python.")
+@click.option("--devices", default="auto,cpu", callback=_words, show_default=True, help="Of this engine.")
+@click.option("--versions", default=",".join(_SHAPES), callback=_words, show_default=True)
+@click.option("--slots", default="1,8", callback=_words, show_default=True, help="Sequences at decode.")
+@click.option("--lengths", default="64,256", callback=_words, show_default=True, help="Tokens at prefill.")
+@click.option("--repeats", default=5, show_default=True, help="Timed runs of each figure in a turn.")
+@rounds_option
+def main(
+    pythons: Mapping[str, Path],
+    devices: list[str],
+    versions: list[str],
+    slots: list[str],
+    lengths: list[str],
+    repeats: int,
+    rounds: int,
+) -> None:
+    """Print tokens per second of all sides, and the ratios of this engine's to the peers'."""
+    sizes = ["--repeats", str(repeats), "--slots", *slots, "--lengths", *lengths]
+    columns = [f"rnn-engine on {device} | times" for device in devices]
+    click.echo(f"| version | tokens/s at | peer | | {' | '.join(columns)} |")
+    click.echo("|---" * (4 + 2 * len(devices)) + "|")
+    for version in versions:
+        kinds = {device: _Kind(sys.executable, "rnn_engine", ".safetensors", device) for device in devices}
+        kinds |= {name: replace(_PEERS[name], python=str(path)) for name, path in pythons.items()}
+        kinds = {name: kind for name, kind in kinds.items() if version in kind.versions}
+        arguments = ["--version", version, *sizes]
+        with tempfile.TemporaryDirectory() as temporary:
+            _write_files(version, kinds.values(), Path(temporary))
+            turns = [_Turn(name, kind, Path(temporary), arguments) for name, kind in kinds.items()]
+            figures = take_turns([turn.side for turn in turns], rounds)
+        runs = [Runs(turn.side.name, each, turn.choices) for turn, each in zip(turns, figures, strict=True)]
+        show_comparison(version, runs[: len(devices)], runs[len(devices) :])
+
+
+class _Turn:
+    """A side of the comparison, with the tokens that it chose when it last ran."""
+
+    def __init__(self, name: str, kind: _Kind, folder: Path, arguments: Sequence[str]) -> None:
+        self.side = Side(name, self._measure)
+        self.choices: Mapping[str, int] = {}
+        module = f"tools.bench.peers.{kind.module}"
+        self._command = [kind.python, "-m", module, str(folder / f"model{kind.suffix}")]
+        self._command += ["--setting", kind.setting, *arguments]
+
+    def _measure(self) -> Figures:
+        done = subprocess.run(self._command, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        self.choices = found["choices"]
+        figures: Figures = found["figures"]
+        return figures
+
+
+def _write_files(version: str, kinds: Iterable[_Kind], folder: Path) -> None:
+    """Write a model in each format that one of `kinds` reads."""
+    source = save_safetensors(random_model(_SHAPES[version], seed=1, dtype=np.float16), folder / "model.safetensors")
+    with open_model(source) as model:
+        for suffix in {kind.suffix for kind in kinds} - {source.suffix}:
+            convert_model(model, folder / f"model{suffix}", "f16")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What one side gave in all rounds."""
+
+    name: str
+    figures: Mapping[str, Sequence[float]]  # tokens per second of each round
+    choices: Mapping[str, int]  # after which prompt -> the likeliest token
+
+
+def show_comparison(version: str, own: Sequence[Runs], peers: Sequence[Runs]) -> None:
+    """Print a line for each figure of each peer, and who finds other tokens likeliest than the first side."""
+    for peer in peers:
+        for name, values in peer.figures.items():
+            cells = [version, name, peer.name, show(statistics.median(values))]
+            for each in own:
+                cells += [show(statistics.median(each.figures[name])), show_ratios(values, each.figures[name])]
+            click.echo(f"| {' | '.join(cells)} |")
+    for runs in (*own[1:], *peers):
+        if other := [prompt for prompt, token in runs.choices.items() if token != own[0].choices[prompt]]:
+            click.echo(f"{version}: {runs.name} finds another token likeliest {', '.join(other)}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What an engine does when it is measured, and how it is timed. Needs nothing but Python: each peer has its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+NUM_THREADS: Final = os.cpu_count() or 1
+VOCAB_SIZE: Final = 65536
+_WARM_UP: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is loaded."""
+
+    file: Path  # a model in the peer's format
+    version: str  # such as "v7"
+    setting: str  # where or how it runs, in the peer's words
+    num_slots: int  # the most sequences of a step
+    max_tokens: int  # the longest prompt
+
+
+class Peer(Protocol):
+    """An engine with a model. What it computes is on the host when a call returns."""
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether a step may run several sequences."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> None:
+        """Run one step: one token of each of so many sequences, which go on from where they are."""
+        ...
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Run a prompt from an empty state, and return the likeliest token after it."""
+        ...
+
+
+def measure_peer(load: Callable[[Task], Peer]) -> None:
+    """Measure what `load` returns, as the command line says, and print one line of JSON.
+
+    Each figure is the tokens per second, by the clock and of the process's seconds on any core, of the median of
+    repeated steps or prompts after a warm-up.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--version", required=True)
+    parser.add_argument("--setting", default="")
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64])
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    sizes = max(arguments.slots), max(arguments.lengths)
+    peer = load(Task(arguments.file, arguments.version, arguments.setting, *sizes))
+    figures: dict[str, float] = {}
+    choices: dict[str, int] = {}
+
+    def measure(name: str, num_tokens: int, work: Callable[[], object]) -> None:
+        for clock, seconds in _seconds(work, arguments.repeats).items():
+            figures[f"{name}{clock}"] = num_tokens / seconds
+
+    for length in arguments.lengths:
+        prompt = _tokens(length)
+        measure(f"prefill, {length} tokens", length, partial(peer.prefill, prompt))
+        choices[f"after {length} tokens"] = peer.prefill(prompt)
+    for slots in arguments.slots:
+        if slots == 1 or peer.can_batch:
+            measure(f"decode, {slots} slot{'s' * (slots > 1)}", slots, partial(peer.decode, _tokens(slots)))
+    print(json.dumps({"figures": figures, "choices": choices}))
+
+
+def _tokens(count: int) -> list[int]:
+    """Return some token ids; the speed does not depend on which."""
+    return [(position * 31 + 1) % VOCAB_SIZE for position in range(count)]
+
+
+def _seconds(work: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Return what is said of each clock -> the median seconds of `work` by it."""
+    clocks = {"": time.perf_counter, ", a processor second": time.process_time}
+    for _ in range(_WARM_UP):
+        work()
+    seconds: list[list[float]] = []
+    for _ in range(repeats):
+        begun = [clock() for clock in clocks.values()]
+        work()
+        seconds.append([clock() - start for clock, start in zip(clocks.values(), begun, strict=True)])
+    return dict(zip(clocks, map(statistics.median, zip(*seconds, strict=True)), strict=True))
