@@ -69,7 +69,7 @@ class RemoteEngine:
     half a second old. For one event loop.
     """
 
-    def __init__(self, links: Links, front: Front, max_queued: int) -> None:
+    def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
         """Use `open`. `links` and `front` are closed with the engine."""
         self._links = links
         self._front = front
@@ -79,7 +79,7 @@ class RemoteEngine:
         self._own = EngineCounters()
         self._gone = EngineCounters()  # what replicas have counted that are no more
         self._admission = Admission(1, max_queued)
-        self._router = PrefixRouter()
+        self._router = router
         self._closing = False
         self._facts: EngineInfo | None = None
         self._surveying: asyncio.Task[None] | None = None
@@ -88,9 +88,11 @@ class RemoteEngine:
         front.on_forgotten(self._note_forgotten)
 
     @classmethod
-    async def open(cls, links: Links, front: Front, *, max_queued: int = 64) -> Self:
+    async def open(
+        cls, links: Links, front: Front, *, max_queued: int = 64, router: PrefixRouter | None = None
+    ) -> Self:
         """Wait for a replica, and return the engine. Raises what `Links.survey` raises."""
-        engine = cls(links, front, max_queued)
+        engine = cls(links, front, max_queued, router or PrefixRouter())
         await engine._survey()
         while not engine._takers():
             await asyncio.sleep(SURVEY_SECONDS)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tools.fleet_simulator.__main__ import as_the_fleet, at_random, knowing_all, to_the_least_busy
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.fleet import Counts, Fleet, Plan
 from tools.fleet_simulator.hardware import Hardware, Link
+from tools.fleet_simulator.routes import as_the_fleet, at_random, knowing_all, to_the_least_busy
 from tools.fleet_simulator.trace import Trace, conversations, prefix_tokens
 
 TRACE = Trace(rate=1.0, prefixes=3, prefix_tokens=200, turns=2, question_tokens=10, answer_tokens=20, think=0.5)

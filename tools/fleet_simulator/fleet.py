@@ -16,7 +16,7 @@ from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.hardware import Hardware
 from tools.fleet_simulator.machine import Machine
 from tools.fleet_simulator.store import ModelledClient, ModelledStore
-from tools.fleet_simulator.trace import Conversation, Trace, conversations, prefix_tokens
+from tools.fleet_simulator.trace import ANSWER_TOKEN, Conversation, Trace, conversations, prefix_tokens
 
 Route: TypeAlias = Callable[[Sequence[int], Sequence[Machine]], int]
 """Takes a prompt and the machines; returns the number of the one that it goes to."""
@@ -120,7 +120,7 @@ class Fleet:
             self._counts.answers += 1
             self._counts.answer_tokens += outcome.completion_tokens
             if turn + 1 < len(conversation.questions):
-                said = [*prompt, *[1] * trace.answer_tokens]
+                said = [*prompt, *[ANSWER_TOKEN] * trace.answer_tokens]
                 self._clock.at(
                     self._clock.now + conversation.thinks[turn + 1], lambda: self._ask(conversation, turn + 1, said)
                 )

@@ -9,7 +9,9 @@ from itertools import count
 import numpy as np
 
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
-from tools.fleet_simulator.clock import Clock
+from tools.fleet_simulator.trace import ANSWER_TOKEN
+
+_UNLIKELY = -100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +43,35 @@ class Link:
 
 
 class ModelledRunner:
-    """A `Runner` whose steps take modelled time and whose sequences all say token 1 for ever."""
+    """A `Runner` whose steps take modelled time, one after the other, and whose sequences all say one token for ever.
 
-    def __init__(self, shape: ModelShape, hardware: Hardware, clock: Clock, on_step: Callable[[float], None]) -> None:
-        """`on_step` is called with the seconds of each step."""
+    It computes nothing.
+    """
+
+    def __init__(
+        self, shape: ModelShape, hardware: Hardware, now: Callable[[], float], wait_until: Callable[[float], None]
+    ) -> None:
+        """`now` tells the time in seconds, and `wait_until` returns when it is that late."""
         self.shape = shape
         self.num_slots = hardware.slots
         self.max_tokens = self.max_rows = max(256, hardware.slots)
         self._hardware = hardware
-        self._clock = clock
-        self._on_step = on_step
+        self._now = now
+        self._wait_until = wait_until
+        self._free_at = 0.0
         self._tickets = map(Ticket, count())
-        self._in_flight: dict[Ticket, Readout] = {}
+        self._in_flight: dict[Ticket, tuple[float, Readout]] = {}  # with when it is done
         self._state = shape.initial_state()
-        self._row = np.zeros(shape.vocab_size, np.float32)
+        self._row = np.full(shape.vocab_size, _UNLIKELY, np.float32)
+        self._row[ANSWER_TOKEN] = 0.0
 
     def submit(self, batch: Batch) -> Ticket:
-        self._on_step(self._hardware.step + self._hardware.token * sum(len(run.tokens) for run in batch))
+        tokens = sum(len(run.tokens) for run in batch)
+        self._free_at = max(self._now(), self._free_at) + self._hardware.step + self._hardware.token * tokens
         rows = sum(run.rows for run in batch)
         ticket = next(self._tickets)
-        self._in_flight[ticket] = Readout(
-            ids=np.ones((rows, 1), np.int32),
+        readout = Readout(
+            ids=np.full((rows, 1), ANSWER_TOKEN, np.int32),
             logits=np.zeros((rows, 1), np.float32),
             logsumexp=np.zeros(rows, np.float32),
             allowed_logsumexp=np.zeros(rows, np.float32),
@@ -69,10 +79,13 @@ class ModelledRunner:
             sound=np.ones(len(batch), np.bool_),
             full_row=lambda _: self._row,
         )
+        self._in_flight[ticket] = self._free_at, readout
         return ticket
 
     def collect(self, ticket: Ticket) -> Readout:
-        return self._in_flight.pop(ticket)
+        done, readout = self._in_flight.pop(ticket)
+        self._wait_until(done)
+        return readout
 
     def write_state(self, slot: int, state: State | None) -> None:
         """Do nothing: a state holds nothing."""

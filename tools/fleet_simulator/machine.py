@@ -43,13 +43,13 @@ class Machine:
         self.run_tokens = 0
         self.dead = False
         self._clock = clock
-        self._step_seconds = 0.0
+        self._now = 0.0  # up to when its worker has come, which waits for steps
         self._stepping = False
         self._waiting: dict[int, tuple[OnStarted, OnEnded]] = {}
         self._next_key = 0
-        runner = ModelledRunner(SHAPE, hardware, clock, self._note_step)
-        self.cache = StateCache(runner, _tiers(hardware, client), _CONFIG, lambda: clock.now)
-        self._scheduler = Scheduler(runner, lambda _: b"x", self.cache, clock=lambda: clock.now, wake=self._wake_soon)
+        runner = ModelledRunner(SHAPE, hardware, self._time, self._wait_until)
+        self.cache = StateCache(runner, _tiers(hardware, client), cache_config(hardware), self._time)
+        self._scheduler = Scheduler(runner, lambda _: b"x", self.cache, clock=self._time, wake=self._wake_soon)
         if client is not None:
             self._write_behind()
 
@@ -81,10 +81,9 @@ class Machine:
         self._stepping = False
         if self.dead or self._scheduler.wait_seconds() is None:
             return
-        self._step_seconds = 0.0
         deliveries = self._scheduler.step()
         self._stepping = True
-        self._clock.at(self._clock.now + self._step_seconds, lambda: self._deliver(deliveries))
+        self._clock.at(self._now, lambda: self._deliver(deliveries))
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
@@ -100,8 +99,11 @@ class Machine:
                 on_ended(delivery.outcome)
         self._step()
 
-    def _note_step(self, seconds: float) -> None:
-        self._step_seconds += seconds
+    def _time(self) -> float:
+        return max(self._clock.now, self._now)
+
+    def _wait_until(self, moment: float) -> None:
+        self._now = max(self._now, moment)
 
     def _write_behind(self) -> None:
         if self.dead:
@@ -112,11 +114,15 @@ class Machine:
 
 
 _STORE = StoreConfig(StoreUrl.parse("valkey://simulated"))
-_CONFIG = CacheConfig(index_capacity=1 << 40)
+
+
+def cache_config(hardware: Hardware) -> CacheConfig:
+    """Return the settings of a machine's cache, which keeps states in memory alone."""
+    return CacheConfig(host_capacity=hardware.cached_states * _COPY_BYTES, device_capacity=0, index_capacity=1 << 40)
 
 
 def _tiers(hardware: Hardware, client: ModelledClient | None) -> list[Tier]:
-    tiers: list[Tier] = [HostTier(SHAPE, hardware.cached_states * _COPY_BYTES, "f32")]
+    tiers: list[Tier] = [HostTier(SHAPE, cache_config(hardware).host_capacity, "f32")]
     if client is not None:
         way, store = cast("StoreClient", client), cast("CheckpointStore", client)
         tiers.append(SharedTier(_STORE, way, store, None, "model", SHAPE))

@@ -8,7 +8,8 @@ from itertools import accumulate
 from random import Random
 
 VOCAB = 256
-_FIRST_TOKEN = 2  # 1 is what every answer says
+ANSWER_TOKEN = 1  # what every answer says
+_FIRST_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-
-from aiohttp import web
 
 from rnn_engine.engine import Engine
 from rnn_engine.grammar import Grammar, Vocabulary, json_grammar
@@ -24,11 +21,11 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.tokenizer.world import WorldTokenizer
-from server.app import ServerSettings, make_app
 from tools.bench.commits import find, random_model
 from tools.bench.host import clients
 from tools.bench.host.instant_runner import InstantRunner
 from tools.bench.host.reciting_runner import SCHEMA, RecitingRunner
+from tools.bench.served import served
 
 WARM_UP = 0.5  # seconds
 
@@ -163,34 +160,25 @@ async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
 
 async def _run_http(load: Load) -> Rate:
     body = {"prompt": [1], "max_tokens": load.tokens, "stream": True, **SAMPLERS[load.sampler]}
-    runner = web.AppRunner(
-        make_app(_make_engine(load), ServerSettings(port=0)), access_log=None, handler_cancellation=True
-    )
-    await runner.setup()
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2 * load.slots)
-        await site.start()
-        port: int = runner.addresses[0][1]
-        return await _run_clients(["--port", str(port), "--clients", str(load.slots)], load.seconds, body)
-    finally:
-        await runner.cleanup()
+    async with served(_make_engine(load), load.slots) as port:
+        timer = _Timer()
+        counted = await count_tokens(port, load.slots, load.seconds, body)
+        return Rate(counted.per_second, timer.rate(counted.tokens).per_cpu_second)
 
 
-async def _run_clients(arguments: Sequence[str], seconds: float, body: Mapping[str, object]) -> Rate:
-    timer = _Timer()
+async def count_tokens(port: int, num_clients: int, seconds: float, body: Mapping[str, object]) -> clients.Counted:
+    """Have clients in another process ask the same again and again, after a warm-up."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         clients.__file__,
-        *arguments,
+        *("--port", str(port), "--clients", str(num_clients)),
         *("--seconds", str(seconds), "--warm-up", str(WARM_UP), "--body", json.dumps(body)),
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
     if process.returncode != 0:
         raise RuntimeError("the clients failed")
-    counted = clients.Counted(**json.loads(output))
-    return Rate(counted.per_second, timer.rate(counted.tokens).per_cpu_second)
+    return clients.Counted(**json.loads(output))
 
 
 def _make_tokenizer(load: Load) -> Tokenizer:

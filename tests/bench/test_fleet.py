@@ -1,0 +1,46 @@
+"""The benchmark of a fleet, as far as it needs no Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.bench.fleet.asking import Question, ask_all
+from tools.bench.fleet.fleets import one_engine
+from tools.bench.fleet.traces import bodies_of
+from tools.fleet_simulator.hardware import Hardware
+from tools.fleet_simulator.trace import ANSWER_TOKEN, Trace, conversations, prefix_tokens
+
+HARDWARE = Hardware(slots=2, step=0.001, token=0.0)
+
+
+async def test_answers_are_timed_and_their_tokens_counted() -> None:
+    prompt = list(range(2, 42))
+    said = [*prompt, *[ANSWER_TOKEN] * 3, 7]
+    chain = [Question(0.0, {"prompt": tokens, "max_tokens": 3}) for tokens in (prompt, said)]
+    async with one_engine(HARDWARE) as port:
+        first, second = await ask_all(port, [chain], seconds=60.0)
+    assert (first.tokens, first.prompt_tokens, first.cached_tokens) == (3, 40, 0)
+    assert (second.tokens, second.prompt_tokens, second.cached_tokens) == (3, 44, 42)
+    for answer in (first, second):
+        assert answer.asked + HARDWARE.step <= answer.first <= answer.ended
+    assert first.ended <= second.asked
+
+
+async def test_nothing_is_asked_after_the_end() -> None:
+    async with one_engine(HARDWARE) as port:
+        assert await ask_all(port, [[Question(0.0, {"prompt": [2], "max_tokens": 1})]], seconds=0.0) == []
+
+
+async def test_a_refusal_is_an_error() -> None:
+    async with one_engine(HARDWARE) as port:
+        with pytest.raises(RuntimeError, match="400: "):
+            await ask_all(port, [[Question(0.0, {"prompt": [1000], "max_tokens": 1})]], seconds=60.0)
+
+
+def test_each_turn_has_all_that_was_said_before() -> None:
+    trace = Trace(prefixes=2, prefix_tokens=5, turns=2, question_tokens=3, answer_tokens=2)
+    conversation = next(conversations(trace, 1, 100.0, seed=1))
+    first, second = bodies_of(trace, conversation)
+    assert first["prompt"] == [*prefix_tokens(trace, conversation.prefix), *conversation.questions[0]]
+    assert second["prompt"] == [*first["prompt"], ANSWER_TOKEN, ANSWER_TOKEN, *conversation.questions[1]]
+    assert first["marks"] == second["marks"] == [5]

@@ -1,0 +1,62 @@
+"""What is measured: one engine, or a fleet of replicas on Ray Serve, behind the server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+
+from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.fleet.routing import PrefixRouter
+from tools.bench.fleet import asking
+from tools.bench.fleet.asking import Answered, Question
+from tools.bench.fleet.modelled import load_replica, make_engine, make_front
+from tools.bench.served import served
+from tools.fleet_simulator.hardware import Hardware
+
+_APPLICATION = "bench"
+_CLIENTS = 1000  # at a time
+_MOST_REPLICAS = 8  # for which Ray has workers ready
+_CPUS = 0.01  # a replica: its steps take time and no processor
+
+
+@asynccontextmanager
+async def one_engine(hardware: Hardware) -> AsyncIterator[int]:
+    """Serve one engine, without a fleet; gives the port."""
+    async with served(make_engine(hardware), _CLIENTS) as port:
+        yield port
+
+
+@asynccontextmanager
+async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> AsyncIterator[int]:
+    """Serve a fleet; gives the port. Without `routed` requests go where the fewest are."""
+    from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
+    from rnn_engine.fleet.deployment import Resources, make_application
+
+    await asyncio.to_thread(start_ray, None, _MOST_REPLICAS)
+    load = partial(load_replica, hardware)
+    application = make_application(load, replicas=replicas, slots=hardware.slots, resources=Resources(_CPUS))
+    await asyncio.to_thread(deploy, _APPLICATION, application)
+    links = RayLinks(_APPLICATION, owned=True)
+    router = PrefixRouter() if routed else PrefixRouter(most_blocks=0)
+    engine = await RemoteEngine.open(links, make_front(), max_queued=_CLIENTS, router=router)
+    while engine.info.num_slots < replicas * hardware.slots:
+        await asyncio.sleep(0.1)
+    async with served(engine, _CLIENTS) as port:
+        yield port
+
+
+async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answered]:
+    """Have a process ask all questions of a plan; see `asking.ask_all`."""
+    plan = {"port": port, "chains": [list(map(asdict, chain)) for chain in chains], "seconds": seconds}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, asking.__file__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await process.communicate(json.dumps(plan).encode())
+    if process.returncode != 0:
+        raise RuntimeError("the clients failed")
+    return [Answered(**answer) for answer in json.loads(output)]

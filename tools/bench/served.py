@@ -1,0 +1,27 @@
+"""An engine behind the server of this project, on a port of this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from rnn_engine.interface import EngineLike
+from server.app import ServerSettings, make_app
+
+
+@asynccontextmanager
+async def served(engine: EngineLike, clients: int) -> AsyncIterator[int]:
+    """Serve an engine to so many clients at a time; gives the port. The engine is closed with the server."""
+    runner = web.AppRunner(make_app(engine, ServerSettings(port=0)), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2 * clients)
+        await site.start()
+        port: int = runner.addresses[0][1]
+        yield port
+    finally:
+        await runner.cleanup()
