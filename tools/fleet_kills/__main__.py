@@ -78,6 +78,7 @@ def measured(made: Campaign) -> Iterator[str]:
         f"{ledger.acknowledged.total()} changes of names acknowledged, {ledger.cut_off.total()} refused, "
         f"{ledger.checks} states checked"
     )
+    yield f"{made.store_bytes / 1e6:.0f} MB of states read from the store by the replicas that lived at the end"
     if made.noticed:
         yield f"noticed after {spread(made.noticed, 's')}"
     if made.whole:

@@ -44,6 +44,8 @@ class Campaign:
         default_factory=list
     )  # seconds from a replica's death or the store's start until all is well
 
+    store_bytes: float = 0.0  # of states that the replicas that lived at the end had read from the store
+
     @property
     def url(self) -> str:
         return self.machines.server.url
@@ -131,7 +133,7 @@ class Campaign:
         """Return what refused writes of names were told, once, and note those that may not be refused so."""
         refused, self.names.refused = self.names.refused, []
         for error in refused:
-            self._note(error.status == 503 and error.retry_after is not None, f"a change of names: {error}")
+            self._note(error.retryable, f"a change of names: {error}")
         return list(map(str, refused))
 
     def _judge(self, part: str, may_be: Callable[[Lost], bool]) -> None:
@@ -161,5 +163,6 @@ async def campaign(machines: Machines, questions: Sequence[Question], seed: int)
         load.begin(BETWEEN)
         async with load.clients(CLIENTS):
             yield made
+        made.store_bytes = await metric(session, url, 'rnn_engine_store_bytes_total{direction="read",model="demo"}')
     if machines.server.stop() != 0:
         made.faults.append("the fleet did not end with 0 at SIGTERM")

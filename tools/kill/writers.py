@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tools.kill.ledger import Ledger
-from tools.live_server.caller import Caller, expect_that
+from tools.live_server.caller import Caller, RefusedError, expect_that
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -52,7 +52,10 @@ class StateWriter:
 
     async def _chat(self, fields: dict[str, object]) -> str:
         body = {"messages": [{"role": "user", "content": self.caller.text(4)}], "max_tokens": 3, **fields}
-        saved = (await self.caller.call("POST", CHAT, body))["saved_state"]
+        answer = await self.caller.call("POST", CHAT, body)
+        saved, error = answer["saved_state"], answer.get("save_error")
+        if saved is None:
+            raise RefusedError(f"not saved: {error}", retryable=error["code"] == "unavailable")
         expect_that(saved["persistent"], f"not persistent: {saved}")
         return str(saved["digest"])
 

@@ -27,12 +27,11 @@ class SurpriseError(Exception):
 
 
 class RefusedError(SurpriseError):
-    """An answer has another status than was expected."""
+    """The server did not do what it was asked, and said so."""
 
-    def __init__(self, message: str, status: int, retry_after: str | None) -> None:
+    def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after  # the header
+        self.retryable = retryable  # it said that it would do it later
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ async def expect(response: ClientResponse, status: Collection[int]) -> None:
     if response.status not in status:
         text = (await response.text(errors="replace"))[:_SHOWN]
         message = f"{response.method} {response.url.path}: {response.status}, not {list(status)}: {text}"
-        raise RefusedError(message, response.status, response.headers.get("Retry-After"))
+        raise RefusedError(message, retryable=response.status == 503 and "Retry-After" in response.headers)
 
 
 def expect_that(held: bool, what: str) -> None:
