@@ -14,7 +14,7 @@ from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from states.cache.config import CacheConfig, DiskConfig
 from states.payload import Precision
-from states.shared.config import MOST_TTL, StoreConfig
+from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig
 from states.shared.url import StoreUrl
 
 _DEFAULT = CacheConfig()
@@ -25,6 +25,14 @@ def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str
     """Check the address of a store. A click callback."""
     try:
         return None if text is None else StoreUrl.parse(text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _parse_objects(_context: click.Context, _parameter: click.Parameter, text: str | None) -> ObjectsConfig | None:
+    """Check the address of an object store. A click callback."""
+    try:
+        return None if text is None else ObjectsConfig(text)
     except InvalidRequestError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -92,6 +100,21 @@ _OPTIONS = (
         metavar="SECONDS",
         help=f"How long a state of prompts or answers stays there without use.  [default: {_STORE.ttl}]",
     ),
+    click.option(
+        "--store-objects",
+        callback=_parse_objects,
+        metavar="URL",
+        help="Keep the states of prompts and answers in the object store at s3://BUCKET/PREFIX, gs://, az:// or "
+        "file:///FOLDER, and in the store of --store their index alone. Credentials come from the environment, such as "
+        "$AWS_ACCESS_KEY_ID. Needs the extra `objects`.",
+    ),
+    click.option(
+        "--store-objects-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        help="The most that all servers keep there.  "
+        f"[default: {size_in_words(ObjectsConfig('file:///folder').capacity)}]",
+    ),
 )
 
 
@@ -110,6 +133,8 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
         store: StoreUrl | None,
         store_timeout: float | None,
         store_ttl: int | None,
+        store_objects: ObjectsConfig | None,
+        store_objects_bytes: int | None,
         **others: object,
     ) -> None:
         disk = _disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision)
@@ -118,7 +143,9 @@ def cache_options(command: Callable[..., None]) -> Callable[..., None]:
             host_capacity=cache_host_bytes,
             host_precision=cache_precision,
             disk=disk,
-            store=_store(store, store_timeout, store_ttl, cache_precision),
+            store=_store(
+                store, store_timeout, store_ttl, cache_precision, _objects(store_objects, store_objects_bytes)
+            ),
         )
         command(cache=cache, **others)
 
@@ -141,13 +168,24 @@ def _disk(
     )
 
 
-def _store(url: StoreUrl | None, timeout: float | None, ttl: int | None, precision: Precision) -> StoreConfig | None:
+def _objects(objects: ObjectsConfig | None, num_bytes: int | None) -> ObjectsConfig | None:
+    if num_bytes is None:
+        return objects
+    if objects is None:
+        raise click.UsageError("--store-objects-bytes needs --store-objects, where states are to be kept")
+    return replace(objects, capacity=num_bytes)
+
+
+def _store(
+    url: StoreUrl | None, timeout: float | None, ttl: int | None, precision: Precision, objects: ObjectsConfig | None
+) -> StoreConfig | None:
     if url is None:
-        for option, value in (("--store-timeout", timeout), ("--store-ttl", ttl)):
+        given = {"--store-timeout": timeout, "--store-ttl": ttl, "--store-objects": objects}
+        for option, value in given.items():
             if value is not None:
                 raise click.UsageError(f"{option} needs --store, where states are to be shared")
         return None
-    store = StoreConfig(url, precision)
+    store = StoreConfig(url, precision, objects=objects)
     return replace(
         store,
         timeout=store.timeout if timeout is None else timeout,

@@ -54,5 +54,5 @@ def make_cache(
 def _shared_tier(store: OpenStore, model: str, shape: ModelShape) -> SharedTier:
     from states.shared.checkpoints import CheckpointStore  # of an extra, as an open store has shown to be there
 
-    checkpoints = CheckpointStore(store.client, store.config.ttl)
+    checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
     return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape)

@@ -1,17 +1,16 @@
 """Checkpoints in a shared store: of each a state file, and a hash with what an inquiry wants to know of it.
 
-Files are not written by scripts: the store would copy each twice more. So either may be there without the other.
+Files are not written by scripts: the store would copy each twice more. So either may be there without the other. They
+are `Bodies`, which may lie elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from valkey.asyncio import Valkey
-
-from states.shared.client import StoreClient, run_script
+from states.shared.bodies import Bodies
+from states.shared.client import StoreClient, execute, run_script
 from states.shared.keys import PathKeys, bit_of, lengths_in
 
 # KEYS: the checkpoint, the bitmap of its block, those of all blocks before, which may be empty: they say that a path
@@ -37,11 +36,11 @@ end
 return false
 """
 
-# KEYS: as for what is put, and at the end the file. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for
-# longer; its block's bitmap may have given way meanwhile.
+# KEYS: as for what is put. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for longer; its block's bitmap
+# may have given way meanwhile.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
-if not logits or logits < ARGV[3] or redis.call('EXPIRE', KEYS[#KEYS], ARGV[1]) == 0 then return 0 end
+if not logits or logits < ARGV[3] then return 0 end
 local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
 if type(bit) == 'table' then return 0 end
 for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
@@ -72,16 +71,17 @@ class Along:
 class CheckpointStore:
     """The checkpoints of one model. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
 
-    def __init__(self, client: StoreClient, ttl: int) -> None:
-        """A checkpoint that is not used for `ttl` seconds expires."""
+    def __init__(self, client: StoreClient, bodies: Bodies, ttl: int) -> None:
+        """`bodies` has the state files. A checkpoint that is not used for `ttl` seconds expires."""
         self._client = client
+        self._bodies = bodies
         self._ttl = ttl
 
     async def find(self, path: PathKeys, shortest: int, longest: int) -> Along:
         """Return the longest checkpoint on a path between two lengths; one at the path's end needs its logits."""
         blocks = path.blocks()
         bitmaps: list[bytes | None] = await self._client.run(
-            self._client.reading, lambda valkey: _ask(valkey, "MGET", *(block.lengths_key for block in blocks))
+            self._client.reading, lambda valkey: execute(valkey, "MGET", *(block.lengths_key for block in blocks))
         )
         found = [(block, bits) for block, bits in zip(blocks, bitmaps, strict=True) if bits is not None]
         known = found[-1][0].start if found else 0
@@ -105,15 +105,15 @@ class CheckpointStore:
 
     async def get(self, path: PathKeys) -> bytes | None:
         """Return the state file of the checkpoint at a path's end, and keep it for longer."""
-        data: bytes | None = await self._client.run(
-            self._client.reading, lambda valkey: _ask(valkey, "GETEX", _file_of(path), "EX", self._ttl)
-        )
+        data = await self._bodies.get(_file_of(path))
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
     async def renew(self, path: PathKeys, *, has_logits: bool) -> bool:
         """Keep the checkpoint at a path's end for longer, if the store has it; with logits, where they are wanted."""
-        keys, arguments = [*_keys_of(path), _file_of(path)], (self._ttl, bit_of(path.length), int(has_logits))
+        if not await self._bodies.renew(_file_of(path)):
+            return False
+        keys, arguments = _keys_of(path), (self._ttl, bit_of(path.length), int(has_logits))
         answer = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _RENEW, keys, *arguments)
         )
@@ -122,18 +122,17 @@ class CheckpointStore:
     async def put(self, path: PathKeys, data: bytes, *, has_logits: bool, kind: str) -> None:
         """Keep a state file as the checkpoint at a path's end."""
         arguments = (self._ttl, bit_of(path.length), int(has_logits), kind, len(data))
-
-        async def write(valkey: Valkey) -> None:
-            await _ask(valkey, "SET", _file_of(path), data, "EX", self._ttl)
-            await run_script(valkey, _PUT, _keys_of(path), *arguments)
-
-        await self._client.run(self._client.writing, write)
+        await self._bodies.put(_file_of(path), data)
+        await self._client.run(
+            self._client.writing, lambda valkey: run_script(valkey, _PUT, _keys_of(path), *arguments)
+        )
         self._client.count_bytes(written=len(data))
 
     async def delete(self, path: PathKeys) -> None:
         """Delete the checkpoint at a path's end."""
-        keys = path.checkpoints([path.length])[0], _file_of(path)
-        await self._client.run(self._client.writing, lambda valkey: _ask(valkey, "UNLINK", *keys))
+        [key] = path.checkpoints([path.length])
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+        await self._bodies.delete(_file_of(path))
 
 
 def _keys_of(path: PathKeys) -> list[str]:
@@ -143,7 +142,3 @@ def _keys_of(path: PathKeys) -> list[str]:
 
 def _file_of(path: PathKeys) -> str:
     return f"{path.checkpoints([path.length])[0]}:file"
-
-
-def _ask(valkey: Valkey, *command: object) -> Awaitable[Any]:
-    return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
@@ -33,9 +33,10 @@ class Lane:
     For the thread of a client; only `refuses` may be asked on others.
     """
 
-    def __init__(self, name: str, most: int, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, most: int, clock: Callable[[], float], *, reads: bool) -> None:
         self.name = name
         self.most = most
+        self.reads = reads
         self.breaker = CircuitBreaker(clock)
         self.places = asyncio.Semaphore(most)
 
@@ -56,8 +57,10 @@ class StoreClient:
         self.url = url
         self._timeout = timeout
         self._counters = StoreCounters()
-        self.reading = Lane("reading from", 32, clock)
-        self.writing = Lane("writing to", 4, clock)
+        self._clock = clock
+        self._lanes: list[Lane] = []
+        self.reading = self.add_lane("reading from", 32, reads=True)
+        self.writing = self.add_lane("writing to", 4)
         tls: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
         self._valkey = Valkey(
             connection_pool=ConnectionPool.from_url(
@@ -68,6 +71,22 @@ class StoreClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="state-store", daemon=True)
         self._thread.start()
+
+    def add_lane(self, name: str, most: int, *, reads: bool = False) -> Lane:
+        """Return a lane for further operations, at most so many at a time. `reads` is whether states are read by it."""
+        lane = Lane(name, most, self._clock, reads=reads)
+        self._lanes.append(lane)
+        return lane
+
+    @property
+    def refuses(self) -> bool:
+        """Whether something is left alone now, for the last operations have failed. May be asked on any thread."""
+        return any(lane.refuses for lane in self._lanes)
+
+    @property
+    def refuses_reading(self) -> bool:
+        """Whether that is so of what has to be read before a prompt can go on. May be asked on any thread."""
+        return any(lane.refuses for lane in self._lanes if lane.reads)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on the client's thread. Cancelling the result cancels it.
@@ -81,7 +100,7 @@ class StoreClient:
 
     def counters(self) -> StoreCounters:
         """Return what was counted, and whether the store is left alone now."""
-        breakers = (self.reading.breaker, self.writing.breaker)
+        breakers = [lane.breaker for lane in self._lanes]
         return replace(
             self._counters,
             outcomes=dict(self._counters.outcomes),
@@ -182,6 +201,11 @@ class StoreClient:
 async def run_script(valkey: Valkey, text: str, keys: list[str], *arguments: str | bytes | int) -> Any:  # noqa: ANN401
     """Return what a Lua script answers, which the store knows by its hash from the second time on."""
     return await valkey.register_script(text)(keys=keys, args=arguments)
+
+
+def execute(valkey: Valkey, *command: object) -> Awaitable[Any]:
+    """Return what the store answers to a command."""
+    return cast("Awaitable[Any]", valkey.execute_command(*command))  # type: ignore[no-untyped-call]
 
 
 def _judge(error: Exception) -> tuple[StoreOutcome, RnnEngineError]:

@@ -15,7 +15,8 @@ from states.tokens import TOKEN_BYTES
 
 BLOCK_TOKENS = 128
 
-_PREFIX = "rnn-engine:1"
+PREFIX = "rnn-engine:1"
+"""What the names of all that is kept begin with."""
 _DIGEST_BYTES = 16
 
 
@@ -77,4 +78,4 @@ def lengths_in(block: Block, bitmap: bytes | None) -> Iterator[int]:
 
 def space_of(model: str) -> str:
     """What the names of all that is kept of a model begin with."""
-    return f"{_PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
+    return f"{PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"

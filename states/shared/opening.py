@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rnn_engine.errors import RnnEngineError, StateError, UnavailableError
 from states.shared.config import StoreConfig
 
 if TYPE_CHECKING:
+    from states.shared.bodies import Bodies
     from states.shared.client import StoreClient
+    from states.shared.objects import Objects
+
+T = TypeVar("T")
 
 _EXTRA = "a shared store needs the packages of the extra `store`: pip install 'rnn-engine[store]'"
+_OBJECTS_EXTRA = "an object store needs the packages of the extra `objects`: pip install 'rnn-engine[objects]'"
 _log = logging.getLogger(__name__)
 
 
@@ -24,7 +29,8 @@ class OpenStore:
 
     config: StoreConfig
     client: StoreClient
-    capacity: int | None  # bytes that it may take in all; None where it has no bound or told none
+    bodies: Bodies
+    capacity: int | None  # bytes that states may take in all; None where there is no bound or none was told
 
     def close(self) -> None:
         """Close all connections. Idempotent."""
@@ -34,18 +40,39 @@ class OpenStore:
 def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic) -> OpenStore:
     """Open a store, which need not be reached now. `clock` gives seconds that never go back.
 
-    Raises StateError where the store refuses whoever asks, or where the packages of the extra are missing.
+    Raises StateError where the store refuses whoever asks, or where the packages of an extra are missing.
     """
     try:
+        from states.shared.bodies import ObjectBodies, StoredBodies
         from states.shared.client import StoreClient
     except ImportError as error:
         raise StateError(_EXTRA) from error
-    client, capacity = StoreClient(config.url, config.timeout, clock), None
+    client = StoreClient(config.url, config.timeout, clock)
     try:
-        capacity = client.submit(client.check()).result()
-    except UnavailableError as error:
-        _log.warning("%s: %s; going on without it until it answers", config.url.shown, error)
+        capacity = _check(client, config.url.shown, client.check())
+        if config.objects is None:
+            return OpenStore(config, client, StoredBodies(client, config.ttl), capacity)
+        objects = _open_objects(config.objects.url, client)
+        _check(client, config.objects.url, objects.check())
+        bodies = ObjectBodies(client, objects, config.ttl, config.objects.capacity)
+        return OpenStore(config, client, bodies, config.objects.capacity)
     except RnnEngineError:
         client.close()
         raise
-    return OpenStore(config, client, capacity)
+
+
+def _open_objects(url: str, client: StoreClient) -> Objects:
+    try:
+        from states.shared.objects import Objects
+    except ImportError as error:
+        raise StateError(_OBJECTS_EXTRA) from error
+    return Objects(url, client)
+
+
+def _check(client: StoreClient, place: str, check: Coroutine[Any, Any, T]) -> T | None:
+    """Return what a check gives; warn and return None where the place is not reached now."""
+    try:
+        return client.submit(check).result()
+    except UnavailableError as error:
+        _log.warning("%s: %s; going on without it until it answers", place, error)
+        return None

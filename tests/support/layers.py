@@ -82,6 +82,7 @@ RESTRICTED = (
     Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
     Restricted("onnxruntime", ("rnn_engine.embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
+    Restricted("obstore", ("states.shared.objects", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(

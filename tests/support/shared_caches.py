@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from states.cache.config import CacheConfig
 from states.cache.make import make_cache
-from states.shared.config import StoreConfig
+from states.shared.config import ObjectsConfig, StoreConfig
 from states.shared.counters import StoreCounters
 from states.shared.opening import open_store
 from states.shared.url import StoreUrl
@@ -40,11 +40,14 @@ class SharingServer:
         host: int = 0,
         timeout: float = 30.0,
         ttl: int = 3600,
+        objects: ObjectsConfig | None = None,
     ) -> None:
         self.clock = Clock()
         self.shape = toy_shape(vocab)
         self.device = ToyDevice(self.shape)
-        store = StoreConfig(StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1)
+        store = StoreConfig(
+            StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1, objects=objects
+        )
         self.store = open_store(store, self.clock)
         config = CacheConfig(host_capacity=host, store=store)
         self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock, store=self.store)

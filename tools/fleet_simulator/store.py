@@ -73,18 +73,15 @@ class ModelledStore:
         return None
 
 
-class _Lane:
-    refuses = False
-
-
 class ModelledClient:
     """One machine's way to the store, in place of `StoreClient`, and of `CheckpointStore` above it.
 
     What is asked happens at once; the answer is there when a state has had time to travel.
     """
 
+    refuses = refuses_reading = False
+
     def __init__(self, store: ModelledStore, hardware: Hardware, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self.reading = self.writing = _Lane()
         self.moved = 0  # bytes
         self._store = store
         self._hardware = hardware

@@ -124,7 +124,7 @@ class SharedTier(Tier):
 
         None while the store is left alone because it has failed.
         """
-        if self._client.reading.refuses:
+        if self._client.refuses_reading:
             return None
         future = self._client.submit(self._find(root, tokens, shortest, longest))
         future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
@@ -132,7 +132,7 @@ class SharedTier(Tier):
 
     @property
     def is_ready(self) -> bool:
-        return not (self._client.writing.refuses or self._client.reading.refuses)
+        return not self._client.refuses
 
     @property
     def is_busy(self) -> bool:

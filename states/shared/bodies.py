@@ -1,0 +1,138 @@
+"""The bodies of checkpoints, which are state files: in the store, or in an object store of which it has the index.
+
+The index says which bodies there are, how large, and when each was used last; so the store counts the bytes of all
+servers and says what has to give way. Each body has a key in the index that expires, like one that lies in the store.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from states.shared.client import StoreClient, execute, run_script
+from states.shared.keys import PREFIX
+from states.shared.objects import Objects
+
+# KEYS: used, sizes, total. Defines `remove`, which forgets a body.
+_REMOVE = """
+local function remove(key)
+    redis.call('UNLINK', key)
+    redis.call('ZREM', KEYS[1], key)
+    redis.call('DECRBY', KEYS[3], redis.call('HGET', KEYS[2], key) or 0)
+    redis.call('HDEL', KEYS[2], key)
+end
+"""
+
+# KEYS: used, sizes, total, the body's key. ARGV: seconds, bytes, capacity. Returns the keys of bodies that give way:
+# those that nobody has used for so many seconds, some at a time, and the longest unused while there are too many bytes.
+_ENTER = (
+    _REMOVE
+    + """
+local now = tonumber(redis.call('TIME')[1])
+remove(KEYS[4])
+redis.call('SET', KEYS[4], ARGV[2], 'EX', ARGV[1])
+redis.call('ZADD', KEYS[1], now, KEYS[4])
+redis.call('HSET', KEYS[2], KEYS[4], ARGV[2])
+local total = redis.call('INCRBY', KEYS[3], ARGV[2])
+local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (now - ARGV[1]), 'LIMIT', 0, 100)
+for _, key in ipairs(gone) do remove(key) end
+while tonumber(redis.call('GET', KEYS[3])) > tonumber(ARGV[3]) do
+    local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
+    if not oldest then break end
+    remove(oldest)
+    gone[#gone + 1] = oldest
+end
+return gone
+"""
+)
+
+# KEYS: used, sizes, total, the body's key. ARGV: seconds. Whether there is such a body, which is used now.
+_USE = """
+if redis.call('EXPIRE', KEYS[4], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[1], 'XX', redis.call('TIME')[1], KEYS[4])
+return 1
+"""
+
+_LEAVE = _REMOVE + "remove(KEYS[4])"
+
+
+class Bodies(Protocol):
+    """State files by key. All methods raise what `StoreClient.run` raises, and run on the client's thread."""
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Keep a body until it was not used for a while."""
+        ...
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a body, which is used now; None where it is not there."""
+        ...
+
+    async def renew(self, key: str) -> bool:
+        """Count a body as used now; whether it is there."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Delete a body. Does nothing where it is not there."""
+        ...
+
+
+class StoredBodies:
+    """Bodies in the store."""
+
+    def __init__(self, client: StoreClient, ttl: int) -> None:
+        """A body that is not used for `ttl` seconds expires."""
+        self._client = client
+        self._ttl = ttl
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "SET", key, data, "EX", self._ttl))
+
+    async def get(self, key: str) -> bytes | None:
+        data: bytes | None = await self._client.run(
+            self._client.reading, lambda valkey: execute(valkey, "GETEX", key, "EX", self._ttl)
+        )
+        return data
+
+    async def renew(self, key: str) -> bool:
+        answer = await self._client.run(self._client.reading, lambda valkey: execute(valkey, "EXPIRE", key, self._ttl))
+        return bool(answer)
+
+    async def delete(self, key: str) -> None:
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+
+
+class ObjectBodies:
+    """Bodies in an object store, with their index in the store.
+
+    A body is put before it is entered, and deleted after it was removed. So the index may name one that another server
+    has deleted meanwhile, which counts as one that is not there.
+    """
+
+    def __init__(self, client: StoreClient, objects: Objects, ttl: int, capacity: int) -> None:
+        """`capacity` are the bytes of all bodies, of all models and servers. See also `StoredBodies`."""
+        self._client = client
+        self._objects = objects
+        self._ttl = ttl
+        self._capacity = capacity
+        self._index = [f"{PREFIX}:objects:{part}" for part in ("used", "sizes", "total")]
+
+    async def put(self, key: str, data: bytes) -> None:
+        await self._objects.put(key, data)
+        gone = await self._script(_ENTER, key, self._ttl, len(data), self._capacity)
+        for other in gone:
+            await self._objects.delete(other.decode())
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._objects.get(key) if await self.renew(key) else None
+
+    async def renew(self, key: str) -> bool:
+        keys = [*self._index, key]
+        answer = await self._client.run(self._client.reading, lambda valkey: run_script(valkey, _USE, keys, self._ttl))
+        return bool(answer)
+
+    async def delete(self, key: str) -> None:
+        await self._script(_LEAVE, key)
+        await self._objects.delete(key)
+
+    async def _script(self, text: str, key: str, *arguments: int) -> Any:  # noqa: ANN401
+        keys = [*self._index, key]
+        return await self._client.run(self._client.writing, lambda valkey: run_script(valkey, text, keys, *arguments))
