@@ -6,11 +6,13 @@ servers and says what has to give way. Each body has a key in the index that exp
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from states.shared.client import StoreClient, execute, run_script
 from states.shared.keys import PREFIX
-from states.shared.objects import Objects
+
+if TYPE_CHECKING:
+    from states.shared.objects import Objects  # of an extra
 
 # KEYS: used, sizes, total. Defines `remove`, which forgets a body.
 _REMOVE = """
