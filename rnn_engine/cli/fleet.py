@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -13,12 +14,14 @@ import cloup
 from rnn_engine.cli.serve import serve, serving_options
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
+from rnn_engine.fleet.place import Place, device_at
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.states import StateSettings
 
 if TYPE_CHECKING:
+    from rnn_engine.fleet.remote import Front
     from rnn_engine.fleet.start import FleetSettings
 
 
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     ),
     click.option(
         "--replica-gpus",
-        type=click.FloatRange(min=0),
+        type=click.FloatRange(min=0, max=1),
         default=0.0,
         show_default=True,
         help="GPUs that Ray sets aside for a replica, such as 0.5 for two on each.",
@@ -70,16 +73,17 @@ def command(
     """
     if find_spec("ray") is None:
         raise click.UsageError("Ray is not installed; expected pip install 'rnn-engine[fleet]'")
-    from rnn_engine.fleet.deployment import Resources
+    from rnn_engine.fleet.deployment import Resources, Scaling
     from rnn_engine.fleet.start import FleetSettings
 
     if max_replicas is not None and max_replicas < replicas:
         raise click.BadParameter(f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas")
     settings = FleetSettings(
         replicas=replicas,
-        max_replicas=max_replicas,
+        scaling=None if max_replicas is None else Scaling(max_replicas),
         address=address,
         resources=Resources(replica_cpus, replica_gpus),
+        device=options["device"],
         drain_seconds=options["drain_seconds"],
     )
     serve(partial(_load, settings), **options)
@@ -87,12 +91,21 @@ def command(
 
 async def _load(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> EngineLike:
     """Start the replicas of one model, and open what this process keeps of it."""
-    from rnn_engine.fleet.front import open_front
     from rnn_engine.fleet.start import open_fleet
 
     progress("starting replicas", 0, settings.replicas)
     choice = replace(choice, model=choice.model.absolute())
-    front = partial(
+    name, load = choice.name or model_name(choice.model), partial(load_replica, choice)
+    return await open_fleet(
+        name, load, front_opener(choice), settings, slots=choice.slots, max_queued=choice.max_queued
+    )
+
+
+def front_opener(choice: EngineChoice) -> Callable[[], Front]:
+    """Return what opens this process's part of a model."""
+    from rnn_engine.fleet.front import open_front
+
+    return partial(
         open_front,
         choice.model,
         tokenizer=choice.tokenizer,
@@ -102,19 +115,17 @@ async def _load(settings: FleetSettings, choice: EngineChoice, progress: Progres
         loras=choice.loras,
         store=None if choice.cache is None else choice.cache.store,
     )
-    name = choice.name or model_name(choice.model)
-    load = partial(load_replica, choice)
-    return await open_fleet(name, load, front, settings, slots=choice.slots, max_queued=choice.max_queued)
 
 
-async def load_replica(choice: EngineChoice, number: int) -> Engine:
-    """Load the engine of a replica, in its process. Each has a folder of its own in that of the cache.
+async def load_replica(choice: EngineChoice, place: Place) -> Engine:
+    """Load the engine of a replica, in its process. Each has a device, and a folder of its own in that of the cache.
 
     It refuses requests later than the front, which bounds its own: a place that is free there is not always free here
     yet.
     """
     cache = choice.cache
     if cache is not None and cache.disk is not None:
-        cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{number}"))
+        cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{place.number}"))
     most = 2 * choice.max_queued + choice.slots
-    return await load_engine(replace(choice, cache=cache, states=StateSettings(), max_queued=most))
+    device = device_at(place, choice.device)
+    return await load_engine(replace(choice, device=device, cache=cache, states=StateSettings(), max_queued=most))

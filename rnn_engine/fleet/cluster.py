@@ -7,6 +7,8 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import ceil
+from typing import Any
 
 import ray
 from ray import serve
@@ -14,9 +16,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
-from rnn_engine.fleet.deployment import NAME
+from rnn_engine.fleet.deployment import NAME, Resources
 from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.wire import Report, unpack_report
+from rnn_engine.gpu import equal_devices
 
 _SURVEY_SECONDS = 5.0  # for all reports
 _ANSWER_SECONDS = 30.0  # for a question about what is kept
@@ -25,11 +28,13 @@ _CALM = {"log_level": "WARNING", "enable_access_log": False}  # what Serve logs
 _log = logging.getLogger(__name__)
 
 
-def start_ray(address: str | None, replicas: int) -> None:
+def start_ray(address: str | None, replicas: int, resources: Resources, device: str = "auto") -> None:
     """Join the cluster at `address`, or start one on this machine that ends with this process. Blocks.
 
-    `auto` is the cluster that this machine belongs to. Does nothing where Ray has been started.
-    Raises InvalidRequestError for an address of Ray's client, and RnnEngineError where no cluster answers.
+    `auto` is the cluster that this machine belongs to. One on this machine has room for `replicas` on all GPUs that are
+    as good for `device`; Ray itself knows few makers' GPUs. Does nothing where Ray has been started.
+    Raises InvalidRequestError for an address of Ray's client or too few GPUs, DeviceError where there is none, and
+    RnnEngineError where no cluster answers.
     """
     if address is not None and address.startswith("ray://"):
         allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
@@ -37,12 +42,25 @@ def start_ray(address: str | None, replicas: int) -> None:
     if ray.is_initialized():
         return
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    cores = {} if address is not None else {"num_cpus": max(os.cpu_count() or 1, replicas), "include_dashboard": False}
+    own = {} if address is not None else _own_machine(replicas, resources, device)
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="error", **cores)
+        ray.init(address or "local", log_to_driver=False, logging_level="error", **own)
     except Exception as error:  # Ray raises plain ones
         raise RnnEngineError(f"Ray can't be reached at {address or 'this machine'}: {error}") from error
     serve.start(proxy_location="Disabled", logging_config=_CALM)
+
+
+def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
+    """Return how Ray is started on this machine."""
+    cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
+    gpus = 0
+    if resources.gpus:
+        gpus = sum(not each.is_software for each in equal_devices(device))
+        if gpus * int(1 / resources.gpus) < replicas:
+            most = 1 / ceil(replicas / gpus) if gpus else 0
+            allowed = f"at most {most:.3g}: this machine has {gpus} GPUs for {replicas} replicas"
+            raise InvalidRequestError("--replica-gpus", resources.gpus, allowed)
+    return {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
 
 
 def deploy(name: str, application: serve.Application) -> None:

@@ -6,18 +6,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ray import serve
+from ray import get_runtime_context, serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.errors import ReplicaLostError
+from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.replica import Replica
 
-LoadReplica: TypeAlias = Callable[[int], Awaitable[Engine]]
-"""Loads the engine of the replica of this number, from 0, in its process. Can be pickled."""
+LoadReplica: TypeAlias = Callable[[Place], Awaitable[Engine]]
+"""Loads a replica's engine in its process. Can be pickled."""
 
 NAME = "replica"  # of the deployment in its application
+_MOST_STARTS = 3  # of a replica that fails while it loads, until the deployment counts as failed
 _MOST_CALLS = 100_000  # at a time: the engine bounds its requests itself
 _CHECK_SECONDS = 2.0  # between two looks of Serve's whether a replica lives
 
@@ -27,7 +29,16 @@ class Resources:
     """What Ray sets aside for one replica."""
 
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float = 0.0  # 1 at most
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How the number of replicas follows that of the requests."""
+
+    most: int
+    up_seconds: float = 10.0  # that there are more requests than slots
+    down_seconds: float = 300.0  # that fewer replicas would do
 
 
 class EngineReplica:
@@ -36,7 +47,8 @@ class EngineReplica:
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
         """Load the engine; Serve sends calls when it is warm."""
         context = serve.get_replica_context()
-        self._engine = await load(context.rank.rank)
+        gpus = get_runtime_context().get_accelerator_ids()["GPU"]
+        self._engine = await load(Place(context.rank.rank, context.rank.local_rank, tuple(map(str, gpus))))
         self._replica = Replica(self._engine, context.replica_id.unique_id)
 
     async def run(self, _replica: str, front: str, key: int, call: bytes) -> None:
@@ -106,29 +118,39 @@ def make_application(
     load: LoadReplica,
     *,
     replicas: int,
-    max_replicas: int | None = None,
+    scaling: Scaling | None = None,
     slots: int = 8,
     resources: Resources | None = None,
     drain_seconds: float = 30.0,
 ) -> serve.Application:
-    """Return the application of `replicas` replicas, or of up to `max_replicas` by how many requests there are.
+    """Return the application of `replicas` replicas, or of more where there are requests for them.
 
     A replica that leaves ends its requests first, within `drain_seconds`.
     """
     wanted = resources or Resources()
-    scaling = None
-    if max_replicas is not None:
-        scaling = AutoscalingConfig(min_replicas=replicas, max_replicas=max_replicas, target_ongoing_requests=slots)
     deployment = serve.deployment(
         EngineReplica,
         name=NAME,
         num_replicas=replicas if scaling is None else None,
-        autoscaling_config=scaling,
+        autoscaling_config=None if scaling is None else _autoscaling(replicas, scaling, slots),
         max_ongoing_requests=_MOST_CALLS,
         health_check_period_s=_CHECK_SECONDS,
+        max_constructor_retry_count=_MOST_STARTS,
         graceful_shutdown_timeout_s=drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         ray_actor_options={"num_cpus": wanted.cpus, "num_gpus": wanted.gpus},
         request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
     )
     return deployment.bind(load)
+
+
+def _autoscaling(replicas: int, scaling: Scaling, slots: int) -> AutoscalingConfig:
+    return AutoscalingConfig(
+        min_replicas=replicas,
+        max_replicas=scaling.most,
+        target_ongoing_requests=slots + 1,  # the stream to the front is one, too
+        upscale_delay_s=scaling.up_seconds,
+        downscale_delay_s=scaling.down_seconds,
+        look_back_period_s=scaling.up_seconds,
+        metrics_interval_s=scaling.up_seconds / 5,
+    )

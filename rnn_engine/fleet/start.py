@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
-from rnn_engine.fleet.deployment import LoadReplica, Resources, make_application
+from rnn_engine.fleet.deployment import LoadReplica, Resources, Scaling, make_application
 from rnn_engine.fleet.remote import Front, RemoteEngine
 
 
@@ -17,10 +17,15 @@ class FleetSettings:
     """How many replicas there are, and where."""
 
     replicas: int = 2
-    max_replicas: int | None = None  # None: always as many as `replicas`
+    scaling: Scaling | None = None  # None: always as many as `replicas`
     address: str | None = None  # of a Ray cluster; None starts one on this machine
     resources: Resources = field(default_factory=Resources)
+    device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that leaves ends its requests
+
+    @property
+    def most_replicas(self) -> int:
+        return self.replicas if self.scaling is None else self.scaling.most
 
 
 async def open_fleet(
@@ -42,13 +47,15 @@ async def open_fleet(
     replicas = make_application(
         load,
         replicas=settings.replicas,
-        max_replicas=settings.max_replicas,
+        scaling=settings.scaling,
         slots=slots,
         resources=settings.resources,
         drain_seconds=settings.drain_seconds,
     )
     try:
-        await asyncio.to_thread(start_ray, settings.address, settings.replicas)
+        await asyncio.to_thread(
+            start_ray, settings.address, settings.most_replicas, settings.resources, settings.device
+        )
         await asyncio.to_thread(deploy, application, replicas)
         return await RemoteEngine.open(RayLinks(application, owned=True), front, max_queued=max_queued)
     except BaseException:

@@ -1,6 +1,6 @@
 """The only package that knows wgpu: devices, buffers, kernels, and the recorder that replays a plan."""
 
-from rnn_engine.gpu.adapters import DeviceInfo, economical_device, list_devices
+from rnn_engine.gpu.adapters import DeviceInfo, economical_device, equal_devices, list_devices
 from rnn_engine.gpu.device import Device, allocated_on, open_device
 from rnn_engine.gpu.kernels import BindGroup, Kernel, Kernels
 from rnn_engine.gpu.memory import Buffer, Memory
@@ -27,6 +27,7 @@ __all__ = [
     "SizingDevice",
     "allocated_on",
     "economical_device",
+    "equal_devices",
     "list_devices",
     "measure_copy",
     "measure_peaks",

@@ -46,6 +46,21 @@ def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
 
     Raises DeviceError that lists the devices where none fits.
     """
+    return _fitting(choice)[0]
+
+
+def equal_devices(choice: str) -> list[DeviceInfo]:
+    """Return the device of `choice` (see `choose_adapter`) and all others that fit and have its kind and backend.
+
+    They are in the order of their indices. Raises DeviceError where none fits.
+    """
+    first, *others = [info for info, _ in _fitting(choice)]
+    alike = [info for info in others if (info.kind, info.backend) == (first.kind, first.backend)]
+    return sorted([first, *alike], key=lambda info: info.index)
+
+
+def _fitting(choice: str) -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
+    """Return the devices that fit, the one to take first. Raises DeviceError where there is none."""
     adapters = _list_adapters()
     if not adapters:
         raise DeviceError(
@@ -61,7 +76,7 @@ def choose_adapter(choice: str) -> tuple[DeviceInfo, wgpu.GPUAdapter]:
     if not fits:
         known = ", ".join(f"{info.index} = {info.name}" for info, _ in adapters)
         raise DeviceError(f"no device {choice!r}; there are: {known}, and 'cpu' or 'auto'")
-    return fits[0]
+    return fits
 
 
 def _list_adapters() -> list[tuple[DeviceInfo, wgpu.GPUAdapter]]:
