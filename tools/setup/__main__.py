@@ -1,4 +1,5 @@
-"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser] [--store]`.
+"""The command line of the set-up: `python -m tools.setup [--dev] [--device required|preferred] [--browser] [--store]
+[--fleet]`.
 
 Messages go to stderr. With `--device`, stdout gets one line: the device that the engine should be asked for.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from tools.setup.browser import see_to_browser
 from tools.setup.device import find_device
 from tools.setup.environment import Environment
+from tools.setup.fleet import see_to_fleet
 from tools.setup.shell import SetupError, Shell
 from tools.setup.store import see_to_store
 
@@ -30,6 +32,7 @@ def main() -> int:
     )
     parser.add_argument("--browser", action="store_true", help="also see to a browser for the tests of the web page")
     parser.add_argument("--store", action="store_true", help="also see to a server for the tests of shared states")
+    parser.add_argument("--fleet", action="store_true", help="also see to Ray for the tests of several replicas")
     options = parser.parse_args()
     shell = Shell()
     lock = os.open(ROOT, os.O_RDONLY)  # held until the process ends, so that two makes don't install at once
@@ -41,6 +44,8 @@ def main() -> int:
             see_to_browser(shell)
         if options.store:
             see_to_store(shell)
+        if options.fleet:
+            see_to_fleet(environment, shell)
         if options.device is not None:
             print(find_device(environment, shell, required=options.device == "required"))
     except SetupError as error:

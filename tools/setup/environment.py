@@ -16,9 +16,11 @@ from typing import Any, Literal
 from tools.setup.pip_wheel import fetch_pip_wheel
 from tools.setup.shell import SetupError, Shell
 
-Extra = Literal["run", "dev"]  # run: what serving needs; dev: that and what linting and testing need
+Extra = Literal["run", "dev", "fleet"]
+"""What is installed: run is what serving needs; dev that and what linting and testing need; fleet is Ray."""
 
-REQUIREMENT = {"run": ".", "dev": ".[dev]"}
+REQUIREMENT = {"run": ".", "dev": ".[dev]", "fleet": ".[fleet]"}
+_HOLDS: dict[Extra, tuple[Extra, ...]] = {"run": ("run", "dev"), "dev": ("dev",), "fleet": ("fleet",)}
 
 
 class Environment:
@@ -35,7 +37,7 @@ class Environment:
         """Make the environment hold the packages of `extra`; quick where it does already."""
         key = self._key()
         record = self._read_record()
-        if self.python.exists() and key in (record.get(extra), record.get("dev")):
+        if self.python.exists() and key in (record.get(holder) for holder in _HOLDS[extra]):
             return
         if record.get("root", str(self.root)) != str(self.root) or not self._works():
             self._create()
@@ -77,7 +79,10 @@ class Environment:
 
     def _install(self, extra: Extra) -> None:
         self._shell.say(f"installing packages into .venv ({extra}); the first time this takes a minute or two")
-        command = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", "--editable"]
+        command = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        if extra == "fleet":
+            command.append("--no-compile")  # few of Ray's modules are imported
+        command.append("--editable")
         try:
             self._shell.run(str(self.python), *command, REQUIREMENT[extra], cwd=str(self.root))
         except SetupError as error:
