@@ -46,7 +46,7 @@ test: device lint types unit ## Check everything that must hold: lint, types, te
 
 .PHONY: device
 device:
-	@$(SETUP) --dev --device required --browser --store >/dev/null
+	@$(SETUP) --dev --device required --browser --store --fleet >/dev/null
 
 lint: setup-dev ## Check style and format
 	$(BIN)/ruff check .
@@ -61,9 +61,11 @@ types: setup-dev ## Check types
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
 unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
-	@$(BIN)/python -c 'import ray' 2>/dev/null || echo "replicas on Ray Serve are not tested: Ray is not installed (pip install 'rnn-engine[fleet]')"
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
-	$(BIN)/pytest tests/fleet
+	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
+
+# Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server
+OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions errors full_queue real_engine states streams)
 
 test-swiftshader: setup-dev ## Run the tests of the model (TESTS) on a second Vulkan driver
 	@test -e '$(SWIFTSHADER)' || { echo "no $(SWIFTSHADER); Debian's package chromium brings it, or set SWIFTSHADER"; exit 1; }

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from rnn_engine.gpu import list_devices
+from tests.support.models import random_model, save_safetensors, tiny_shape
+
+if TYPE_CHECKING:
+    from tests.support.ray_fleet import RayFleets
 
 pytest.register_assert_rewrite("tests.support.runner_contract", "tests.support.golden_contract")
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--over",
+        choices=("engine", "fleet"),
+        default="engine",
+        help="what the servers of tests/server have: an engine or a fleet, on Ray Serve where it loads a model",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "over_one_engine(reason): a fleet can't pass the test")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,3 +54,23 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             "software driver where it can, and says what to install where it can't",
             returncode=1,
         )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small random model that works on token ids."""
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_safetensors(random_model(tiny_shape(vocab=96), seed=5), path, "f32")
+    return path
+
+
+@pytest.fixture(scope="session")
+def ray_fleets() -> Iterator[RayFleets]:
+    """Replicas on Ray Serve, started when they are first asked for."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed; pip install 'rnn-engine[fleet]'")
+    from tests.support.ray_fleet import RayFleets
+
+    fleets = RayFleets()
+    yield fleets
+    fleets.close()

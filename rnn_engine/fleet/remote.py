@@ -91,10 +91,10 @@ class RemoteEngine:
     async def open(
         cls, links: Links, front: Front, *, max_queued: int = 64, router: PrefixRouter | None = None
     ) -> Self:
-        """Wait for a replica, and return the engine. Raises what `Links.survey` raises."""
+        """Wait for a replica, and return the engine, which tells where it is unwell. Raises what `survey` raises."""
         engine = cls(links, front, max_queued, router or PrefixRouter())
         await engine._survey()
-        while not engine._takers():
+        while engine._facts is None:
             await asyncio.sleep(SURVEY_SECONDS)
             await engine._survey()
         engine._surveying = asyncio.create_task(engine._keep_surveying())
@@ -141,6 +141,8 @@ class RemoteEngine:
         return stats
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        """See `EngineLike.cache_nodes`. `cache_stats` counts all from before the call afterwards."""
+        await self._survey()
         return join_nodes(await self._ask_all(pack_question("cache_nodes", limit, scope)), limit)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
@@ -314,6 +316,8 @@ class RemoteEngine:
     def _note_members(self) -> None:
         """Count the slots that there are."""
         infos = [member.report.info for member in self._takers()]
+        if not infos and self._facts is None:
+            infos = [report.info for report in self._reports()]
         if not infos:
             return
         slots = sum(info.num_slots for info in infos)

@@ -21,8 +21,8 @@ MOST_NODES = 1000
 async def get_cache(request: web.Request) -> web.Response:
     engine = engine_of(request)
     limit = query_count(request, "limit", DEFAULT_NODES, MOST_NODES)
-    stats = engine.cache_stats()
     nodes = await engine.cache_nodes(limit) if limit > 0 else ()
+    stats = engine.cache_stats()
     body: Cache = {
         "object": "cache",
         "enabled": stats is not None,

@@ -1,46 +1,30 @@
-"""Two replicas on Ray Serve: the HTTP tests of a real engine, and what only processes can show."""
+"""Two replicas on Ray Serve: what only processes can show."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
+from rnn_engine.cli.session import EngineChoice
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, UnavailableError
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.grammar import Grammar
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from server.app import make_app
-from server.settings import ServerSettings
-from tests.server.test_real_engine import (  # noqa: F401
-    test_answers_are_the_same_alone_together_and_as_streams,
-    test_client_that_leaves_gives_its_slots_back,
-    test_copies_draw_differently_and_again_the_same,
-    test_scores_of_a_prompt_are_those_of_its_generation,
-    test_times_of_an_answer_are_told_whole_and_streamed,
-    test_token_beyond_the_vocabulary_is_refused,
-)
-from tests.support.http import Client
+
+if TYPE_CHECKING:
+    from tests.support.ray_fleet import RayFleets
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 LONG = GenerateRequest(prompt=[1, 7, 9], max_tokens=100_000, stop_tokens=())
-
-
-@pytest.fixture
-async def client(fleet: RemoteEngine) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(make_app(fleet, ServerSettings()))) as client:
-        yield client
 
 
 def seeded(seed: int, max_tokens: int = 40) -> GenerateRequest:
@@ -53,9 +37,9 @@ async def tokens_of(engine: RemoteEngine | Engine, request: GenerateRequest) -> 
     return [info.token for delta in deltas for info in delta.tokens]
 
 
-async def test_tokens_are_those_of_one_engine(fleet: RemoteEngine, ray_model: Path) -> None:
+async def test_tokens_are_those_of_one_engine(fleet: RemoteEngine, tiny_model: Path) -> None:
     requests = [seeded(seed) for seed in range(8)]
-    async with await Engine.load(ray_model, tokenizer="none", device="cpu", num_slots=3) as alone:
+    async with await Engine.load(tiny_model, tokenizer="none", device="cpu", num_slots=3) as alone:
         expected = await asyncio.gather(*(tokens_of(alone, request) for request in requests))
     assert await asyncio.gather(*(tokens_of(fleet, request) for request in requests)) == expected
 
@@ -75,27 +59,23 @@ async def test_errors_are_those_of_one_engine(fleet: RemoteEngine) -> None:
         await tokens_of(fleet, replace(LONG, grammar=Grammar("regex", "(")))
 
 
-async def test_a_replica_that_is_killed(fleet: RemoteEngine, ray_model: Path) -> None:
+async def test_a_replica_that_is_killed(
+    fleet: RemoteEngine, ray_fleets: RayFleets, tiny_choice: EngineChoice, tiny_model: Path
+) -> None:
     """Requests whose answers have begun there end with an error that says when to come again, and no others do."""
     running = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(6)]
     await _until(lambda: len(fleet.slot_uses()) == 6)
-    os.kill(_a_replica(), signal.SIGKILL)
+    ray_fleets.processes(tiny_choice)[0].kill()
     found = await asyncio.gather(*running, return_exceptions=True)
     lost = [error for error in found if isinstance(error, BaseException)]
     assert all(isinstance(error, UnavailableError) and error.retry_after > 0 for error in lost), lost
     assert len(lost) == 3
-    async with await Engine.load(ray_model, tokenizer="none", device="cpu", num_slots=3) as alone:
+    async with await Engine.load(tiny_model, tokenizer="none", device="cpu", num_slots=3) as alone:
         for seed, tokens in enumerate(found):
             if isinstance(tokens, list):
                 assert tokens == await tokens_of(alone, seeded(seed, 3000))
     assert len(await tokens_of(fleet, seeded(1))) == 40
     await _until(lambda: fleet.info.num_slots == 6)  # another one was started in its place
-
-
-def _a_replica() -> int:
-    """Return the process of one replica."""
-    names = ((process.pid, process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]))
-    return next(pid for pid, name in names if name and name[0].startswith("ray::ServeReplica:tiny"))
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -8,8 +8,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from rnn_engine.cli.fleet import load_replica
@@ -27,7 +27,11 @@ from states.frozen import freeze_state
 from states.named.entry import Retention
 from states.shared.config import StoreConfig
 from states.shared.url import StoreUrl
+from tests.support.fleet import replica_processes
 from tests.support.store_server import StoreServer
+
+if TYPE_CHECKING:
+    from tests.support.ray_fleet import RayFleets
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -60,9 +64,8 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared(replicas: str, ray_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     """One replica, in the cluster of the other tests."""
-    assert replicas != APPLICATION
     from ray import serve
 
     from rnn_engine.fleet.cluster import deploy
@@ -70,13 +73,13 @@ def shared(replicas: str, ray_model: Path, tmp_path_factory: pytest.TempPathFact
 
     store = StoreServer(tmp_path_factory.mktemp("store"))
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url)))
-    load = partial(load_replica, EngineChoice(ray_model, "none", "cpu", 3, cache))
+    load = partial(load_replica, EngineChoice(tiny_model, "none", "cpu", 3, cache))
 
     def redeploy() -> None:
         deploy(APPLICATION, make_application(load, replicas=1, slots=3, resources=Resources(0.1)))
 
     redeploy()
-    yield Shared(store, ray_model, redeploy)
+    yield Shared(store, tiny_model, redeploy)
     serve.delete(APPLICATION)
     store.kill()
 
@@ -97,7 +100,7 @@ async def test_what_a_killed_replica_has_run_is_taken_up_from_the_store(shared: 
     async with shared.fleet() as fleet:
         assert (await run(fleet, REQUEST))[0] == 0
         await _until(lambda: len(shared.store.keys("*:file")) == 2)  # at the prompt's end, and at the answer's
-        [process] = _replica_processes()
+        [process] = replica_processes(APPLICATION)
         process.kill()
         await _until(lambda: fleet.health().status == "recovering")
         await _until(lambda: fleet.health().status == "ok")
@@ -112,7 +115,7 @@ async def test_a_call_to_a_replica_that_has_died_fails_at_once(shared: Shared) -
 
     links = RayLinks(APPLICATION, owned=False)
     [report] = await _surveyed(links)
-    [process] = _replica_processes()
+    [process] = replica_processes(APPLICATION)
     process.kill()
     [new] = await _surveyed(links, report.name)
     with pytest.raises(ReplicaLostError, match="it has died"):
@@ -126,11 +129,11 @@ async def test_a_replica_that_leaves_ends_its_requests_and_writes_their_states(s
     async with shared.fleet() as fleet:
         running = asyncio.create_task(run(fleet, request))
         await _until(lambda: len(fleet.slot_uses()) == 1)
-        before = set(_replica_processes())
+        before = set(replica_processes(APPLICATION))
         await asyncio.to_thread(shared.deploy)
         _, tokens = await running
         assert len(tokens) == request.max_tokens
-        await _until(lambda: fleet.health().status == "ok" and not before & set(_replica_processes()))
+        await _until(lambda: fleet.health().status == "ok" and not before & set(replica_processes(APPLICATION)))
         assert (await run(fleet, request)) == (len(PROMPT), tokens)
         longer = replace(request, prompt=[*request.prompt, *tokens, 5], max_tokens=1)
         assert (await run(fleet, longer))[0] == len(PROMPT) + len(tokens) - 1
@@ -153,12 +156,6 @@ async def test_fronts_share_named_states_and_leases(shared: Shared) -> None:
         await second.states.end_lease("ann")
         with pytest.raises(NotFoundError):
             await first.states.get("story")
-
-
-def _replica_processes() -> list[psutil.Process]:
-    """The processes of the application's replicas."""
-    names = ((process, process.info["cmdline"]) for process in psutil.process_iter(["cmdline"]))
-    return [process for process, name in names if name and f"ServeReplica:{APPLICATION}:" in name[0]]
 
 
 async def _surveyed(links: Links, but: str = "") -> Sequence[Report]:

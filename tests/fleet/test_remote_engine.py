@@ -28,7 +28,7 @@ from rnn_engine.types import InitialState
 from states.frozen import freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.fleet import LocalLinks, fake_fleet
+from tests.support.fleet import LocalLinks, local_fleet
 
 PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
 
@@ -36,7 +36,7 @@ PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
 @asynccontextmanager
 async def opened(**engines: FakeEngine) -> AsyncIterator[tuple[RemoteEngine, LocalLinks]]:
     """A fleet, with the way to its engines."""
-    fleet, links = await fake_fleet(engines)
+    fleet, links = await local_fleet(engines)
     try:
         yield fleet, links
     finally:
@@ -116,7 +116,7 @@ async def test_a_replica_that_refuses_is_passed_on() -> None:
 
 
 async def test_the_queue_is_bounded_over_all_replicas() -> None:
-    fleet, links = await fake_fleet({"a": FakeEngine(hold=0), "b": FakeEngine(hold=0)}, max_queued=1)
+    fleet, links = await local_fleet({"a": FakeEngine(hold=0), "b": FakeEngine(hold=0)}, max_queued=1)
     running = [asyncio.create_task(text_of(fleet, PROMPT)) for _ in range(5)]
     await _until(lambda: len(links.calls) == 5)
     with pytest.raises(OverloadedError, match="5 requests are running or queued"):
@@ -259,7 +259,7 @@ class TestDeath:
 
 
 async def test_closing_ends_what_runs() -> None:
-    fleet, links = await fake_fleet({"a": FakeEngine(hold=2)})
+    fleet, links = await local_fleet({"a": FakeEngine(hold=2)})
     [engine] = fakes(links)
     running = asyncio.create_task(text_of(fleet, PROMPT))
     await engine.held.wait()

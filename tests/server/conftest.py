@@ -1,4 +1,4 @@
-"""A server over the fake engine, and one over the demo model."""
+"""Servers over an engine or over a fleet, as `--over` says."""
 
 from __future__ import annotations
 
@@ -8,26 +8,60 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from pytest_aiohttp.plugin import AiohttpClient
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
+from rnn_engine.cli.session import load_engine
+from rnn_engine.fleet.replica import ReplicaEngine
+from rnn_engine.interface import EngineLike
 from server.app import make_app
 from server.settings import ServerSettings
-from tests.support.fake_engine import FakeEngine
-from tests.support.http import Client, Serve
+from tests.support.demo_server import demo_choice
+from tests.support.fleet import local_fleet
+from tests.support.http import Client, Load, Serve, Through
 
 
 @pytest.fixture
-def serve(aiohttp_client: AiohttpClient) -> Serve:
+def over(request: pytest.FixtureRequest) -> str:
+    """What the server has: an `engine`, or a `fleet`."""
+    chosen: str = request.config.getoption("over")
+    limit = request.node.get_closest_marker("over_one_engine")
+    if chosen == "fleet" and limit is not None:
+        pytest.skip(limit.args[0])
+    return chosen
+
+
+@pytest.fixture
+def through(over: str) -> Through:
+    """Return an engine as the server is to reach it: itself, or a fleet that has it as its replica."""
+
+    async def reached(engine: ReplicaEngine, max_queued: int = 64) -> EngineLike:
+        if over == "engine":
+            return engine
+        fleet, _ = await local_fleet({"a": engine}, max_queued)
+        return fleet
+
+    return reached
+
+
+@pytest.fixture
+def load(over: str, request: pytest.FixtureRequest) -> Load:
+    """Load a model into an engine, or into two replicas on Ray Serve."""
+    if over == "engine":
+        return load_engine
+    fleets: Load = request.getfixturevalue("ray_fleets")
+    return fleets
+
+
+@pytest.fixture
+def serve(aiohttp_client: AiohttpClient, through: Through) -> Serve:
     """Start a server over an engine and give a client of it."""
 
-    async def start(engine: FakeEngine, settings: ServerSettings | None = None) -> Client:
-        return await aiohttp_client(make_app(engine, settings or ServerSettings()))
+    async def start(engine: ReplicaEngine, settings: ServerSettings | None = None) -> Client:
+        return await aiohttp_client(make_app(await through(engine), settings or ServerSettings()))
 
     return start
 
 
 @pytest.fixture
-async def demo() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+async def demo(load: Load) -> AsyncIterator[Client]:
+    """A client of a server with the demo model."""
+    async with TestClient(TestServer(make_app(await load(demo_choice()), ServerSettings()))) as client:
         yield client

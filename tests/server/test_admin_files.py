@@ -6,19 +6,17 @@ import json
 import stat
 import tomllib
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import make_app
 from server.limits import Limits
 from server.schemas.ai00.admin import WrittenFile
 from server.schemas.ai00.config import Ai00Config
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, error_of, post
+from tests.support.http import Body, Client, Serve, error_of, post
 
 UNZIP, LOAD, SAVE = "/admin/files/unzip", "/admin/files/config/load", "/admin/files/config/save"
 CONFIG = """
@@ -52,15 +50,14 @@ def folders(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def client(folders: Path) -> AsyncIterator[Client]:
+async def client(serve: Serve, folders: Path) -> Client:
     settings = ServerSettings(
         model_folder=folders / "models",
         admin_folders=(folders / "configs",),
         unzip_folders=(folders / "unzip",),
         limits=Limits(max_unzip_bytes=1000, max_unzip_files=5),
     )
-    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
-        yield client
+    return await serve(FakeEngine(), settings)
 
 
 def pack(path: Path, **files: str | bytes) -> Path:
@@ -199,9 +196,9 @@ async def test_settings_are_read_with_the_defaults_and_written_whole(client: Cli
     assert files_in(folders / "configs") == ["Config.toml", "new.toml"]
 
 
-async def test_without_folders_nothing_is_unpacked(folders: Path) -> None:
+async def test_without_folders_nothing_is_unpacked(serve: Serve, folders: Path) -> None:
     pack(folders / "models" / "a.zip", a="1")
     settings = ServerSettings(model_folder=folders / "models")
-    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
-        error = await error_of(await client.post(UNZIP, json={"path": "a.zip", "output": "web"}), 404)
-        assert "--unzip-folder" in error["message"]
+    client = await serve(FakeEngine(), settings)
+    error = await error_of(await client.post(UNZIP, json={"path": "a.zip", "output": "web"}), 404)
+    assert "--unzip-folder" in error["message"]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.served_models import NamedModel, load_models
-from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.session import EngineChoice
 from server.app import make_app
 from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
@@ -24,7 +23,7 @@ from server.schemas.models import ModelEntry
 from server.schemas.state_entry import StateEntry
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, check_shape, error_of, parse_event, post
+from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.named_states import save_tuned_state, some_state
 from tests.support.older_models import tiny_v6
@@ -46,9 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def client(folder: Path) -> AsyncIterator[Client]:
+async def client(load: Load, folder: Path) -> AsyncIterator[Client]:
     choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
-    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load_engine)
+    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
     settings = ServerSettings(model_folder=folder)
     async with TestClient(TestServer(make_app(models, settings))) as client:
         yield client
@@ -199,11 +198,11 @@ async def test_devices(client: Client) -> None:
     assert all(name.endswith(")") and " (" in name for name in found)
 
 
-async def test_only_admins_load_and_only_from_a_folder(folder: Path) -> None:
+async def test_only_admins_load_and_only_from_a_folder(load: Load, folder: Path) -> None:
     keys = ApiKey.of("use", "user", Scope.MANAGE), ApiKey.of("admin", "admin")
     choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
-    load = partial(load_models, choice, [NamedModel("one", folder / "one.st")], None, load_engine)
-    app = make_app(await load(), ServerSettings(doors=DoorSettings(keys)))
+    models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
+    app = make_app(models, ServerSettings(doors=DoorSettings(keys)))
     async with TestClient(TestServer(app)) as client:
         for key, status, words in (("use", 403, "needs 'admin'"), ("admin", 404, "--model-folder")):
             headers = {"Authorization": f"Bearer {key}"}
@@ -246,9 +245,9 @@ async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Pa
         assert (await client.post("/admin/files/ls", json={"path": path})).status == status, path
 
 
-async def test_a_key_is_exchanged_for_a_token() -> None:
+async def test_a_key_is_exchanged_for_a_token(through: Through) -> None:
     settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
-    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
+    async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
         for body in ({"app_id": "other", "app_secret": "secret"}, {"app_id": "app", "app_secret": "wrong"}):
             response = await client.post("/api/auth/exchange", json=body)
             refused = await response.json()
@@ -260,9 +259,9 @@ async def test_a_key_is_exchanged_for_a_token() -> None:
         assert (await client.get("/v1/models", headers=headers)).status == 200
 
 
-async def test_an_admins_token_may_stand_in_the_query_of_admin_routes_alone() -> None:
+async def test_an_admins_token_may_stand_in_the_query_of_admin_routes_alone(through: Through) -> None:
     settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
-    async with TestClient(TestServer(make_app(FakeEngine(), settings))) as client:
+    async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
         assert (await client.get("/admin/models/unload?admin_token=wrong")).status == 401
         assert (await client.get("/v1/models?admin_token=secret")).status == 401
         assert (await client.get("/admin/models/unload?admin_token=secret")).status == 200

@@ -22,7 +22,7 @@ from server.settings import ServerSettings
 from states.files.prefab import rows_from_state
 from tests.support.embedders import save_embedder
 from tests.support.fake_engine import FakeEngine, encode, state_after
-from tests.support.http import Body, Serve, error_of, post, post_stream
+from tests.support.http import Body, Serve, Through, error_of, post, post_stream
 from tests.support.models import tiny_shape
 
 COMPLETIONS, CHAT = "/api/oai/completions", "/api/oai/chat/completions"
@@ -223,10 +223,12 @@ async def test_a_generation_that_fails_is_no_answer(serve: Serve) -> None:
     assert (await error_of(await client.post(COMPLETIONS, json={"prompt": "a"}), 500))["code"] == "step_failed"
 
 
-async def test_embeds_are_of_pieces(tmp_path: Path) -> None:
+async def test_embeds_are_of_pieces(through: Through, tmp_path: Path) -> None:
     embedder = load_embedder(save_embedder(tmp_path / "tiny"))
     text = "the sky is blue. the sea is deep."
-    async with TestClient(TestServer(make_app(FakeEngine(), ServerSettings(), embedder=embedder))) as client:
+    async with TestClient(
+        TestServer(make_app(await through(FakeEngine()), ServerSettings(), embedder=embedder))
+    ) as client:
         for path in ("/api/oai/embeds", "/api/oai/v1/embeds"):
             whole = await post(client, path, Embeds, {"input": text, "max_tokens": 9999, "prefix": "query:"})
             assert (whole["object"], whole["model"]) == ("embeds", "tiny")

@@ -10,8 +10,6 @@ import pytest
 from aiohttp.test_utils import TestServer
 from anthropic.types import JSONOutputFormatParam, MessageParam, TextBlock, ToolChoiceParam, ToolParam, ToolUseBlock
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
 from server.app import make_app
@@ -19,8 +17,9 @@ from server.doors.keys import ApiKey
 from server.doors.settings import DoorSettings
 from server.schemas.anthropic.answer import AnthropicAnswer, AnthropicError
 from server.settings import ServerSettings
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve, check_shape, post
+from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post
 
 PATH = "/v1/messages"
 KEY = "a key"
@@ -48,8 +47,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async for client in client_of(engine):
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async for client in client_of(await through(engine)):
         yield client
 
 
@@ -101,6 +100,7 @@ def without_ids(message: anthropic.types.Message) -> Body:
     return found
 
 
+@PIECES
 async def test_the_events_of_a_stream(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda _: " Hi")
     response = await (await serve(engine)).post(PATH, json={"messages": HI, "max_tokens": 9, "stream": True})
@@ -270,8 +270,8 @@ async def test_fields_of_this_server_go_on_a_message_too(serve: Serve) -> None:
     assert answer["saved_state"]["name"] == "talk"
 
 
-async def test_the_demo_model_calls_a_tool() -> None:
-    async for client in client_of(await Engine.load(model_path(), device="cpu", num_slots=2)):
+async def test_the_demo_model_calls_a_tool(load: Load) -> None:
+    async for client in client_of(await load(demo_choice(2))):
         message = await client.messages.create(
             messages=[{"role": "user", "content": "What is the weather in Paris?"}],
             tools=[WEATHER],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from server.app import make_app
 from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
@@ -15,8 +13,9 @@ from server.routes import ALL_ROUTES
 from server.schemas.state_ref import CacheBody
 from server.settings import ServerSettings
 from tests.server.test_ownership import STARTING
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, Serve
+from tests.support.http import Body, Client, Load, Serve
 
 KEYS = (
     ApiKey.of("ann", "ann", Scope.MANAGE),
@@ -54,8 +53,8 @@ async def texts(client: Client, key: str) -> str:
 
 
 @pytest.mark.parametrize("share_cache", [False, True])
-async def test_a_guessed_prompt_of_another_client(share_cache: bool) -> None:
-    engine = await Engine.load(model_path(), device="cpu", num_slots=2)
+async def test_a_guessed_prompt_of_another_client(load: Load, share_cache: bool) -> None:
+    engine = await load(demo_choice(2))
     settings = ServerSettings(doors=DoorSettings(KEYS, share_cache=share_cache))
     async with TestClient(TestServer(make_app(engine, settings))) as client:
         assert not await cached(client, "ann")

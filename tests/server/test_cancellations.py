@@ -26,7 +26,7 @@ from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens
 from tests.support.gate import Gate
-from tests.support.http import Body, Client, error_of
+from tests.support.http import Body, Client, Through, error_of
 from tools.live_server.raw import connection, encode_request
 
 TOKENIZER = ByteTokenizer()
@@ -105,14 +105,16 @@ async def end(calls: list[asyncio.Task[int]]) -> None:
 
 
 @asynccontextmanager
-async def running(num_slots: int = 4, max_queued: int = 8, *, held: bool = False) -> AsyncIterator[Running]:
+async def running(
+    through: Through, num_slots: int = 4, max_queued: int = 8, *, held: bool = False
+) -> AsyncIterator[Running]:
     gate = Gate(is_open=not held)
     runner = FakeRunner(endless, num_slots=num_slots, on_step=gate)
     cache = make_cache(runner.shape, "a model", runner)
     parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
     engine = Engine(parts, max_queued=max_queued)
     async with (
-        TestClient(TestServer(make_app(engine, ServerSettings()))) as client,
+        TestClient(TestServer(make_app(await through(engine, max_queued=max_queued), ServerSettings()))) as client,
         ClientSession(connector=TCPConnector(limit=0)) as session,
     ):
         try:
@@ -122,8 +124,8 @@ async def running(num_slots: int = 4, max_queued: int = 8, *, held: bool = False
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_its_client_gives_up_frees_the_only_slot(stream: bool) -> None:
-    async with running(num_slots=1, max_queued=2, held=True) as server:
+async def test_an_answer_that_its_client_gives_up_frees_the_only_slot(through: Through, stream: bool) -> None:
+    async with running(through, num_slots=1, max_queued=2, held=True) as server:
         call = asyncio.create_task(server.ask(LONG, stream=stream))
         await reach(lambda: server.engine.stats().active == 1)
         await end([call])
@@ -131,8 +133,8 @@ async def test_an_answer_that_its_client_gives_up_frees_the_only_slot(stream: bo
 
 
 @pytest.mark.parametrize(("slots", "requests"), [(1, 3), (2, 2), (2, 4), (4, 2), (4, 6)])
-async def test_requests_beyond_the_slots_wait_for_them(slots: int, requests: int) -> None:
-    async with running(slots, held=True) as server:
+async def test_requests_beyond_the_slots_wait_for_them(through: Through, slots: int, requests: int) -> None:
+    async with running(through, slots, held=True) as server:
         calls = [asyncio.create_task(server.ask(20)) for _ in range(requests)]
         busy = min(slots, requests)
         await reach(lambda: server.num_requests == requests)
@@ -144,8 +146,8 @@ async def test_requests_beyond_the_slots_wait_for_them(slots: int, requests: int
         await server.check_idle()
 
 
-async def test_every_tenth_of_a_hundred_is_cancelled_and_the_others_get_all_their_tokens() -> None:
-    async with running(max_queued=120) as server:
+async def test_every_tenth_of_a_hundred_is_cancelled_and_the_others_get_all_their_tokens(through: Through) -> None:
+    async with running(through, max_queued=120) as server:
         long = range(1, 100, 10)
         calls = [
             asyncio.create_task(server.ask(LONG if number in long else 30, n=3 if number % 15 == 1 else 1))
@@ -159,16 +161,16 @@ async def test_every_tenth_of_a_hundred_is_cancelled_and_the_others_get_all_thei
         await server.check_idle()
 
 
-async def test_a_hundred_streams_are_left_midway() -> None:
-    async with running(max_queued=96) as server:
+async def test_a_hundred_streams_are_left_midway(through: Through) -> None:
+    async with running(through, max_queued=96) as server:
         streams = [asyncio.create_task(server.read(LONG, events=2)) for _ in range(100)]
         for stream in asyncio.as_completed(streams):
             (await stream).close()
         await server.check_idle()
 
 
-async def test_two_hundred_long_requests_are_cancelled_within_one_step() -> None:
-    async with running(num_slots=8, max_queued=192, held=True) as server:
+async def test_two_hundred_long_requests_are_cancelled_within_one_step(through: Through) -> None:
+    async with running(through, num_slots=8, max_queued=192, held=True) as server:
         calls = [asyncio.create_task(server.ask(LONG)) for _ in range(200)]
         await reach(lambda: server.num_requests == 200)
         server.gate.let(9)
@@ -181,8 +183,8 @@ async def test_two_hundred_long_requests_are_cancelled_within_one_step() -> None
         assert sum(len(run.tokens) for batch in after for run in batch) <= 3 * server.num_places + len("Hi")
 
 
-async def test_a_client_program_that_dies_leaves_nothing() -> None:
-    async with running(max_queued=12, held=True) as server:
+async def test_a_client_program_that_dies_leaves_nothing(through: Through) -> None:
+    async with running(through, max_queued=12, held=True) as server:
         connections = [connection(server.url) for _ in range(16)]
         for opened in connections:
             _, writer = await opened.__aenter__()
@@ -195,8 +197,8 @@ async def test_a_client_program_that_dies_leaves_nothing() -> None:
         await server.check_idle()
 
 
-async def test_a_queue_of_one_takes_one_and_refuses_the_others() -> None:
-    async with running(num_slots=1, max_queued=1, held=True) as server:
+async def test_a_queue_of_one_takes_one_and_refuses_the_others(through: Through) -> None:
+    async with running(through, num_slots=1, max_queued=1, held=True) as server:
         taken = [asyncio.create_task(server.ask(3)) for _ in range(2)]
         await reach(lambda: server.num_requests == 2)
         for _ in range(8):
@@ -208,8 +210,8 @@ async def test_a_queue_of_one_takes_one_and_refuses_the_others() -> None:
         await server.check_idle()
 
 
-async def test_an_engine_that_closes_ends_what_runs_and_what_waits() -> None:
-    async with running(num_slots=8, max_queued=24) as server:
+async def test_an_engine_that_closes_ends_what_runs_and_what_waits(through: Through) -> None:
+    async with running(through, num_slots=8, max_queued=24) as server:
         streams = [await server.read(LONG, events=1) for _ in range(8)]
         waiting = [asyncio.create_task(server.session.post(server.url + PATH, json=_body(LONG))) for _ in range(24)]
         await reach(lambda: server.engine.stats() == EngineStats(8, 24))

@@ -19,7 +19,7 @@ from rnn_engine.loading.parts import assemble
 from server.app import make_app
 from server.settings import ServerSettings
 from tests.support.fake_runner import FakeRunner, scripted_logits
-from tests.support.http import Body, Client, events, parse_event
+from tests.support.http import Body, Client, Through, events, parse_event
 
 WORDS = ["", "A", " model", " of", " states", ".", " It", " keeps", " a", " group", " small", " volunt", "eer"]
 WORDS += ["/test", ";"]
@@ -52,11 +52,11 @@ class WordTokenizer:
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client(through: Through) -> AsyncIterator[Client]:
     tokenizer = WordTokenizer()
     runner = FakeRunner(scripted_logits(tokenizer.size, SCRIPT))
     engine = Engine(assemble(runner, tokenizer, model="words", device="none", weights="f32"))
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ from rnn_engine.requests import GenerateRequest
 from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk, InputTokens
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
-from tests.support.http import Body, Serve, error_of, post, post_stream
+from tests.support.http import PIECES, Body, Serve, error_of, post, post_stream
 
 PATH = "/v1/chat/completions"
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -40,6 +40,7 @@ async def test_answer_has_openai_shape(serve: Serve) -> None:
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
+@PIECES
 async def test_stream_has_role_first_and_finish_reason_last(serve: Serve) -> None:
     client = await serve(FakeEngine(reply=lambda _: "  Hé"))
     body = {**HI, "stream_options": {"include_usage": True}, "max_completion_tokens": 9}

@@ -19,6 +19,7 @@ from server.connections.settings import ConnectionSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, scripted_logits
+from tests.support.http import Through
 from tests.support.raw_server import raw_server
 
 SHORT = 0.05
@@ -45,10 +46,10 @@ STREAM = {"prompt": "a", "stream": True}
     ],
 )
 async def test_what_is_no_request_is_answered_without_a_traceback(
-    sent: bytes, message: str, caplog: pytest.LogCaptureFixture
+    through: Through, sent: bytes, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with raw_server(FakeEngine()) as server:
+    async with raw_server(await through(FakeEngine())) as server:
         client = await server.connect()
         client.send(sent)
         status, error = await client.error()
@@ -61,8 +62,10 @@ async def test_what_is_no_request_is_answered_without_a_traceback(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_body_that_nobody_reads_and_that_can_not_be_decoded(caplog: pytest.LogCaptureFixture) -> None:
-    async with raw_server(FakeEngine()) as server:
+async def test_a_body_that_nobody_reads_and_that_can_not_be_decoded(
+    through: Through, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with raw_server(await through(FakeEngine())) as server:
         client = await server.connect()
         client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: deflate\r\n")
         client.send(b"Content-Length: 300\r\n\r\n" + b"\x1f\x8b" * 100)
@@ -71,8 +74,8 @@ async def test_a_body_that_nobody_reads_and_that_can_not_be_decoded(caplog: pyte
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_an_expectation_that_is_not_known() -> None:
-    async with raw_server(FakeEngine()) as server:
+async def test_an_expectation_that_is_not_known(through: Through) -> None:
+    async with raw_server(await through(FakeEngine())) as server:
         client = await server.connect()
         client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nExpect: magic\r\n\r\n")
         status, error = await client.error()
@@ -80,21 +83,21 @@ async def test_an_expectation_that_is_not_known() -> None:
 
 
 class TestTime:
-    async def test_a_silent_connection_is_closed(self) -> None:
-        async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
+    async def test_a_silent_connection_is_closed(self, through: Through) -> None:
+        async with raw_server(await through(FakeEngine()), ConnectionSettings(idle_seconds=SHORT)) as server:
             assert await (await server.connect()).ended() == b""
             assert server.counters.closed["idle"] == 1
             assert server.counters.open == 0
 
-    async def test_a_connection_that_waits_for_its_next_request_is_closed(self) -> None:
-        async with raw_server(FakeEngine(), ConnectionSettings(idle_seconds=SHORT)) as server:
+    async def test_a_connection_that_waits_for_its_next_request_is_closed(self, through: Through) -> None:
+        async with raw_server(await through(FakeEngine()), ConnectionSettings(idle_seconds=SHORT)) as server:
             client = await server.connect()
             client.ask("/v1/models")
             assert (await client.answer())[0] == 200
             assert await client.ended() == b""
 
-    async def test_a_slow_head(self) -> None:
-        async with raw_server(FakeEngine(), ConnectionSettings(header_seconds=SHORT)) as server:
+    async def test_a_slow_head(self, through: Through) -> None:
+        async with raw_server(await through(FakeEngine()), ConnectionSettings(header_seconds=SHORT)) as server:
             client = await server.connect()
             client.ask("/v1/models")
             assert (await client.answer())[0] == 200
@@ -104,8 +107,8 @@ class TestTime:
             assert await client.ended() == b""
             assert server.counters.closed["slow_head"] == 1
 
-    async def test_a_slow_body(self, caplog: pytest.LogCaptureFixture) -> None:
-        async with raw_server(FakeEngine(), ConnectionSettings(body_seconds=SHORT)) as server:
+    async def test_a_slow_body(self, through: Through, caplog: pytest.LogCaptureFixture) -> None:
+        async with raw_server(await through(FakeEngine()), ConnectionSettings(body_seconds=SHORT)) as server:
             client = await server.connect()
             client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
             status, error = await client.error()
@@ -115,11 +118,11 @@ class TestTime:
             assert server.counters.closed["slow_body"] == 1
         assert caplog.text == ""
 
-    async def test_a_running_request_is_neither_idle_nor_slow(self) -> None:
+    async def test_a_running_request_is_neither_idle_nor_slow(self, through: Through) -> None:
         """A second connection tells that the times of the first one's have passed."""
         engine = FakeEngine(hold=1)
         times = ConnectionSettings(header_seconds=SHORT, idle_seconds=SHORT)
-        async with raw_server(engine, times) as server:
+        async with raw_server(await through(engine), times) as server:
             client = await server.connect()
             client.send(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n{")
             assert await (await server.connect()).ended() == b""
@@ -130,10 +133,12 @@ class TestTime:
             assert (await client.answer())[0] == 200
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_reader_that_stalls_is_dropped(self, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_a_reader_that_stalls_is_dropped(
+        self, through: Through, stream: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.INFO)
         engine = FakeEngine(reply=lambda _: "x" * 3000)
-        async with raw_server(engine, ConnectionSettings(stall_seconds=SHORT)) as server:
+        async with raw_server(await through(engine), ConnectionSettings(stall_seconds=SHORT)) as server:
             client = await server.connect(limit=1000)
             client.ask("/v1/completions", {"prompt": "a", "stream": stream, "logprobs": 20, "max_tokens": 3000})
             while "takes no more of its answer" not in caplog.text:
@@ -144,11 +149,11 @@ class TestTime:
             assert (engine.produced < 3000) == stream
             assert server.counters.closed["stalled"] == 1
 
-    async def test_readers_that_stall_in_all_slots_make_room_for_others(self) -> None:
+    async def test_readers_that_stall_in_all_slots_make_room_for_others(self, through: Through) -> None:
         tokenizer = ByteTokenizer()
         runner = FakeRunner(scripted_logits(tokenizer.size, []), num_slots=2)
         engine = Engine(assemble(runner, tokenizer, model="fake", device="none", weights="f32"))
-        async with raw_server(engine, ConnectionSettings(stall_seconds=SHORT)) as server:
+        async with raw_server(await through(engine), ConnectionSettings(stall_seconds=SHORT)) as server:
             endless = {**STREAM, "logprobs": 5, "max_tokens": 2**31 - 1, "logit_bias": {"0": -1000}}
             for _ in range(2):
                 (await server.connect(limit=1000)).ask("/v1/completions", endless)
@@ -165,8 +170,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class TestNumber:
-    async def test_the_longest_waiting_makes_room(self) -> None:
-        async with raw_server(FakeEngine(), ConnectionSettings(max_connections=2)) as server:
+    async def test_the_longest_waiting_makes_room(self, through: Through) -> None:
+        async with raw_server(await through(FakeEngine()), ConnectionSettings(max_connections=2)) as server:
             first, second, third = [await server.connect() for _ in range(3)]
             assert await first.ended() == b""
             assert (server.counters.open, server.counters.closed["made_room"]) == (2, 1)
@@ -181,9 +186,9 @@ class TestNumber:
             (ConnectionSettings(max_per_client=2), "127.0.0.1 has 2 connections, the most for one client"),
         ],
     )
-    async def test_refused_where_none_waits(self, limits: ConnectionSettings, message: str) -> None:
+    async def test_refused_where_none_waits(self, through: Through, limits: ConnectionSettings, message: str) -> None:
         engine = FakeEngine(hold=1)
-        async with raw_server(engine, limits) as server:
+        async with raw_server(await through(engine), limits) as server:
             busy = [await server.connect() for _ in range(2)]
             for client in busy:
                 client.ask("/v1/completions", STREAM)
@@ -201,7 +206,7 @@ class TestNumber:
             assert (await again.answer())[0] == 200
 
     async def test_without_room_in_the_system_it_goes_on_quietly(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, through: Through, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Accepting fails three times; each time a connection that waits is closed."""
         loop = asyncio.get_running_loop()
@@ -214,7 +219,7 @@ class TestNumber:
 
         monkeypatch.setattr("server.connections.acceptor._RETRY_SECONDS", 0)
         monkeypatch.setattr(loop, "sock_accept", fail_at_first)
-        async with raw_server(FakeEngine()) as server:
+        async with raw_server(await through(FakeEngine())) as server:
             client = await server.connect()
             client.ask("/v1/models")
             assert (await client.answer())[0] == 200

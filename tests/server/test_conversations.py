@@ -21,7 +21,7 @@ from server.schemas.responses.items import Item
 from server.settings import ServerSettings
 from server.state.conversations import ConversationStore
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve, check_shape, error_of, post
+from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 
 PATH = "/v1/conversations"
 KEYS = (ApiKey.of("ann's key", "ann"), ApiKey.of("bob's key", "bob"))
@@ -35,8 +35,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(engine, ServerSettings(doors=DoorSettings(KEYS)))
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    app = make_app(await through(engine), ServerSettings(doors=DoorSettings(KEYS)))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,

@@ -23,7 +23,7 @@ from states.cache.make import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, Tokens, random_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults
-from tests.support.http import Body, Client
+from tests.support.http import AT_ONCE, Body, Client, Through
 
 PATH = "/v1/completions"
 TOKENIZER = ByteTokenizer()
@@ -56,7 +56,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 @pytest.fixture
-async def client(device: Device) -> AsyncIterator[Client]:
+async def client(through: Through, device: Device) -> AsyncIterator[Client]:
     runner = device.open()
     cache = make_cache(runner.shape, "model", runner, CacheConfig())
     parts = assemble(
@@ -68,7 +68,7 @@ async def client(device: Device) -> AsyncIterator[Client]:
         cache=cache,
         load_runner=lambda _: device.open(device.fake),
     )
-    async with TestClient(TestServer(make_app(Engine(parts), ServerSettings()))) as client:
+    async with TestClient(TestServer(make_app(await through(Engine(parts)), ServerSettings()))) as client:
         yield client
 
 
@@ -96,6 +96,7 @@ async def ask(client: Client, number: int) -> str:
     return "error event"
 
 
+@AT_ONCE
 async def test_a_device_that_is_lost_at_50_random_steps(client: Client, device: Device) -> None:
     chance = random.Random(7)
     first = await ask_kept(client)

@@ -23,7 +23,7 @@ from server.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.http import Body, Client, Serve, error_of, events, post
+from tests.support.http import Body, Client, Serve, Through, error_of, events, post
 
 TOKENIZER = ByteTokenizer()
 COUNT = 20
@@ -57,7 +57,7 @@ class Busy:
 
 
 @pytest.fixture
-async def busy() -> AsyncIterator[Busy]:
+async def busy(through: Through) -> AsyncIterator[Busy]:
     go = threading.Event()
 
     def wait(batch: Batch) -> None:
@@ -65,7 +65,7 @@ async def busy() -> AsyncIterator[Busy]:
 
     runner = FakeRunner(random_logits(TOKENIZER.size), num_slots=2, on_step=wait)
     engine = Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=1)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with TestClient(TestServer(make_app(await through(engine, max_queued=1), ServerSettings()))) as client:
         yield Busy(client, engine, runner, go)
         go.set()
 

@@ -23,7 +23,7 @@ from server.settings import ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, table_logits
-from tests.support.http import Body, Client, Serve, error_of, post, post_stream
+from tests.support.http import Body, Client, Serve, Through, error_of, post, post_stream
 
 SCHEMA = {
     "type": "object",
@@ -104,11 +104,11 @@ async def test_a_chat_with_a_grammar_ends_with_it_and_not_at_a_blank_line_unless
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[Client]:
+async def client(through: Through) -> AsyncIterator[Client]:
     """A server over an engine whose model has random logits."""
     runner, tokenizer = FakeRunner(table_logits(257)), ByteTokenizer()
     engine = Engine(assemble(runner, tokenizer, model="fake", device="none", weights="f32"), grammar_seconds=1.0)
-    async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
+    async with TestClient(TestServer(make_app(await through(engine), ServerSettings()))) as client:
         yield client
 
 

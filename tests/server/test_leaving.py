@@ -65,7 +65,7 @@ class TestStopping:
         await client.app.shutdown()
         *_, last, nothing = (await response.text()).split("\n\n")
         assert nothing == ""
-        assert parse_event(last)["error"]["message"] == "the engine is stopping"
+        assert parse_event(last)["error"]["message"] == "the engine has stopped"
         assert engine.closed
 
     async def test_engine_is_closed_with_the_server(self, serve: Serve) -> None:

@@ -24,6 +24,8 @@ async def test_answer(serve: Serve) -> None:
     )
     settings = answer.pop("generation_settings")
     assert (settings["n_predict"], settings["seed"], settings["stop"]) == (20, 7, ["er"])
+    timings = answer.pop("timings")
+    assert (timings["prompt_n"], timings["cache_n"], timings["predicted_n"]) == (2, 1, 5)
     assert answer == {
         "index": 0,
         "content": "Hi\nth",

@@ -13,9 +13,10 @@ from server.schemas.props import Props
 from server.schemas.tokens import Text, TokenizerInfo, Tokens
 from server.state.slots import PromptTable
 from tests.support.fake_engine import FakeEngine, encode
-from tests.support.http import Body, Client, Serve, check_shape, error_of, post
+from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 
 
+@AT_ONCE
 async def test_slots_tell_how_many_are_taken(serve: Serve) -> None:
     engine = FakeEngine(num_slots=3)
     engine.active = 1

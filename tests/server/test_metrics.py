@@ -21,7 +21,7 @@ from server.settings import ServerSettings
 from states.cache.config import CacheConfig
 from states.cache.make import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
-from tests.support.http import Client, Serve
+from tests.support.http import AT_ONCE, Client, Serve
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 from tools.metrics.document import BEGIN, DOCUMENT, families, full_name, renew
 
@@ -69,6 +69,7 @@ async def test_tokens_and_outcomes(serve: Serve) -> None:
     assert value(samples, "slots") == 2
 
 
+@AT_ONCE
 async def test_llama_servers_metrics(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda request: " Hello!", cached_tokens=1)
     client = await serve(engine)

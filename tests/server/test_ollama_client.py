@@ -10,8 +10,6 @@ import ollama
 import pytest
 from aiohttp.test_utils import TestServer
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.state_vector import EmbeddingSettings
@@ -19,8 +17,9 @@ from server.app import make_app
 from server.schemas.ollama.answer import OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
 from server.schemas.ollama.embedding import Embedded
 from server.settings import ServerSettings
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode
-from tests.support.http import Body, Serve, check_shape, post
+from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post
 
 HI = [{"role": "user", "content": "Hi"}]
 WEATHER: Mapping[str, Any] = {
@@ -47,8 +46,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[ollama.AsyncClient]:
-    async for client in client_of(engine):
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[ollama.AsyncClient]:
+    async for client in client_of(await through(engine)):
         yield client
 
 
@@ -83,6 +82,7 @@ def called(answer: ollama.ChatResponse) -> list[tuple[str, Mapping[str, Any]]]:
     return [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or ()]
 
 
+@PIECES
 async def test_the_lines_of_a_stream(serve: Serve) -> None:
     response = await (await serve(FakeEngine(reply=lambda _: " Hi"))).post("/api/chat", json={"messages": HI})
     assert response.content_type == "application/x-ndjson"
@@ -189,8 +189,8 @@ async def test_fields_of_this_server_are_options(serve: Serve) -> None:
     assert engine.requests[0].cache_scope != ""
 
 
-async def test_the_demo_model_calls_a_tool() -> None:
-    async for client in client_of(await Engine.load(model_path(), device="cpu", num_slots=2)):
+async def test_the_demo_model_calls_a_tool(load: Load) -> None:
+    async for client in client_of(await load(demo_choice(2))):
         answer = await client.chat(
             "demo",
             [{"role": "user", "content": "What is the weather in Paris?"}],

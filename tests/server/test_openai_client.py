@@ -15,6 +15,7 @@ from server.doors.keys import ApiKey
 from server.doors.settings import DoorSettings
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
+from tests.support.http import Through
 
 KEY = "a key"
 
@@ -25,8 +26,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(engine, ServerSettings(doors=DoorSettings((ApiKey.of(KEY),))))
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    app = make_app(await through(engine), ServerSettings(doors=DoorSettings((ApiKey.of(KEY),))))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=KEY, max_retries=0) as client,

@@ -11,27 +11,20 @@ from statistics import fmean
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.engine import Engine
+from rnn_engine.cli.session import EngineChoice
 from server.app import make_app
 from server.schemas.cache import Cache
 from server.schemas.completions import Completion
 from server.settings import ServerSettings
-from tests.support.http import Body, Client, check_shape, engine_in, error_of, post, post_stream
-from tests.support.models import random_model, save_safetensors, tiny_shape
+from states.cache.config import CacheConfig
+from tests.support.http import Body, Client, Load, check_shape, engine_in, error_of, post, post_stream
 
 PATH = "/v1/completions"
 
 
-@pytest.fixture(scope="module")
-def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_safetensors(random_model(tiny_shape(vocab=96), seed=5), path, "f32")
-    return path
-
-
 @pytest.fixture
-async def client(model_file: Path) -> AsyncIterator[Client]:
-    engine = await Engine.load(model_file, device="cpu", num_slots=3)
+async def client(load: Load, tiny_model: Path) -> AsyncIterator[Client]:
+    engine = await load(EngineChoice(tiny_model, "none", "cpu", 3, CacheConfig()))
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
         yield client
 
@@ -45,6 +38,11 @@ def body(number: int, **fields: object) -> Body:
         "logprobs": 1,
         **fields,
     }
+
+
+async def cache_totals(client: Client) -> Body:
+    totals: Body = (await (await client.get("/v1/cache")).json())["totals"]
+    return totals
 
 
 async def test_answers_are_the_same_alone_together_and_as_streams(client: Client) -> None:
@@ -61,7 +59,7 @@ async def test_answers_are_the_same_alone_together_and_as_streams(client: Client
 
 
 async def test_scores_of_a_prompt_are_those_of_its_generation(client: Client) -> None:
-    drawn = (await post(client, PATH, Completion, body(1)))["choices"][0]
+    drawn = (await post(client, PATH, Completion, body(1, logit_bias={"0": -1000})))["choices"][0]
     tokens = [*drawn["prompt_token_ids"], *drawn["token_ids"]]
     scored = (await post(client, PATH, Completion, {"prompt": tokens, "echo": True, "logprobs": 1, "max_tokens": 0}))[
         "choices"
@@ -116,11 +114,13 @@ async def test_token_that_ends_a_text_is_scored_too(client: Client) -> None:
     assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(scored["logprobs"]["token_logprobs"][1:], abs=1e-4)
 
 
+@pytest.mark.over_one_engine("each replica that draws some of the copies runs the prompt")
 async def test_best_of_draws_copies_from_one_run_of_the_prompt(client: Client) -> None:
     fields = {"prompt": [7] * 40, "temperature": 1.5, "top_p": 1, "max_tokens": 5}
+    before = await cache_totals(client)
     best = (await post(client, PATH, Completion, body(1, n=2, best_of=5, **fields)))["choices"]
-    totals = (await (await client.get("/v1/cache")).json())["totals"]
-    assert (totals["look_ups"], totals["exact_hits"], totals["tokens_saved"]) == (5, 4, 160)
+    after = await cache_totals(client)
+    assert [after[name] - before[name] for name in ("look_ups", "exact_hits", "tokens_saved")] == [5, 4, 160]
     every = (await post(client, PATH, Completion, body(1, n=5, **fields)))["choices"]
     means = {tuple(choice["token_ids"]): fmean(choice["logprobs"]["token_logprobs"]) for choice in every}
     assert len(means) == 5
@@ -129,12 +129,14 @@ async def test_best_of_draws_copies_from_one_run_of_the_prompt(client: Client) -
 
 async def test_what_is_kept_is_seen_and_can_be_dropped(client: Client) -> None:
     prompt = list(range(1, 50))
+    before = await cache_totals(client)
     for cached in (0, 49):
         answer = await post(client, PATH, Completion, body(0, prompt=prompt))
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
     shown = await (await client.get("/v1/cache")).json()
     check_shape(Cache, shown)
-    assert (shown["totals"]["hits"], shown["totals"]["exact_hits"], shown["totals"]["tokens_saved"]) == (1, 1, 49)
+    counted = [shown["totals"][name] - before[name] for name in ("hits", "exact_hits", "tokens_saved")]
+    assert counted == [1, 1, 49]
     [first, *_] = shown["nodes"]
     assert (first["length"], first["tokens"], first["hits"]) == (49, prompt[:32], 1)
     assert list(first["bytes"]) == ["device"]

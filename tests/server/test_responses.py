@@ -20,8 +20,6 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.errors import NotFoundError
 from rnn_engine.interface import EngineLike
 from server.app import make_app
@@ -31,8 +29,9 @@ from server.limits import Limits
 from server.schemas.responses.answer import Response, ResponseEvent, ResponseItemList
 from server.settings import ServerSettings
 from server.state.responses import ResponseStore
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve, check_shape, error_of, post
+from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, error_of, post
 
 PATH = "/v1/responses"
 ANN, BOB = "ann's key", "bob's key"
@@ -68,8 +67,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    async for client in client_of(engine):
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(await through(engine)):
         yield client
 
 
@@ -160,6 +159,7 @@ async def test_the_clients_own_reading_of_a_stream(client: openai.AsyncOpenAI, e
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
 
 
+@PIECES
 async def test_calls_come_piece_by_piece(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
     engine.reply = lambda _: CALL
     events = await events_of(client, input="Weather?", tools=[WEATHER])
@@ -375,8 +375,8 @@ async def test_what_is_wrong_is_refused_by_name(serve: Serve, fields: Body, para
 
 
 @pytest.fixture
-async def demo() -> AsyncIterator[openai.AsyncOpenAI]:
-    async for client in client_of(await Engine.load(model_path(), device="cpu", num_slots=2)):
+async def demo(load: Load) -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(await load(demo_choice(2))):
         yield client
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from server.schemas.models import Health as HealthBody
 from server.schemas.models import ModelList
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Client, check_shape, error_of
+from tests.support.http import AT_ONCE, Body, Client, Through, check_shape, error_of
 
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
@@ -40,7 +41,7 @@ class Loads:
         self.allowed = asyncio.Event()
         self.allowed.set()
 
-    async def __call__(self, progress: Progress) -> EngineLike:
+    async def __call__(self, progress: Progress) -> FakeEngine:
         progress("layers", 3, 12)
         await self.allowed.wait()
         if self.error is not None:
@@ -53,21 +54,26 @@ class Loads:
         return self.engines[-1]
 
 
-async def registry_of(*loads: Loads, default: str) -> ModelRegistry:
+async def registry_of(*loads: Loads, default: str, through: Through | None = None) -> ModelRegistry:
     by_name = {load.name: load for load in loads}
     orders = [LoadOrder(load.name, Path(load.name)) for load in loads]
-    return await ModelRegistry.load(orders, default, lambda order: by_name[order.name])
+
+    async def load_one(name: str, progress: Progress) -> EngineLike:
+        engine = await by_name[name](progress)
+        return engine if through is None else await through(engine)
+
+    return await ModelRegistry.load(orders, default, lambda order: partial(load_one, order.name))
 
 
 Start = Callable[..., Awaitable[Client]]
 
 
 @pytest.fixture
-def start(aiohttp_client: AiohttpClient) -> Start:
+def start(aiohttp_client: AiohttpClient, through: Through) -> Start:
     """Start a server over the models that are given; the last one is the default."""
 
     async def begin(*loads: Loads, settings: ServerSettings | None = None) -> Client:
-        models = await registry_of(*loads, default=loads[-1].name)
+        models = await registry_of(*loads, default=loads[-1].name, through=through)
         return await aiohttp_client(make_app(models, settings or ServerSettings()))
 
     return begin
@@ -138,6 +144,7 @@ async def test_metrics_tell_the_models_apart(start: Start) -> None:
     assert sum(line.startswith("# TYPE rnn_engine_requests_total") for line in lines) == 1
 
 
+@AT_ONCE
 async def test_health_is_that_of_the_first_that_is_not_well(start: Start) -> None:
     loads = Loads("a"), Loads("b")
     client = await start(*loads)

@@ -10,8 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from openai import AsyncOpenAI
 
-from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.engine import Engine
+from rnn_engine.demo import pirate_state_path
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
 from server.schemas.chat_answer import ChatCompletion
@@ -20,7 +19,8 @@ from server.settings import ServerSettings
 from states.cache.config import CacheConfig
 from states.shared.config import StoreConfig
 from states.shared.url import StoreUrl
-from tests.support.http import Client, post
+from tests.support.demo_server import demo_choice
+from tests.support.http import Client, Load, post
 from tests.support.store_server import StoreServer
 
 CHAT = "/v1/chat/completions"
@@ -34,10 +34,10 @@ def store(tmp_path: Path) -> Iterator[StoreServer]:
 
 
 @asynccontextmanager
-async def serving(store: StoreServer) -> AsyncIterator[Client]:
+async def serving(load: Load, store: StoreServer) -> AsyncIterator[Client]:
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url), timeout=30.0, write_after=0.0))
     states = StateSettings([StateFile(pirate_state_path(), "pirate")])
-    engine = await Engine.load(model_path(), device="cpu", num_slots=2, cache=cache, states=states)
+    engine = await load(demo_choice(2, cache=cache, states=states))
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
         yield client
 
@@ -48,8 +48,8 @@ async def say(client: Client, text: str, **fields: object) -> str:
     return answer
 
 
-async def test_a_conversation_goes_on_at_another_server(store: StoreServer) -> None:
-    async with serving(store) as one, serving(store) as other:
+async def test_a_conversation_goes_on_at_another_server(load: Load, store: StoreServer) -> None:
+    async with serving(load, store) as one, serving(load, store) as other:
         await say(one, "What is the capital of France?", state="pirate", save_as="talk")
         await post(other, "/v1/states/talk/fork", StateEntries, {"names": ["branch"]})
         expected = await say(one, "What is 3 + 4?", state="talk")
@@ -72,8 +72,10 @@ async def test_a_conversation_goes_on_at_another_server(store: StoreServer) -> N
         assert "it was removed" in await gone.text()
 
 
-async def test_while_the_store_is_gone_its_states_are_refused_and_all_else_serves(store: StoreServer) -> None:
-    async with serving(store) as client:
+async def test_while_the_store_is_gone_its_states_are_refused_and_all_else_serves(
+    load: Load, store: StoreServer
+) -> None:
+    async with serving(load, store) as client:
         await say(client, "What is the capital of France?", state="pirate", save_as="talk")
         expected = await say(client, "What is 3 + 4?", state="pirate")
         store.kill()

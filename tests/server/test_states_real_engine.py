@@ -13,7 +13,6 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.engine import Engine
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
@@ -22,21 +21,22 @@ from server.schemas.chat_answer import ChatCompletion
 from server.schemas.completions import Completion
 from server.schemas.states import AdvancedState, CreatedState, StateEntries
 from server.settings import ServerSettings
-from tests.support.http import Client, engine_in, post
+from tests.support.demo_server import demo_choice
+from tests.support.http import Client, Load, engine_in, post
 
 CHAT = "/v1/chat/completions"
 TALK = ("What is the capital of France?", "What is 3 + 4?", "Spell the word cat.")
 
 
-async def start(folder: Path) -> TestClient[Any, Any]:
+async def start(load: Load, folder: Path) -> TestClient[Any, Any]:
     settings = StateSettings([StateFile(pirate_state_path(), "pirate")], folder=folder)
-    engine = await Engine.load(model_path(), device="cpu", num_slots=3, states=settings)
+    engine = await load(demo_choice(3, states=settings))
     return TestClient(TestServer(make_app(engine, ServerSettings())))
 
 
 @pytest.fixture
-async def client(tmp_path: Path) -> AsyncIterator[Client]:
-    async with await start(tmp_path) as client:
+async def client(load: Load, tmp_path: Path) -> AsyncIterator[Client]:
+    async with await start(load, tmp_path) as client:
         yield client
 
 
@@ -183,11 +183,11 @@ async def test_what_is_removed_is_dropped_from_the_cache(client: Client) -> None
     assert (await engine.states.get("pirate")).frozen.digest in await roots()
 
 
-async def test_a_persistent_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
-    async with await start(tmp_path) as client:
+async def test_a_persistent_conversation_goes_on_after_a_restart(load: Load, tmp_path: Path) -> None:
+    async with await start(load, tmp_path) as client:
         await say(client, user(TALK[0]), state="pirate", save_as={"name": "talk", "persistent": True})
         expected = await say(client, user(TALK[1]), state="talk")
-    async with await start(tmp_path) as client:
+    async with await start(load, tmp_path) as client:
         assert await say(client, user(TALK[1]), state="talk") == expected
 
 

@@ -23,7 +23,7 @@ from server.http.sse import encode_event
 from server.schemas.chat import ChatRequest
 from server.schemas.completions import CompletionRequest
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Serve, events
+from tests.support.http import PIECES, Serve, events
 
 CHAT = ChatRequest.parse(b'{"messages": {"role": "user", "content": "a"}}')
 CALLS = [GenerateRequest([1]), GenerateRequest([2])]
@@ -53,6 +53,7 @@ def test_numbers_that_json_does_not_have_are_errors(number: float) -> None:
         to_json({"logprob": number})
 
 
+@PIECES
 async def test_events_that_are_ready_together_are_sent_with_one_write(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from server.limits import Limits
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Serve, error_of
+from tests.support.http import Serve, Through, error_of
 from tests.support.raw_server import raw_server
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -55,11 +55,11 @@ async def test_what_does_not_end_by_itself_is_ended(serve: Serve, monkeypatch: p
     assert (error["code"], error["message"]) == ("timeout", "the request took longer than 0 s")
 
 
-async def test_a_stream_that_does_not_end_by_itself_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_does_not_end_by_itself_is_cut(through: Through, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.middleware.deadlines._SPARE_SECONDS", 0.05)
     settings = ServerSettings(limits=Limits(max_request_seconds=0))
     engine = FakeEngine(hold=2)
-    async with raw_server(engine, settings=settings) as server:
+    async with raw_server(await through(engine), settings=settings) as server:
         client = await server.connect()
         client.ask("/v1/completions", {"prompt": "a", "stream": True})
         answer = await client.ended()

@@ -25,6 +25,7 @@ from server.doors.tls import TlsFiles
 from server.listeners import open_listeners, url_of
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
+from tests.support.http import Through
 
 TEXT = {"prompt": "a", "stream": True}
 
@@ -58,14 +59,14 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.parametrize(("cert", "key"), [("cert", "key"), ("both", None)])
 async def test_answers_over_tls(
-    files: Path, authority: trustme.CA, cert: str, key: str | None, caplog: pytest.LogCaptureFixture
+    through: Through, files: Path, authority: trustme.CA, cert: str, key: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     trusting, settings = ssl.create_default_context(), ServerSettings(port=0)
     authority.configure_trust(trusting)
     tls = TlsFiles(files / cert, None if key is None else files / key).make_context()
     with open_listeners(settings) as [listener], caplog.at_level(logging.WARNING):
         url = url_of(listener, "https")
-        async with serving(make_app(FakeEngine(), settings), [listener], settings, tls):
+        async with serving(make_app(await through(FakeEngine()), settings), [listener], settings, tls):
             async with ClientSession(connector=TCPConnector(ssl=trusting)) as client:
                 response = await client.post(f"{url}/v1/completions", json=TEXT, headers={"Origin": url})
                 assert (await response.text()).endswith("data: [DONE]\n\n")

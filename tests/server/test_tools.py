@@ -13,14 +13,13 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, C
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.chat_template.tools import ToolFormats
-from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
 from server.app import make_app
 from server.schemas.chat_answer import ChatCompletion
 from server.settings import ServerSettings
+from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve, error_of, post
+from tests.support.http import PIECES, Body, Load, Serve, Through, error_of, post
 
 PATH = "/v1/chat/completions"
 
@@ -62,8 +61,8 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-async def client(engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    async for client in client_of(engine):
+async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(await through(engine)):
         yield client
 
 
@@ -82,6 +81,7 @@ async def test_calls_come_apart_from_content(client: openai.AsyncOpenAI) -> None
     assert all(each.startswith("call_") for each in ids)
 
 
+@PIECES
 async def test_calls_are_streamed_piece_by_piece(client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(model="fake", messages=QUESTION, tools=[WEATHER, TIMER], stream=True)
     chunks = [chunk async for chunk in stream]
@@ -260,8 +260,8 @@ async def test_what_is_wrong_or_contradicts_itself_is_refused(serve: Serve, body
 
 
 @pytest.fixture
-async def demo() -> AsyncIterator[openai.AsyncOpenAI]:
-    async for client in client_of(await Engine.load(model_path(), device="cpu", num_slots=2)):
+async def demo(load: Load) -> AsyncIterator[openai.AsyncOpenAI]:
+    async for client in client_of(await load(demo_choice(2))):
         yield client
 
 

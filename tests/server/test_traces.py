@@ -18,7 +18,7 @@ from server.app import make_app
 from server.settings import ServerSettings
 from server.telemetry.traces import RequestTracer, make_tracer
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Client
+from tests.support.http import Client, Through
 
 TEXT = {"prompt": "my card number is 1234"}
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -28,14 +28,15 @@ PARENT = "b7ad6b7169203331"
 class Traced:
     """A server whose spans stay in memory."""
 
-    def __init__(self, start: AiohttpClient) -> None:
+    def __init__(self, start: AiohttpClient, through: Through) -> None:
         self._start = start
+        self._through = through
         self._exporter = InMemorySpanExporter()
 
     async def serve(self, engine: FakeEngine) -> Client:
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        return await self._start(make_app(engine, ServerSettings(), RequestTracer(provider)))
+        return await self._start(make_app(await self._through(engine), ServerSettings(), RequestTracer(provider)))
 
     def spans(self) -> Sequence[ReadableSpan]:
         return self._exporter.get_finished_spans()
@@ -45,8 +46,8 @@ class Traced:
 
 
 @pytest.fixture
-def traced(aiohttp_client: AiohttpClient) -> Traced:
-    return Traced(aiohttp_client)
+def traced(aiohttp_client: AiohttpClient, through: Through) -> Traced:
+    return Traced(aiohttp_client, through)
 
 
 def attributes(span: ReadableSpan) -> Mapping[str, object]:

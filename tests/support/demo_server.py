@@ -10,17 +10,27 @@ from contextlib import contextmanager
 
 from aiohttp.test_utils import TestServer
 
+from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
-from rnn_engine.engine import Engine
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.states import StateSettings
 from server.app import make_app
 from server.settings import ServerSettings
+from states.cache.config import CacheConfig
+
+_CACHE = CacheConfig()
+_STATES = StateSettings()
+
+
+def demo_choice(slots: int = 4, cache: CacheConfig | None = _CACHE, states: StateSettings = _STATES) -> EngineChoice:
+    """The demo model on the CPU."""
+    return EngineChoice(model_path(), "auto", "cpu", slots, cache, states)
 
 
 @contextmanager
 def demo_server(settings: ServerSettings) -> Iterator[str]:
     """Serve the demo model while the block runs; gives the server's root URL."""
-    with engine_server(lambda: Engine.load(model_path(), device="cpu", num_slots=4), settings) as url:
+    with engine_server(lambda: load_engine(demo_choice()), settings) as url:
         yield url
 
 

@@ -178,8 +178,9 @@ class FakeEngine:
             raise EngineClosedError("the engine has stopped")
         self.requests.append(request)
         with self._slot(), RequestAccount(self.counted) as account:
-            account.started(len(request.prompt), self.cached_tokens, self._timing(account.arrived))
-            yield Started(prompt_tokens=len(request.prompt), cached_tokens=self.cached_tokens)
+            timing = self._timing(account.arrived)
+            account.started(len(request.prompt), self.cached_tokens, timing)
+            yield Started(len(request.prompt), self.cached_tokens, timing)
             if request.score_from is not None:
                 yield PromptScored(self._score_prompt(request, request.score_from))
             async for event in self._decode(request):
@@ -252,7 +253,7 @@ class FakeEngine:
             self.held.set()
             await self.release.wait()
         if self.closed:
-            raise EngineClosedError("the engine is stopping")
+            raise EngineClosedError("the engine has stopped")
 
     def _score_prompt(self, request: GenerateRequest, first: int) -> tuple[TokenInfo, ...]:
         unknown = first == 0 and (request.initial_state is None or request.initial_state.logits is None)

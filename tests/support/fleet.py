@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
+from dataclasses import replace
 from typing import TypeVar
+
+import psutil
 
 from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.replica import Replica, ReplicaEngine
 from rnn_engine.fleet.wire import Report
-from tests.support.byte_tokenizer import ByteTokenizer
+from rnn_engine.interface import EngineLike
 from tests.support.fake_engine import FakeEngine
 
 T = TypeVar("T")
@@ -95,20 +99,40 @@ class LocalLinks:
         return work.result()
 
 
-def front_of(engine: FakeEngine) -> Front:
-    """What a server's process has of a fake engine's model."""
+class EngineTokenizer:
+    """The tokenizer of an engine, as far as its methods show it."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self.name = engine.info.tokenizer
+        self.size = engine.info.shape.vocab_size
+        self.special_tokens = engine.info.special_tokens
+        self.encode = engine.tokenize
+        self._engine = engine
+
+    def decode_bytes(self, token: int) -> bytes:
+        return self._engine.detokenize([token])
+
+
+def front_of(engine: EngineLike) -> Front:
+    """What a server's process has of the model of an engine, which tells of states without names itself."""
     info = engine.info
-    return Front(
-        ByteTokenizer(special_tokens=info.special_tokens),
-        info.chat_template,
-        engine.states,
-        engine.state_files,
-        info.folders,
-        engine.registry.on_forgotten,
-    )
+    return Front(EngineTokenizer(engine), info.chat_template, engine.states, engine.state_files, info.folders)
 
 
-async def fake_fleet(engines: Mapping[str, FakeEngine], max_queued: int = 64) -> tuple[RemoteEngine, LocalLinks]:
-    """Return a fleet over fake engines, with the way to them; the first has the named states."""
-    links = LocalLinks(engines)
-    return await RemoteEngine.open(links, front_of(next(iter(engines.values()))), max_queued=max_queued), links
+async def local_fleet(engines: Mapping[str, ReplicaEngine], max_queued: int = 64) -> tuple[RemoteEngine, LocalLinks]:
+    """Return a fleet over engines of this process, with the way to them; the first has the named states."""
+    links, first = LocalLinks(engines), next(iter(engines.values()))
+    front = front_of(first)
+    if isinstance(first, FakeEngine):
+        front = replace(front, on_forgotten=first.registry.on_forgotten)
+    return await RemoteEngine.open(links, front, max_queued=max_queued), links
+
+
+def replica_processes(application: str) -> list[psutil.Process]:
+    """Return the processes of an application's replicas on the Ray cluster that this process has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.cmdline()[:1] and f"ServeReplica:{application}:" in process.cmdline()[0]:
+                found.append(process)
+    return found

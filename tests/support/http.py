@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol, TypeAlias
 
+import pytest
 from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient
 from pydantic import TypeAdapter
 
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.fleet.replica import ReplicaEngine
+from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from server.http.context import MODELS
 from server.settings import ServerSettings
-from tests.support.fake_engine import FakeEngine
 
 Client: TypeAlias = TestClient[web.Request, web.Application]
 Body: TypeAlias = dict[str, Any]
+
+PIECES = pytest.mark.over_one_engine("pieces of text that are at a replica together come as one")
+AT_ONCE = pytest.mark.over_one_engine("what replicas tell of themselves is up to half a second old")
 
 
 def engine_in(client: Client) -> EngineLike:
@@ -28,7 +34,19 @@ def engine_in(client: Client) -> EngineLike:
 class Serve(Protocol):
     """Starts a server over an engine and gives a client of it."""
 
-    async def __call__(self, engine: FakeEngine, settings: ServerSettings | None = None) -> Client: ...
+    async def __call__(self, engine: ReplicaEngine, settings: ServerSettings | None = None) -> Client: ...
+
+
+class Through(Protocol):
+    """Gives an engine as the server is to reach it, which has a place for `max_queued` requests beside its slots."""
+
+    async def __call__(self, engine: ReplicaEngine, max_queued: int = 64) -> EngineLike: ...
+
+
+class Load(Protocol):
+    """Loads a model."""
+
+    async def __call__(self, choice: EngineChoice, progress: Progress = ..., /) -> EngineLike: ...
 
 
 async def post(client: Client, path: str, kind: type[object], body: Body) -> Body:

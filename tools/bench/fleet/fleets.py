@@ -37,7 +37,7 @@ async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> As
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
     from rnn_engine.fleet.deployment import Resources, make_application
 
-    await asyncio.to_thread(start_ray, None, _MOST_REPLICAS)
+    await asyncio.to_thread(start_ray, None, _MOST_REPLICAS, Resources(_CPUS))
     load = partial(load_replica, hardware)
     application = make_application(load, replicas=replicas, slots=hardware.slots, resources=Resources(_CPUS))
     await asyncio.to_thread(deploy, _APPLICATION, application)

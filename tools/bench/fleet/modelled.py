@@ -6,6 +6,7 @@ import time
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.engine import Engine
+from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.remote import Front
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.states import make_registry
@@ -27,7 +28,7 @@ def make_engine(hardware: Hardware) -> Engine:
     return Engine(parts, max_queued=_QUEUE)
 
 
-async def load_replica(hardware: Hardware, _number: int) -> Engine:
+async def load_replica(hardware: Hardware, _place: Place) -> Engine:
     """Return the engine of a replica, in its process."""
     return make_engine(hardware)
 

@@ -1,0 +1,76 @@
+"""Fleets on one Ray cluster, which ends with the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+from functools import partial
+
+import psutil
+
+from rnn_engine.cli.fleet import front_opener, load_replica
+from rnn_engine.cli.session import EngineChoice
+from rnn_engine.errors import RnnEngineError
+from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
+from rnn_engine.fleet.deployment import Resources, make_application
+from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.loading.states import StateSettings
+from rnn_engine.telemetry import EngineCounters
+from tests.support.fleet import replica_processes
+
+REPLICAS = 2
+RESOURCES = Resources(cpus=0.1)
+_STARTS = 3  # of Ray, which gives its own processes 15 seconds each
+
+
+class RayFleets:
+    """Two replicas of each model that is asked for; further tests that ask for it get the same ones."""
+
+    def __init__(self) -> None:
+        """Start Ray. Blocks."""
+        for start in range(_STARTS):
+            try:
+                start_ray(None, REPLICAS, RESOURCES)
+                break
+            except RnnEngineError:
+                if start == _STARTS - 1:
+                    raise
+        self._names: dict[str, str] = {}
+
+    async def __call__(self, choice: EngineChoice, _: object = None, /) -> RemoteEngine:
+        """Return a fleet whose replicas keep nothing of earlier tests, and whose named states are its own."""
+        front = await asyncio.to_thread(front_opener(choice))
+        name = await asyncio.to_thread(self._deploy, _shared(choice))
+        engine = await RemoteEngine.open(RayLinks(name, owned=False), front, max_queued=choice.max_queued)
+        await engine.drop_cache()
+        return engine
+
+    async def counters(self, choice: EngineChoice) -> dict[str, EngineCounters]:
+        """Return what each replica counts at this moment."""
+        links = RayLinks(self._names[repr(_shared(choice))], owned=False)
+        return {report.name: report.counters for report in await links.survey()}
+
+    def processes(self, choice: EngineChoice) -> list[psutil.Process]:
+        """Return the processes of a model's replicas."""
+        return replica_processes(self._names[repr(_shared(choice))])
+
+    def close(self) -> None:
+        import ray
+        from ray import serve
+
+        serve.shutdown()
+        ray.shutdown()
+
+    def _deploy(self, choice: EngineChoice) -> str:
+        name = self._names.get(repr(choice))
+        if name is None:
+            name = self._names[repr(choice)] = f"tests-{len(self._names)}-{os.getpid()}"
+            load = partial(load_replica, choice)
+            deploy(name, make_application(load, replicas=REPLICAS, slots=choice.slots, resources=RESOURCES))
+        return name
+
+
+def _shared(choice: EngineChoice) -> EngineChoice:
+    """Return what replicas are loaded with: all but the named states, which a front keeps."""
+    return replace(choice, states=StateSettings())
