@@ -132,6 +132,7 @@ class Engine:
         v5_group_norm_epsilon: float | None = None,
         loras: Sequence[LoraChoice] = (),
         chat_template: str = "auto",
+        tune_seconds: float | None = 0.0,
     ) -> Self:
         """Open a model and put it on a device; the event loop goes on meanwhile.
 
@@ -146,7 +147,8 @@ class Engine:
         that begin alike; None keeps nothing. `states` are those that requests may start from by name. `progress` is
         called on another thread. `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with 64e-5. `loras` are
         merged into the weights, one after another. `chat_template` is auto, world or the path of a template; see
-        `load_chat_template`.
+        `load_chat_template`. `tune_seconds` is how long the fastest kernels may be searched for where none are kept for
+        the device; 0 takes fixed ones, and None searches where it pays (see `TuneOrder`).
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -166,6 +168,7 @@ class Engine:
             v5_group_norm_epsilon=v5_group_norm_epsilon,
             loras=loras,
             chat_template=chat_template,
+            tune_seconds=tune_seconds,
         )
         return cls(
             parts,

@@ -8,6 +8,8 @@ fn first_eight(split: u32) -> u32 {
     return 0u;
 }
 
-fn load_input(index: u32, lane: u32) -> Eight {
+fn share_inputs(own_index: u32) {}
+
+fn load_input(token: u32, index: u32, lane: u32) -> Eight {
     return broadcast_eight(inputs[index + lane / 4u][lane % 4u]);
 }

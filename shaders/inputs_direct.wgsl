@@ -4,6 +4,8 @@ fn first_eight(split: u32) -> u32 {
     return split;
 }
 
-fn load_input(index: u32, lane: u32) -> Eight {
+fn share_inputs(own_index: u32) {}
+
+fn load_input(token: u32, index: u32, lane: u32) -> Eight {
     return Eight(inputs[index], inputs[index + 1u]);
 }

@@ -28,6 +28,9 @@ fn main(
     let start = segment.weights_start + first_panel * segment.panel_blocks + lane;
     let num_tokens = count_tokens();
 
+    let own_token = min(first_token + lane % TOKENS, num_tokens - 1u);
+    let own_input = (segment.inputs_start + own_token * segment.inputs_stride) / 4u;
+
     var sums: array<array<f32, TOKENS>, PANELS>;
     var first_input: array<u32, TOKENS>;
     for (var t = 0u; t < TOKENS; t++) {
@@ -39,8 +42,9 @@ fn main(
         for (var p = 0u; p < PANELS; p++) {
             panel[p] = load_weights(start + p * segment.panel_blocks, eight);
         }
+        share_inputs(own_input + eight * 2u);
         for (var t = 0u; t < TOKENS; t++) {
-            let input = load_input(first_input[t] + eight * 2u, lane);
+            let input = load_input(t, first_input[t] + eight * 2u, lane);
             for (var p = 0u; p < PANELS; p++) {
                 sums[p][t] = multiply_add(panel[p], input, sums[p][t]);
             }
@@ -48,12 +52,19 @@ fn main(
     }
 
     if SPLITS == 1u {
-        for (var p = 0u; p < PANELS; p++) {
-            let row = (first_panel + p) * PANEL + lane;
-            for (var t = 0u; t < TOKENS; t++) {
-                if row < segment.num_rows && first_token + t < num_tokens {
-                    store(segment, first_token + t, row, sums[p][t]);
-                }
+        // A loop of as many rounds as there are tokens is not unrolled: what stores a sum is compiled once, which
+        // takes a driver about a fifth of the time of PANELS * TOKENS copies.
+        var finished: array<f32, PANELS * TOKENS>;
+        for (var t = 0u; t < TOKENS; t++) {
+            for (var p = 0u; p < PANELS; p++) {
+                finished[t * PANELS + p] = sums[p][t];
+            }
+        }
+        let real_tokens = min(TOKENS, num_tokens - first_token);
+        for (var place = 0u; place < real_tokens * PANELS; place++) {
+            let row = (first_panel + place % PANELS) * PANEL + lane;
+            if row < segment.num_rows {
+                store(segment, first_token + place / PANELS, row, finished[place]);
             }
         }
         return;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ pytest.register_assert_rewrite("tests.support.runner_contract", "tests.support.g
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")
+os.environ["RNN_ENGINE_TUNE"] = "0"  # also for the commands that tests start: kernels are fixed, and none are kept
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,6 +22,7 @@ _COMMANDS = (
     "convert",
     "logits",
     "bench",
+    "tune",
     "key",
 )
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it

@@ -13,11 +13,19 @@ import click
 from rnn_engine.cli.benchmark.measure import Measurement, Setting, measure_decode, measure_prefill
 from rnn_engine.cli.benchmark.profile import StepProfile, profile_decode, profile_prefill
 from rnn_engine.cli.benchmark.report import Benchmark, print_tables, write_report
-from rnn_engine.cli.options import device_memory_option, device_option, lora_option, model_argument, weights_option
+from rnn_engine.cli.options import (
+    device_memory_option,
+    device_option,
+    lora_option,
+    model_argument,
+    tune_option,
+    weights_option,
+)
 from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import DeviceError, InvalidRequestError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import measure_peaks
+from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
@@ -40,6 +48,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
 @device_option
 @weights_option
 @device_memory_option
+@tune_option
 @lora_option
 @click.option("--slots", callback=_parse_numbers, default="1,8", show_default=True, help="Sequences at decode.")
 @click.option("--lengths", callback=_parse_numbers, default="64", show_default=True, help="Prompts at prefill.")
@@ -57,6 +66,7 @@ def command(
     device: str,
     weights: str | None,
     device_memory: int | None,
+    tune_seconds: float | None,
     loras: tuple[LoraChoice, ...],
     slots: list[int],
     lengths: list[int],
@@ -73,7 +83,14 @@ def command(
         with open_merged(model, loras) as opened:
             size = RunnerSize(num_slots=max(slots))
             plan = plan_memory(opened, device, size, weights=weights, device_memory=device_memory)
-            runner = load_runner(opened, device, weights=plan.weights, num_slots=max(slots), progress=progress)
+            runner = load_runner(
+                opened,
+                device,
+                weights=plan.weights,
+                num_slots=max(slots),
+                tune=TuneOrder(tune_seconds),
+                progress=progress,
+            )
         with closing(runner):
             setting = Setting(model.name, runner.shape, *_device_and_weights(runner, plan.weights), repeats)
             profiled = _profiled(runner) if profile else None

@@ -20,6 +20,7 @@ from rnn_engine.cli.options import (
     find_model,
     lora_option,
     tokenizer_option,
+    tune_option,
     v5_epsilon_option,
     weights_option,
 )
@@ -62,6 +63,7 @@ _HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
 @device_option
 @weights_option
 @device_memory_option
+@tune_option
 @v5_epsilon_option
 @lora_option
 @click.option("--state", metavar="FILE|NAME", help="Begin from the state in this file, or of this name.")
@@ -107,6 +109,7 @@ def _local_backend(
     device: str,
     weights: str | None,
     device_memory: int | None,
+    tune_seconds: float | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
 ) -> Iterator[Backend]:
@@ -120,6 +123,7 @@ def _local_backend(
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
+        tune_seconds=tune_seconds,
         loras=loras,
         chat_template=chat_template,
     )

@@ -21,6 +21,7 @@ from rnn_engine.cli.options import (
     names_model,
     parse_tokens,
     tokenizer_option,
+    tune_option,
     v5_epsilon_option,
     weights_option,
 )
@@ -61,6 +62,7 @@ _MAX_CHARACTERS = 2**16
 @device_option
 @weights_option
 @device_memory_option
+@tune_option
 @v5_epsilon_option
 @lora_option
 @mix_options
@@ -76,6 +78,7 @@ def command(
     device: str,
     weights: str | None,
     device_memory: int | None,
+    tune_seconds: float | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
     starts: Starts,
@@ -104,6 +107,7 @@ def command(
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
+        tune_seconds=tune_seconds,
         loras=loras,
         chat_template=chat_template,
     )

@@ -85,6 +85,32 @@ device_memory_option = click.option(
     help="The device's memory that the model may take, such as 6G. Nothing tells it of a discrete GPU; of others it "
     "is what this computer has free.",
 )
+
+
+def _tune_seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise click.BadParameter(f"{value!r} is not allowed; expected auto, or seconds from 0 on")
+    return seconds
+
+
+tune_option = click.option(
+    "--tune",
+    "tune_seconds",
+    default="auto",
+    show_default=True,
+    envvar="RNN_ENGINE_TUNE",
+    show_envvar=True,
+    callback=_tune_seconds,
+    metavar="auto|SECONDS",
+    help="How long the fastest kernels may be searched for at the first load on a device; they are kept for later "
+    "loads. auto is 10 seconds on a GPU for a model of 64 MB or more, and none elsewhere; 0 takes fixed kernels.",
+)
 v5_epsilon_option = click.option(
     "--v5-group-norm-eps",
     "v5_group_norm_epsilon",

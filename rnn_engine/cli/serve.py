@@ -28,6 +28,7 @@ from rnn_engine.cli.options import (
     lora_option,
     slots_option,
     tokenizer_option,
+    tune_option,
     v5_epsilon_option,
     weights_option,
 )
@@ -63,6 +64,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
         device_option,
         weights_option,
         device_memory_option,
+        tune_option,
         v5_epsilon_option,
         lora_option,
         click.option(
@@ -174,6 +176,7 @@ def serve(
     device: str,
     weights: str | None,
     device_memory: int | None,
+    tune_seconds: float | None,
     v5_group_norm_epsilon: float | None,
     loras: tuple[LoraChoice, ...],
     slots: int,
@@ -208,6 +211,7 @@ def serve(
         v5_group_norm_epsilon=v5_group_norm_epsilon,
         weights=weights,
         device_memory=device_memory,
+        tune_seconds=tune_seconds,
         loras=loras,
         chat_template=chat_template,
     )

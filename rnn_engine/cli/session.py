@@ -42,6 +42,7 @@ class EngineChoice:
     device_memory: int | None = None
     loras: tuple[LoraChoice, ...] = ()
     chat_template: str = "auto"
+    tune_seconds: float | None = 0.0  # as `Engine.load` has it
     name: str | None = None  # None = the file's name without its ending
 
 
@@ -78,6 +79,7 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
                 v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
                 loras=choice.loras,
                 chat_template=choice.chat_template,
+                tune_seconds=choice.tune_seconds,
             )
         except asyncio.CancelledError:
             cancelled.set()

@@ -16,7 +16,6 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
-from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf
 from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import (
@@ -66,7 +65,7 @@ class GpuRunner:
         load_layers: LoadLayers,
         device: Device,
         memory: Memory,
-        tuning: Tuning,
+        matmuls: MatMulKernels,
         *,
         format_of: FormatOf,
         limits: StepLimits,
@@ -74,9 +73,9 @@ class GpuRunner:
     ) -> None:
         """Upload `model`, which may be closed afterwards.
 
-        `memory` is an empty group of buffers of `device`, which the caller closes where this fails and the runner
-        does from then on. Raises DeviceMemoryError where the device has no room, DeviceError where it can't run the
-        model.
+        `matmuls` are kernels of `device` for steps of `limits`. `memory` is an empty group of buffers of `device`,
+        which the caller closes where this fails and the runner does from then on. Raises DeviceMemoryError where the
+        device has no room, DeviceError where it can't run the model.
         """
         self._device = device
         self._memory = memory
@@ -84,7 +83,6 @@ class GpuRunner:
         self._shape = model.shape
         self._closed = False
         self._recorder = Recorder(device)
-        matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
         answer_bytes = 4 * limits.max_rows * limits.readout_words
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]

@@ -9,7 +9,6 @@ import numpy as np
 
 from rnn_engine.forward.segments import (
     MAX_SEGMENTS,
-    ROW_ALIGNMENT,
     SEGMENT_WORDS,
     Activation,
     Matrix,
@@ -17,8 +16,9 @@ from rnn_engine.forward.segments import (
     split_matrices,
 )
 from rnn_engine.forward.step import StepSize
-from rnn_engine.forward.tuning import MatMulVariant, Tuning
+from rnn_engine.forward.tuning import MatMulClass, Tuning
 from rnn_engine.forward.upload import create_weight_buffers, upload_rows
+from rnn_engine.forward.variants import MatMulVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory
 from shaders import Constant, ShaderSource
@@ -35,7 +35,7 @@ class MatMulBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class _LoadedPart:
+class LoadedPart:
     """A part on the device. It does not refer to the weights on the host, whose memory is freed after loading."""
 
     format: WeightFormat
@@ -44,44 +44,36 @@ class _LoadedPart:
     weight_bytes: int
     weights: Mapping[str, Buffer]  # the format's buffers, by the variable's name
     segments: Buffer  # struct MatMul of segments.wgsl
+    kind: MatMulClass
 
 
 class MatMulKernels:
-    """The compiled variants of the matmul kernels for one model on one device."""
+    """The compiled variants of the matmul kernels for one model on one device, and its matmuls.
+
+    `tuning` may be replaced before the first plan is made.
+    """
 
     def __init__(self, kernels: Kernels, tuning: Tuning, batch_constants: Mapping[str, Constant]) -> None:
         self.kernels = kernels
         self.tuning = tuning
+        self.bound: list[BoundMatMul] = []  # those of the model, in the order of loading
         self._constants: dict[str, Constant] = {
             **batch_constants,
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{name}": int(value) for name, value in Activation.__members__.items() if value},
         }
 
-    def small(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
-        """Return matmul.wgsl for up to `variant.tokens` tokens."""
+    def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
+        """Return the kernel of a variant for matrices of a format; compiled at the first call."""
         return self.kernels.get(
-            "matmul",
-            {
-                **self._constants,
-                "TOKENS": variant.tokens,
-                "GROUPS": variant.groups,
-                "PANELS": variant.panels,
-                "SPLITS": variant.splits,
-            },
-            {
-                "WEIGHTS": weights.include,
-                "INPUTS": "inputs_broadcast" if self.tuning.broadcast else "inputs_direct",
-            },
+            variant.shader,
+            {**self._constants, **variant.constants},
+            {"WEIGHTS": weights.include, **variant.includes},
         )
 
     def source(self, weights: WeightFormat) -> ShaderSource:
         """Return the WGSL whose bindings all variants for a format have."""
-        return self.small(self.tuning.matmuls[0], weights).source
-
-    def tiled(self, weights: WeightFormat) -> Kernel:
-        """Return matmul_tiled.wgsl, for any number of tokens."""
-        return self.kernels.get("matmul_tiled", self._constants, {"WEIGHTS": weights.include})
+        return self.get(self.tuning.matmul(1), weights).source
 
 
 class MatMul:
@@ -115,9 +107,11 @@ class MatMul:
                 "outputs": buffers.outputs,
             }
             parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded.format), bindings)))
-        return BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows)
+        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch)
+        self._kernels.bound.append(bound)
+        return bound
 
-    def _load(self, part: Part, memory: Memory) -> _LoadedPart:
+    def _load(self, part: Part, memory: Memory) -> LoadedPart:
         buffers = create_weight_buffers(memory, self._label, part.format, part.num_blocks)
         for segment in part.segments:
             upload_rows(memory, buffers, part.format, segment.rows, segment.weights_start)
@@ -127,7 +121,8 @@ class MatMul:
         segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
         memory.upload(segments, 0, np.array(table, np.uint32))
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
-        return _LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, segments)
+        kind = MatMulClass.of(part.format.name, part.num_rows, max(s.matrix.num_columns for s in part.segments))
+        return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, segments, kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +131,9 @@ class BoundMatMul:
 
     label: str
     kernels: MatMulKernels
-    parts: tuple[tuple[_LoadedPart, BindGroup], ...]  # one a dispatch
+    parts: tuple[tuple[LoadedPart, BindGroup], ...]  # one a dispatch
     counts_rows: bool
+    batch: Buffer  # says how many tokens and rows a step has
 
     @property
     def weight_bytes(self) -> int:
@@ -146,12 +142,13 @@ class BoundMatMul:
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         """One dispatch a part, for the tokens or rows of the step, of which there is at least one."""
         count = step.num_rows if self.counts_rows else step.num_tokens
-        variant = self.kernels.tuning.matmul(count)
         for part, bind_group in self.parts:
-            if variant is None:
-                kernel, rows, tokens = self.kernels.tiled(part.format), ROW_ALIGNMENT, 64
-            else:
-                kernel, rows, tokens = self.kernels.small(variant, part.format), variant.rows, variant.tokens
-            tiles = -(-count // tokens)
-            moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
-            yield Dispatch(self.label, kernel, bind_group, part.num_rows // rows, tiles, moved_bytes, operations)
+            variant = self.kernels.tuning.matmul(count, part.kind)
+            yield self.dispatch(part, bind_group, variant, count)
+
+    def dispatch(self, part: LoadedPart, bind_group: BindGroup, variant: MatMulVariant, count: int) -> Dispatch:
+        """Return the dispatch of a part for `count` tokens or rows by a given kernel."""
+        tiles = -(-count // variant.tokens)
+        moved_bytes, operations = tiles * part.weight_bytes, 2 * count * part.num_weights
+        kernel = self.kernels.get(variant, part.format)
+        return Dispatch(self.label, kernel, bind_group, part.num_rows // variant.rows, tiles, moved_bytes, operations)

@@ -69,6 +69,10 @@ class Matrix:
     operand_start: int = 0
     operand_stride: int = 0  # 0 where all tokens share the operands
 
+    @property
+    def num_columns(self) -> int:
+        return int(self.weights.values.shape[1])
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -96,7 +100,7 @@ class Segment:
         return [
             self.first_row,
             self.end - self.start,
-            -(-matrix.weights.values.shape[1] // COLUMNS_AT_ONCE),
+            -(-matrix.num_columns // COLUMNS_AT_ONCE),
             PANEL_ROWS * self.row_blocks,
             self.weights_start,
             matrix.inputs_start,
@@ -124,7 +128,7 @@ class Part:
     @property
     def num_weights(self) -> int:
         """Weights without what pads them."""
-        return sum((s.end - s.start) * s.matrix.weights.values.shape[1] for s in self.segments)
+        return sum((s.end - s.start) * s.matrix.num_columns for s in self.segments)
 
     @property
     def num_blocks(self) -> int:

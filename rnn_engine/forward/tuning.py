@@ -1,50 +1,69 @@
-"""Which variant of a kernel to run, by the kind of device and the number of tokens.
+"""Which variant of a kernel to run, by the kind of device, the matrices and the number of tokens.
 
-The figures behind the choices are in docs/performance.md. Everything here changes speed alone, never a result's
-meaning: any variant is right on any device.
+The figures behind the fixed choices are in docs/performance.md; `tuner` finds better ones for a device. Everything here
+changes speed alone, never a result's meaning: any variant is right on any device.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.types import ModelShape
 
+TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""The counts for which kernels are chosen; any other count is run as the next one is."""
 
-@dataclass(frozen=True, slots=True)
-class MatMulVariant:
-    """The constants of matmul.wgsl, where their meaning is explained."""
 
-    tokens: int
-    groups: int
-    panels: int
-    splits: int
+def rounded_count(num_tokens: int) -> int:
+    """Return the least of `TOKEN_COUNTS` that is no less than `num_tokens`, else the last."""
+    return next((count for count in TOKEN_COUNTS if num_tokens <= count), TOKEN_COUNTS[-1])
 
-    @property
-    def rows(self) -> int:
-        """Rows of a workgroup."""
-        return 8 * self.groups * self.panels
+
+@dataclass(frozen=True, slots=True, order=True)
+class MatMulClass:
+    """Matmuls for which one kernel is best: of one weight format, and of much the same sizes."""
+
+    weights: str  # the name of the format
+    rows: int  # powers of two, no less than the matrices have
+    columns: int
+
+    @classmethod
+    def of(cls, weights: str, rows: int, columns: int) -> MatMulClass:
+        return cls(weights, 1 << max(0, rows - 1).bit_length(), 1 << max(0, columns - 1).bit_length())
+
+    def __str__(self) -> str:
+        return f"{self.weights} {self.rows}x{self.columns}"
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """The variants for one kind of device."""
+    """The variants for one kind of device, and those that were found for this one."""
 
-    matmuls: tuple[MatMulVariant, ...]  # by ascending token count; the first that takes all tokens is run
-    broadcast: bool  # lanes share what they load; needs splits == 1
-    tiled: bool  # beyond that: matmul_tiled.wgsl, or the last variant again and again
+    matmuls: tuple[StreamVariant, ...]  # by ascending token count; the first that takes all tokens is run
+    tiled: TiledVariant | None  # beyond that; None = the last variant again and again
+    broadcast: bool  # the recurrence's lanes share what they load
     norm_threads: int
     candidate_threads: int
     max_tokens: int  # of a step
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
+    found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
-    def matmul(self, num_tokens: int) -> MatMulVariant | None:
-        """Return the variant for `num_tokens` tokens; None for the tiled kernel."""
+    def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
+        """Return the variant for `num_tokens` tokens: what was found for `kind`, else the fixed choice."""
+        if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
+            return found
         for variant in self.matmuls:
             if num_tokens <= variant.tokens:
                 return variant
-        return None if self.tiled else self.matmuls[-1]
+        return self.tiled or self.matmuls[-1]
+
+    def token_counts(self, max_tokens: int) -> set[int]:
+        """Return counts of tokens, none beyond `max_tokens`, whose steps run every kernel that any step may run."""
+        counts = {variant.tokens for variant in self.matmuls} | {count for _, count in self.found} | {max_tokens}
+        return {min(count, max_tokens) for count in counts}
 
     def step_tokens(self, shape: ModelShape) -> int:
         """The most tokens of a step of such a model, where the user does not say."""
@@ -54,32 +73,28 @@ class Tuning:
 
 
 def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
-    """The choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
+    """The fixed choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
     if device.is_software:
+        one = "broadcast" if can_broadcast else "direct"
+        many = "by_token" if can_broadcast else "direct"
         return Tuning(
             matmuls=(
-                MatMulVariant(tokens=1, groups=2, panels=4, splits=1),
-                MatMulVariant(tokens=2, groups=1, panels=4, splits=1),
-                MatMulVariant(tokens=4, groups=1, panels=4, splits=1),
-                MatMulVariant(tokens=8, groups=1, panels=4, splits=1),
+                StreamVariant(tokens=1, groups=2, panels=4, inputs=one),
+                StreamVariant(tokens=2, panels=4, inputs=one),
+                StreamVariant(tokens=4, panels=4, inputs=one),
+                StreamVariant(tokens=8, panels=4, inputs=many),
             ),
+            tiled=None,
             broadcast=can_broadcast,
-            tiled=False,
             norm_threads=8,
             candidate_threads=64,
             max_tokens=64,
             max_step_operations=2e10,
         )
     return Tuning(
-        matmuls=(
-            MatMulVariant(tokens=1, groups=1, panels=1, splits=16),
-            MatMulVariant(tokens=2, groups=1, panels=1, splits=16),
-            MatMulVariant(tokens=4, groups=1, panels=1, splits=16),
-            MatMulVariant(tokens=8, groups=1, panels=1, splits=16),
-            MatMulVariant(tokens=16, groups=1, panels=1, splits=16),
-        ),
+        matmuls=tuple(StreamVariant(tokens, splits=16) for tokens in (1, 2, 4, 8, 16)),
+        tiled=TiledVariant(rows=64, tokens=64),
         broadcast=False,
-        tiled=True,
         norm_threads=128,
         candidate_threads=256,
         max_tokens=256,

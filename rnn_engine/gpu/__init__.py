@@ -8,7 +8,7 @@ from rnn_engine.gpu.peaks import DevicePeaks, measure_copy, measure_peaks
 from rnn_engine.gpu.recorder import BufferCopy, Dispatch, Download, Plan, Recorder
 from rnn_engine.gpu.sizing import SizingDevice
 from rnn_engine.gpu.subgroups import measure_subgroup_size
-from rnn_engine.gpu.timing import time_dispatches
+from rnn_engine.gpu.timing import time_dispatches, time_plan
 
 __all__ = [
     "BindGroup",
@@ -34,4 +34,5 @@ __all__ = [
     "measure_subgroup_size",
     "open_device",
     "time_dispatches",
+    "time_plan",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
+import time
 from statistics import median
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
 from rnn_engine.gpu.device_errors import device_errors
-from rnn_engine.gpu.recorder import Plan
+from rnn_engine.gpu.recorder import Plan, Recorder
 
 _MAX_DISPATCHES = 2048  # WebGPU promises query sets of 4096 times
 
@@ -27,6 +28,26 @@ def time_dispatches(device: Device, plan: Plan, repeats: int) -> list[float]:
     with device_errors("dispatches can't be timed"):
         runs = [_time_once(device, plan) for _ in range(1 + repeats)][1:]
     return [median(seconds) for seconds in zip(*runs, strict=True)]
+
+
+def time_plan(device: Device, plan: Plan, repeats: int) -> list[float]:
+    """Run `plan` `repeats` times; return for each the seconds that its dispatches took, one after the other. Blocks.
+
+    By the device's own clock where it has one. Of a software device it is the time of all processors together, which
+    other work on the machine changes little; of a device without a clock it is the time until the host hears of the
+    end. Raises DeviceError where the device fails.
+    """
+    with device_errors("a plan can't be timed"):
+        if device.has_timestamps and not device.info.is_software and len(plan.dispatches) <= _MAX_DISPATCHES:
+            return [sum(_time_once(device, plan)) for _ in range(repeats)]
+        recorder = Recorder(device)
+        clock = time.process_time if device.info.is_software else time.perf_counter
+        seconds = []
+        for _ in range(repeats):
+            begun = clock()
+            recorder.wait(recorder.submit(plan))
+            seconds.append(clock() - begun)
+        return seconds
 
 
 def _time_once(device: Device, plan: Plan) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rnn_engine.errors import ModelError
 from rnn_engine.hub.wanted import WEIGHTS, Wanted, could_be_wanted
-from rnn_engine.model.known_fingerprints import cache_folder
+from rnn_engine.user_cache import cache_folder
 
 
 @dataclass(frozen=True, slots=True)

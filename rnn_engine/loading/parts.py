@@ -21,6 +21,7 @@ from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.device_choice import choose_device
+from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
@@ -108,6 +109,7 @@ def open_parts(
     v5_group_norm_epsilon: float | None = None,
     loras: Sequence[LoraChoice] = (),
     chat_template: str = "auto",
+    tune_seconds: float | None = 0.0,
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
@@ -136,6 +138,7 @@ def open_parts(
                 num_slots=num_slots,
                 spare_bytes=plan.spare_bytes,
                 warm_up=True,
+                tune=TuneOrder(tune_seconds),
                 progress=progress,
             )
 

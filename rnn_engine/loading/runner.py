@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightChoice
+from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
-from rnn_engine.gpu import Device, SizingDevice, measure_subgroup_size, open_device
+from rnn_engine.gpu import Device, SizingDevice, open_device
+from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
 from rnn_engine.types import Model, ModelShape, Runner
 from rnn_engine.versions.table import VERSIONS, VersionTable
 
@@ -40,6 +42,7 @@ def load_runner(
     num_candidates: int = 128,
     checked: bool = False,
     warm_up: bool = False,
+    tune: TuneOrder = FIXED,
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> Runner:
@@ -48,8 +51,9 @@ def load_runner(
     `weights` says how matrices are kept on a GPU, as `WeightChoice.parse` reads it, or gives the format of each.
     After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
     room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
-    index. `warm_up` runs a step of every kind first, since drivers compile a kernel when it is first run.
-    Models on one device share it, and free what is theirs when they are closed. May be called from any thread.
+    index. `tune` says how the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a
+    kernel when it is first run. Models on one device share it, and free what is theirs when they are closed. May be
+    called from any thread.
     Raises DeviceError where there is no such device, DeviceMemoryError where it has no room; nothing is held then.
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
@@ -62,13 +66,14 @@ def load_runner(
 
     def load(size: RunnerSize) -> GpuRunner:
         opened = open_device(device, checked=checked)
-        tuning = tuning_for(opened.info, can_broadcast=measure_subgroup_size(opened) >= 8)
+        limits = kernel_limits(opened)
+        tuning = tuning_for(opened.info, can_broadcast=limits.can_broadcast)
         with ExitStack() as undo:
-            runner = _load_gpu_runner(model, opened, tuning, size, format_of, progress, versions)
+            runner, matmuls = _load_gpu_runner(model, opened, tuning, size, format_of, progress, versions)
             undo.callback(runner.close)
+            choose_kernels(tune, runner, matmuls, limits, progress)
             if warm_up:
-                counts = {min(variant.tokens, runner.max_tokens) for variant in tuning.matmuls} | {runner.max_tokens}
-                runner.warm_up(counts, progress)
+                runner.warm_up(matmuls.tuning.token_counts(runner.max_tokens), progress)
             undo.pop_all()
         return runner
 
@@ -119,7 +124,8 @@ def measure_runner(
         return Unpacked(choice(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))
 
     tuning = tuning_for(device.info, can_broadcast=False)
-    return _load_gpu_runner(model, device, tuning, size, format_of, _no_progress, versions).allocated_bytes
+    runner, _ = _load_gpu_runner(model, device, tuning, size, format_of, _no_progress, versions)
+    return runner.allocated_bytes
 
 
 def _load_gpu_runner(
@@ -130,7 +136,7 @@ def _load_gpu_runner(
     format_of: FormatOf,
     progress: Progress,
     versions: VersionTable,
-) -> GpuRunner:
+) -> tuple[GpuRunner, MatMulKernels]:
     shape = model.shape
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
     room = device.max_binding_bytes // slot_bytes - size.num_slots
@@ -144,11 +150,12 @@ def _load_gpu_runner(
         memory = device.allocate()
         undo.callback(memory.close)
         load_layers = versions.get(shape.version).load_layers
+        matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
         runner = GpuRunner(
-            model, load_layers, device, memory, tuning, format_of=format_of, limits=limits, progress=progress
+            model, load_layers, device, memory, matmuls, format_of=format_of, limits=limits, progress=progress
         )
         undo.pop_all()
-    return runner
+    return runner, matmuls
 
 
 def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> CpuRunner:

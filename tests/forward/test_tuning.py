@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rnn_engine.forward.tuning import Tuning, tuning_for
+from rnn_engine.forward.tuning import MatMulClass, Tuning, tuning_for
+from rnn_engine.forward.variants import KernelLimits, StreamVariant, TiledVariant
 from rnn_engine.gpu import DeviceInfo
 from tests.support.models import tiny_shape
 
@@ -29,9 +32,18 @@ def test_the_smallest_variant_that_takes_all_tokens_is_chosen(kind: str) -> None
     tuning = tuning_of(kind)
     for count in range(1, 17):
         variant = tuning.matmul(count)
-        assert variant is not None
+        assert isinstance(variant, StreamVariant)
         assert variant.tokens >= min(count, tuning.matmuls[-1].tokens)
         assert all(other.tokens < count for other in tuning.matmuls if other.tokens < variant.tokens)
-        assert 64 % variant.rows == 0  # a workgroup stays inside one segment
-        assert variant.splits == 1 or not tuning.broadcast
-    assert (tuning.matmul(17) is None) == tuning.tiled
+        assert KernelLimits(can_broadcast=True).allow(variant)
+    assert isinstance(tuning.matmul(17), StreamVariant if kind == "software" else TiledVariant)
+
+
+def test_what_was_found_for_a_class_and_a_count_goes_before_the_fixed_choice() -> None:
+    kind, found = MatMulClass("f16", 1024, 256), TiledVariant(rows=32, tokens=32)
+    tuning = replace(tuning_of("discrete"), found={(kind, 32): found})
+    assert tuning.matmul(17, MatMulClass.of("f16", 960, 129)) == tuning.matmul(32, kind) == found
+    for count, other in ((16, kind), (33, kind), (32, MatMulClass("int8", 1024, 256)), (32, None)):
+        assert tuning.matmul(count, other) == tuning_of("discrete").matmul(count)
+    assert tuning.token_counts(20) == {1, 2, 4, 8, 16, 20}
+    assert 32 in tuning.token_counts(64)

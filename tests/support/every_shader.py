@@ -8,9 +8,11 @@ from functools import partial
 from typing import Any
 
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
+from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.gpu import DeviceInfo, SizingDevice
@@ -21,6 +23,15 @@ from shaders import specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 
+VARIANTS: tuple[MatMulVariant, ...] = (
+    *(StreamVariant(tokens, 2, 4, 1, inputs) for tokens in (1, 8) for inputs in ("direct", "broadcast", "by_token")),
+    StreamVariant(tokens=4, panels=2, splits=8),
+    *(
+        TiledVariant(64, tokens, each, each, 1, number)
+        for tokens, each in ((32, 4), (128, 8))
+        for number in ("f32", "f16")
+    ),
+)
 _LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)
 
 
@@ -36,6 +47,7 @@ def _each() -> Iterator[tuple[str, str]]:
     yield "subgroup size", specialise("subgroup_size", {"THREADS": 64}).text
     for number in ("number_f32", "number_f16"):
         yield f"peak, {number}", specialise("peak", {"THREADS": 64, "ROUNDS": 256}, {"NUMBER": number}).text
+    yield from _variants()
     shape = tiny_shape()
     shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20))
     for kind in ("software", "discrete"):
@@ -47,6 +59,18 @@ def _each() -> Iterator[tuple[str, str]]:
                 yield from _shaders_of(each, "f16", tuning, label)
             for weights in WEIGHT_FORMATS:
                 yield from _shaders_of(shape, weights, tuning, label)
+
+
+def _variants() -> Iterator[tuple[str, str]]:
+    """Every constant and include that a matmul's variants may have."""
+    device = _Collector()
+    tuning = tuning_for(device.info, can_broadcast=True)
+    matmuls = MatMulKernels(device.kernels, tuning, _LIMITS.constants())
+    for variant in VARIANTS:
+        for weights in WEIGHT_FORMATS.values():
+            matmuls.get(variant, weights)
+    for name, text in device.shaders:
+        yield f"{name}, a variant", text
 
 
 def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> Iterator[tuple[str, str]]:
@@ -63,12 +87,12 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
             VERSIONS.get(shape.version).load_layers,
             device,
             memory,
-            tuning,
+            MatMulKernels(device.kernels, tuning, _LIMITS.constants()),
             format_of=partial(_unpacked, choice),
             limits=_LIMITS,
             progress=lambda *_: None,
         )
-        for count in (*(variant.tokens for variant in tuning.matmuls), _LIMITS.max_tokens):
+        for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
                 runner.plan(count, 1, 1, has_masks=has_masks)
     for name, text in device.shaders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
@@ -41,7 +42,7 @@ def make_gpu_runner(
         VERSIONS.get(model.shape.version).load_layers,
         device,
         memory,
-        tuning,
+        MatMulKernels(device.kernels, tuning, limits.constants()),
         format_of=WeightChoice.parse(weights).of(model.shape.num_layers) if isinstance(weights, str) else weights,
         limits=limits,
         progress=lambda what, done, total: None,

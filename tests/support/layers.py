@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.errors",
         "rnn_engine.health",
         "rnn_engine.atomic_file",
+        "rnn_engine.user_cache",
         "rnn_engine.checks",
         "rnn_engine.types",
         "rnn_engine.chat_template",

@@ -14,7 +14,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from rnn_engine.cli.terminal.commands import COMMANDS
 from rnn_engine.cli.terminal.talk import Talk
-from rnn_engine.model.known_fingerprints import cache_folder
+from rnn_engine.user_cache import cache_folder
 
 ReadLine: TypeAlias = Callable[[], str | None]
 """Returns what the user typed, without blanks around it; None at the end."""

@@ -1,0 +1,260 @@
+"""Finds the kernels that are fastest for a model on its device: by a model of cost first, then by the clock."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rnn_engine.errors import DeviceError
+from rnn_engine.forward.gpu_runner import GpuRunner
+from rnn_engine.forward.matmul import BoundMatMul, LoadedPart, MatMulKernels
+from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass, rounded_count
+from rnn_engine.forward.variant_space import MatMulWork, cost_on, variants
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant
+from rnn_engine.gpu import BindGroup, Device, Memory, Plan, time_plan
+
+_REPEATS: Final = 3
+_TIMED_SECONDS: Final = 3e-3  # that one measurement should take
+_LONG_SECONDS: Final = 0.1  # from which on a measurement is not repeated
+_MOST_DISPATCHES: Final = 64  # of one measurement
+_LEAST_SHARE: Final = 0.04  # of all matmuls at a count of tokens, below which a class is left as it is
+_WORTH_A_TRIAL: Final = 2.0  # times the least predicted cost
+_FINALISTS: Final = 3  # of a task, which are measured again in turns
+_ROUNDS: Final = 5
+_FINAL_PART: Final = 0.25  # of the time, for the finalists
+_LEAST_GAIN: Final = 0.03  # below which the fixed choice is kept
+
+_log = logging.getLogger(__name__)
+
+Report: TypeAlias = Callable[[str, int, int], None]
+"""Takes what is being done, the seconds that have gone, and those that there are."""
+
+Chosen: TypeAlias = Mapping[tuple[MatMulClass, int], "Choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel for a class of matmuls and a count of tokens, beside the fixed choice. Seconds are of a dispatch."""
+
+    kind: MatMulClass
+    tokens: int
+    variant: MatMulVariant
+    predicted: float
+    measured: float
+    default: MatMulVariant
+    default_measured: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast it is as the fixed choice."""
+        return self.default_measured / self.measured
+
+
+@dataclass(slots=True)
+class _Task:
+    """One choice to make, and what was measured for it."""
+
+    kind: MatMulClass
+    tokens: int
+    parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]  # of all layers
+    default: MatMulVariant
+    predicted: dict[MatMulVariant, float]
+    measured: dict[MatMulVariant, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def best_predicted(self) -> float:
+        return min(self.predicted.values())
+
+    @property
+    def work_seconds(self) -> float:
+        """What all layers' dispatches may take with the fixed choice."""
+        return len(self.parts) * self.predicted[self.default]
+
+    def ranked(self) -> list[MatMulVariant]:
+        """Return what was measured, the fastest first."""
+        return sorted(self.measured, key=lambda variant: median(self.measured[variant]))
+
+    def choice(self) -> Choice:
+        default = median(self.measured[self.default])
+        best = self.ranked()[0]
+        if median(self.measured[best]) > (1 - _LEAST_GAIN) * default:
+            best = self.default
+        return Choice(
+            self.kind,
+            self.tokens,
+            best,
+            self.predicted[best],
+            median(self.measured[best]),
+            self.default,
+            default,
+        )
+
+
+class Tuner:
+    """The search for one model, which must be loaded; no step may run meanwhile."""
+
+    def __init__(
+        self,
+        runner: GpuRunner,
+        matmuls: MatMulKernels,
+        limits: KernelLimits,
+        *,
+        half: bool = False,
+        counts: Sequence[int] = TOKEN_COUNTS,
+    ) -> None:
+        """`matmuls` are those of `runner`. `half`: products in f16 are allowed, too. `counts` are those of tokens."""
+        self._runner = runner
+        self._matmuls = matmuls
+        self._device = runner.device
+        self._limits = limits
+        self._half = half
+        self._counts = counts
+        self._cost = cost_on(runner.device.info.kind)
+
+    def search(
+        self,
+        seconds: float,
+        report: Report,
+        *,
+        known: Iterable[tuple[MatMulClass, int]] = (),
+        exhaustive: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Chosen:
+        """Return a choice for every class of matmuls and count of tokens that matters and is not `known`.
+
+        Ends after `seconds`, with the trial that is under way, or at Ctrl-C; what was found until then is returned.
+        `exhaustive` measures every variant, however long it takes.
+        """
+        begun = clock()
+        tasks = _that_matter(list(self._tasks(set(known))))
+
+        def left(part: float) -> bool:
+            gone = clock() - begun
+            report("choosing kernels", min(round(gone), round(seconds)), round(seconds))
+            return exhaustive or gone < part * seconds
+
+        with closing(self._device.allocate()) as memory:
+            measure = _Measure(self._device, memory)
+            try:
+                for variant, fitting in self._trials(tasks, exhaustive=exhaustive):
+                    for task in fitting:
+                        for tried in (variant,) if task.measured else (task.default, variant):
+                            if left(1 - _FINAL_PART):
+                                self._try(measure, task, tried)
+                for _ in range(_ROUNDS):
+                    for task in tasks:
+                        for variant in {task.default: None, **dict.fromkeys(task.ranked()[:_FINALISTS])}:
+                            if len(task.measured) > 1 and left(1):
+                                self._try(measure, task, variant)
+            except KeyboardInterrupt:
+                _log.info("the choice of kernels was interrupted; the best until now are taken")
+        return {(task.kind, task.tokens): task.choice() for task in tasks if task.measured}
+
+    def times(
+        self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
+    ) -> dict[MatMulVariant, float]:
+        """Return the median seconds of a dispatch by each of `wanted`, measured in turns."""
+        (task,) = (task for task in self._tasks(set()) if (task.kind, task.tokens) == (kind, tokens))
+        with closing(self._device.allocate()) as memory:
+            measure = _Measure(self._device, memory)
+            for _ in range(rounds):
+                for variant in wanted:
+                    self._try(measure, task, variant)
+        return {variant: median(task.measured[variant]) for variant in wanted}
+
+    def _tasks(self, known: set[tuple[MatMulClass, int]]) -> Iterator[_Task]:
+        parts: defaultdict[tuple[MatMulClass, bool], dict[int, tuple[BoundMatMul, LoadedPart, BindGroup]]]
+        parts = defaultdict(dict)
+        for matmul in self._matmuls.bound:
+            for part, bind_group in matmul.parts:
+                parts[part.kind, matmul.counts_rows].setdefault(id(part), (matmul, part, bind_group))
+        for (kind, counts_rows), each in parts.items():
+            most = self._runner.max_rows if counts_rows else self._runner.max_tokens
+            for tokens in self._counts:
+                if tokens <= most and (kind, tokens) not in known:
+                    yield self._task(kind, tokens, list(each.values()))
+
+    def _task(self, kind: MatMulClass, tokens: int, parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]) -> _Task:
+        part = parts[0][1]
+        work = MatMulWork(part.num_rows, kind.columns, part.weight_bytes, tokens)
+        software = self._device.info.is_software
+        predicted = {
+            variant: self._cost.predict(work, variant)
+            for variant in variants(self._limits, work, software=software, half=self._half)
+        }
+        default = self._matmuls.tuning.matmul(tokens)
+        return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
+
+    def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:
+        """Yield what to try: first for steps of one sequence, of all slots and of prompts, the most promising first.
+
+        Tasks that need the same kernel share its compilation.
+        """
+        usual = {1, rounded_count(self._runner.num_slots), rounded_count(self._runner.max_tokens)}
+        promise: dict[tuple[bool, str, MatMulVariant], float] = {}
+        fitting: defaultdict[tuple[bool, str, MatMulVariant], list[_Task]] = defaultdict(list)
+        for task in tasks:
+            for variant, seconds in task.predicted.items():
+                times = seconds / task.best_predicted
+                if variant == task.default or (times > _WORTH_A_TRIAL and not exhaustive):
+                    continue
+                key = task.tokens not in usual, task.kind.weights, variant
+                promise[key] = min(times, promise.get(key, math.inf))
+                fitting[key].append(task)
+        for key in sorted(promise, key=lambda key: (key[0], promise[key])):
+            yield key[2], fitting[key]
+
+    def _try(self, measure: _Measure, task: _Task, variant: MatMulVariant) -> None:
+        """Measure `variant` once more; a variant that the device refuses is left out."""
+        try:
+            seconds = measure(task, variant)
+        except DeviceError as error:
+            _log.info("the kernel %s is left out: %s", variant, error)
+            task.measured.pop(variant, None)
+        else:
+            task.measured[variant].append(seconds)
+
+
+def _that_matter(tasks: list[_Task]) -> list[_Task]:
+    """Leave out tasks whose matmuls take little of the time of all at their count of tokens."""
+    totals: defaultdict[int, float] = defaultdict(float)
+    for task in tasks:
+        totals[task.tokens] += task.work_seconds
+    return [task for task in tasks if task.work_seconds >= _LEAST_SHARE * totals[task.tokens]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """The clock. Weights of several layers are read in turns, so that caches help no more than in a step."""
+
+    device: Device
+    memory: Memory
+
+    def __call__(self, task: _Task, variant: MatMulVariant) -> float:
+        """Return the seconds of a dispatch: the median of a few repeats after a warm-up."""
+        known = task.measured.get(task.default)
+        wanted = math.ceil(_TIMED_SECONDS / max(median(known), 1e-9)) if known else 2
+        count = min(_MOST_DISPATCHES, wanted)
+        header = np.array([task.tokens, 1, task.tokens, 0], np.uint32)  # of struct Batch in batch.wgsl
+        self.memory.upload(task.parts[0][0].batch, 0, header)
+        chosen = (task.parts[number % len(task.parts)] for number in range(count))
+        plan = Plan(tuple(matmul.dispatch(part, group, variant, task.tokens) for matmul, part, group in chosen))
+        (first,) = time_plan(self.device, plan, 1)  # in which the driver may compile it
+        seconds = median(time_plan(self.device, plan, _REPEATS if first < _LONG_SECONDS else 1)) / count
+        return seconds * _idleness(plan) if self.device.info.is_software else seconds
+
+
+def _idleness(plan: Plan) -> float:
+    """Return how much longer processors take than their work: the last workgroups leave some of them idle."""
+    groups, processors = plan.dispatches[0].x * plan.dispatches[0].y, os.cpu_count() or 1
+    return -(-groups // processors) * processors / groups

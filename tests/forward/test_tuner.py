@@ -1,0 +1,182 @@
+"""The search for kernels: what it tries, when it ends, and what it takes; its clock is made up, but for one test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rnn_engine.errors import DeviceError
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.tuner import Tuner, _Task
+from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
+from rnn_engine.forward.variant_space import MatMulWork, cost_on, variants
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
+from rnn_engine.types import TokenRun, run_step
+from tests.support.models import random_model, tiny_shape
+from tests.support.tuned import load_with_matmuls
+
+LIMITS = KernelLimits(can_broadcast=True)
+FAST = StreamVariant(tokens=1, groups=1, panels=4, inputs="broadcast")  # the model of cost takes it for no slower
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[tuple[GpuRunner, MatMulKernels]]:
+    runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3))
+    with closing(runner):
+        yield runner, matmuls
+
+
+class Timed:
+    """What each variant takes, in place of a measurement; a second passes with each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[MatMulVariant], float]) -> None:
+        self.now = 0.0
+        self.tried: list[tuple[MatMulClass, int, MatMulVariant]] = []
+
+        def measure(_self: object, task: _Task, variant: MatMulVariant) -> float:
+            self.now += 1
+            self.tried.append((task.kind, task.tokens, variant))
+            return seconds(variant)
+
+        monkeypatch.setattr("rnn_engine.forward.tuner._Measure.__call__", measure)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def silent(what: str, done: int, total: int) -> None:
+    assert 0 <= done <= total
+
+
+def one_fast(variant: MatMulVariant) -> float:
+    return 1e-3 if variant == FAST else 2e-3
+
+
+def test_the_fastest_is_found_for_each_class_beside_the_fixed_choice(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(monkeypatch, one_fast)
+    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    assert found
+    for (kind, tokens), choice in found.items():
+        assert (choice.kind, choice.tokens, choice.variant) == (kind, tokens, FAST)
+        assert (choice.measured, choice.default_measured, choice.gain) == (1e-3, 2e-3, 2.0)
+        assert choice.default == loaded[1].tuning.matmul(1)
+    assert len(set(timed.tried)) > 10 * len(found)
+
+
+def test_a_gain_that_could_be_chance_leaves_the_fixed_choice(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(monkeypatch, lambda variant: 0.98e-3 if variant == FAST else 1e-3)
+    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    assert {choice.variant for choice in found.values()} == {loaded[1].tuning.matmul(1)}
+    assert {choice.gain for choice in found.values()} == {1.0}
+
+
+@pytest.mark.parametrize("seconds", [1, 20])
+def test_the_search_ends_in_its_time(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    timed = Timed(monkeypatch, one_fast)
+    shown: list[int] = []
+    found = Tuner(*loaded, LIMITS).search(seconds, lambda _, done, __: shown.append(done), clock=timed.clock)
+    assert len(timed.tried) == seconds
+    assert shown == sorted(shown)
+    assert shown[-1] == seconds
+    assert {(kind, tokens) for kind, tokens, _ in timed.tried} == set(found)
+
+
+def test_steps_of_one_sequence_of_all_slots_and_of_prompts_come_first(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(monkeypatch, one_fast)
+    Tuner(*loaded, LIMITS).search(1e6, silent, clock=timed.clock)
+    counts = [tokens for _, tokens, _ in timed.tried]
+    assert {1, 2, 64} == set(counts[: counts.index(4)])
+    assert set(counts) == {count for count in TOKEN_COUNTS if count <= 64}
+
+
+def test_a_search_that_is_interrupted_keeps_the_best_until_then(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+
+    def press_ctrl_c(variant: MatMulVariant) -> float:
+        if next(calls) == 40:
+            raise KeyboardInterrupt
+        return one_fast(variant)
+
+    timed = Timed(monkeypatch, press_ctrl_c)
+    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    assert len(timed.tried) == 41
+    assert FAST in {choice.variant for choice in found.values()}
+
+
+def test_a_kernel_that_the_device_refuses_is_left_out(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(variant: MatMulVariant) -> float:
+        if variant == FAST:
+            raise DeviceError("no")
+        return 1e-3
+
+    timed = Timed(monkeypatch, refuse)
+    found = Tuner(*loaded, LIMITS, counts=(1,)).search(1e6, silent, clock=timed.clock)
+    assert found
+    assert FAST not in {choice.variant for choice in found.values()}
+
+
+def test_what_is_known_is_not_searched_for(
+    loaded: tuple[GpuRunner, MatMulKernels], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = Timed(monkeypatch, one_fast)
+    tuner = Tuner(*loaded, LIMITS, counts=(1,))
+    found = tuner.search(1e6, silent, clock=timed.clock)
+    known = list(found)[:1]
+    timed.tried.clear()
+    again = tuner.search(1e6, silent, known=known, clock=timed.clock)
+    assert set(again) == set(found) - set(known)
+    assert not {(kind, tokens) for kind, tokens, _ in timed.tried} & set(known)
+
+
+def test_the_kernels_that_were_found_compute_the_same() -> None:
+    """With real kernels and the real clock: the fixed choice, and one that was measured beside it."""
+    fixed = StreamVariant(tokens=1, groups=2, panels=4, inputs="broadcast")
+    rows = []
+    for variant in (fixed, FAST):
+        runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3))
+        with closing(runner):
+            tuner = Tuner(runner, matmuls, LIMITS, counts=(1,))
+            kinds = [part.kind for matmul in matmuls.bound for part, _ in matmul.parts]
+            times = tuner.times(kinds[0], 1, (fixed, FAST), rounds=1)
+            assert all(seconds > 0 for seconds in times.values())
+            matmuls.tuning = replace(matmuls.tuning, found={(kind, 1): variant for kind in kinds})
+            rows.append(run_step(runner, [TokenRun(0, [5], rows=1)]).full_row(0))
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [17, 64, 65, 200, 256])
+def test_on_hardware_weights_are_read_once_for_64_tokens(tokens: int) -> None:
+    work = MatMulWork(1024, 1024, 1 << 21, tokens)
+    allowed = list(variants(LIMITS, work, software=False))
+    assert allowed
+    assert all(-(-tokens // variant.tokens) <= -(-tokens // 64) for variant in allowed)
+
+
+@pytest.mark.parametrize("kind", ["software", "discrete", "integrated", "other"])
+@pytest.mark.parametrize("tokens", [1, 8, 64])
+def test_every_variant_has_a_cost_and_more_work_costs_more(kind: str, tokens: int) -> None:
+    work = MatMulWork(1024, 1024, 1 << 21, tokens)
+    cost = cost_on(kind)
+    allowed = list(variants(LIMITS, work, software=kind == "software"))
+    assert len(set(allowed)) == len(allowed) > 10
+    larger = replace(work, columns=64 * work.columns, weight_bytes=64 * work.weight_bytes)
+    for variant in allowed:
+        assert 0 < cost.predict(work, variant) < cost.predict(larger, variant)

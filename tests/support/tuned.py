@@ -1,0 +1,29 @@
+"""A small model on the device with its matmuls, as the search for kernels takes them."""
+
+from __future__ import annotations
+
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.types import Model
+from rnn_engine.versions.table import VERSIONS
+from tests.support.gpu import open_checked
+
+
+def load_with_matmuls(model: Model, *, max_tokens: int = 64, kind: str = "software") -> tuple[GpuRunner, MatMulKernels]:
+    """Return a runner of 2 slots with f16 weights, and its matmuls."""
+    device, tuning = open_checked(kind)
+    limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
+    matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
+    runner = GpuRunner(
+        model,
+        VERSIONS.get(model.shape.version).load_layers,
+        device,
+        device.allocate(),
+        matmuls,
+        format_of=WeightChoice.parse("f16").of(model.shape.num_layers),
+        limits=limits,
+        progress=lambda *_: None,
+    )
+    return runner, matmuls
