@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from statistics import median
@@ -126,17 +126,17 @@ class Tuner:
         seconds: float,
         report: Report,
         *,
-        known: Iterable[tuple[MatMulClass, int]] = (),
+        known: Collection[MatMulClass] = (),
         exhaustive: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> Chosen:
-        """Return a choice for every class of matmuls and count of tokens that matters and is not `known`.
+        """Return choices for the classes of matmuls that matter and are not `known`, by class and count of tokens.
 
         Ends after `seconds`, with the trial that is under way, or at Ctrl-C; what was found until then is returned.
         `exhaustive` measures every variant, however long it takes.
         """
         begun = clock()
-        tasks = _that_matter(list(self._tasks(set(known))))
+        tasks = [task for task in _that_matter(list(self._tasks())) if task.kind not in known]
 
         def left(part: float) -> bool:
             gone = clock() - begun
@@ -164,7 +164,7 @@ class Tuner:
         self, kind: MatMulClass, tokens: int, wanted: Sequence[MatMulVariant], rounds: int
     ) -> dict[MatMulVariant, float]:
         """Return the median seconds of a dispatch by each of `wanted`, measured in turns."""
-        (task,) = (task for task in self._tasks(set()) if (task.kind, task.tokens) == (kind, tokens))
+        (task,) = (task for task in self._tasks() if (task.kind, task.tokens) == (kind, tokens))
         with closing(self._device.allocate()) as memory:
             measure = _Measure(self._device, memory)
             for _ in range(rounds):
@@ -172,7 +172,7 @@ class Tuner:
                     self._try(measure, task, variant)
         return {variant: median(task.measured[variant]) for variant in wanted}
 
-    def _tasks(self, known: set[tuple[MatMulClass, int]]) -> Iterator[_Task]:
+    def _tasks(self) -> Iterator[_Task]:
         parts: defaultdict[tuple[MatMulClass, bool], dict[int, tuple[BoundMatMul, LoadedPart, BindGroup]]]
         parts = defaultdict(dict)
         for matmul in self._matmuls.bound:
@@ -181,7 +181,7 @@ class Tuner:
         for (kind, counts_rows), each in parts.items():
             most = self._runner.max_rows if counts_rows else self._runner.max_tokens
             for tokens in self._counts:
-                if tokens <= most and (kind, tokens) not in known:
+                if tokens <= most:
                     yield self._task(kind, tokens, list(each.values()))
 
     def _task(self, kind: MatMulClass, tokens: int, parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]) -> _Task:

@@ -74,8 +74,8 @@ def choose_kernels(
     seconds = order.budget(runner.device, runner.weight_bytes)
     if seconds > 0:
         tuner = Tuner(runner, matmuls, limits, half=order.half)
-        left_out = () if order.anew else known
-        found = tuner.search(seconds, progress, known=left_out, exhaustive=order.exhaustive)
+        searched = set() if order.anew else {kind for kind, _ in known}
+        found = tuner.search(seconds, progress, known=searched, exhaustive=order.exhaustive)
         known = {**known, **found}
         if found:
             kept.write(known)

@@ -39,7 +39,7 @@ def test_what_is_found_is_shown_and_kept_until_it_is_forgotten(
     rnn_engine: Command, model_file: Path, folder: Path, searched: list[dict[str, object]]
 ) -> None:
     table = rnn_engine("tune", model_file, "--seconds", 3)
-    assert searched == [{"seconds": 3.0, "known": (), "exhaustive": False}]
+    assert searched == [{"seconds": 3.0, "known": set(), "exhaustive": False}]
     for part in ("f16 64x32", str(FOUND.variant), str(FOUND.default), "2.50"):
         assert part in table
     (path,) = folder.iterdir()
@@ -57,7 +57,7 @@ def test_a_search_of_everything_searches_again_for_what_is_kept(
     rnn_engine("tune", model_file)
     rnn_engine("tune", model_file, "--exhaustive")
     assert [call["exhaustive"] for call in searched] == [False, True]
-    assert [call["known"] for call in searched] == [(), ()]
+    assert [call["known"] for call in searched] == [set(), set()]
 
 
 def test_a_damaged_record_is_named(rnn_engine: Command, folder: Path) -> None:
