@@ -306,7 +306,7 @@ def test_a_wrong_password_is_told_at_the_start(tmp_path: Path) -> None:
 
 
 def test_a_cluster_is_refused_at_the_start(tmp_path: Path) -> None:
-    store = StoreServer(tmp_path, "--cluster-enabled", "yes")
+    store = StoreServer(tmp_path, "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     try:
         with pytest.raises(StateError, match="is a cluster; expected Valkey, or Redis 7 or newer, not a cluster"):
             SharingServer(store.url)

@@ -85,8 +85,8 @@ def measured(made: Campaign) -> Iterator[str]:
         yield f"whole again after {spread(made.whole, 's')}"
     calm = made.load.tallies[CALM]
     for what, usual, then in (
-        ("answers", calm.seconds, [value for tally in tallies.values() for value in tally.seconds]),
         ("first tokens", calm.first, [value for tally in tallies.values() for value in tally.first]),
+        ("from a named state", calm.first_named, [value for tally in tallies.values() for value in tally.first_named]),
     ):
         yield f"{what} after {percentiles(then)}, undisturbed {percentiles(usual)}"
 
@@ -98,6 +98,8 @@ def spread(seconds: Sequence[float], unit: str) -> str:
 
 def percentiles(seconds: Sequence[float]) -> str:
     """Return the median and the 99th percentile of times."""
+    if len(seconds) < 2:
+        return "too few"
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return f"{1e3 * cuts[49]:.0f} ms (99 %: {1e3 * cuts[98]:.0f} ms)"
 

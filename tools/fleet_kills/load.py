@@ -58,8 +58,8 @@ class Tally:
     answered: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of whole answers
-    first: list[float] = field(default_factory=list)  # until a stream's first token
+    first: list[float] = field(default_factory=list)  # seconds until a stream's first token
+    first_named: list[float] = field(default_factory=list)  # likewise, where the request names a state
 
     @property
     def requests(self) -> int:
@@ -155,9 +155,8 @@ class Load:
             tally.lost.append(Lost(question.needs_store, str(error["message"]), retryable, len(tokens)))
             return
         tally.answered += 1
-        tally.seconds.append(time.monotonic() - begun)
         if first is not None:
-            tally.first.append(first - begun)
+            (tally.first_named if question.needs_store else tally.first).append(first - begun)
 
 
 async def _events(response: ClientResponse) -> AsyncIterator[Any]:
