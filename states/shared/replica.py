@@ -46,6 +46,11 @@ class Replica:
         self.revision = Revision()
         self.table = self._make_table()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the table is as the store's was when it was read last, or changed with it."""
+        return self.revision.read_at > 0
+
     def lose_track(self) -> None:
         """Have all names read again: the table may differ from the store."""
         self.revision = Revision()

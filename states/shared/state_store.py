@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -35,9 +35,9 @@ MOST_TRIES = 20  # of a change that others come before
 class SharedStateStore:
     """A `StateStore` over a store that other servers use, too.
 
-    Every call first reads what others have changed. A change is made where nobody else has made one meanwhile, and else
-    tried again. The operator's states are each server's own, and serve without the store; all else raises
-    UnavailableError while that does not answer.
+    Every call sees what others have changed before it was made. A change is made where nobody else has made one
+    meanwhile, and else tried again. The operator's states are each server's own, and serve without the store; all else
+    raises UnavailableError while that does not answer.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class SharedStateStore:
         self._values = SharedValues(client, self._names, own.files, model, capacity)
         self._replica = Replica(own, capacity, max_names, quota, forget)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
+        self._begun = 0  # reads of the names
+        self._last_read = 0  # that succeeded, by its number among those that were begun
         self._locks = KeyedLocks()
         self._failed_writes = 0
 
@@ -159,9 +161,7 @@ class SharedStateStore:
 
     async def _use(self, name_or_id: str) -> NamedState | None:
         """Return a state without its values, and begin its lease's time anew; None where that ended just now."""
-        async with self._turn:
-            await self._read()
-            table = self._replica.table
+        async with self._names_now() as table:
             entry = table.get(name_or_id)
             if entry.owner is None:
                 return entry
@@ -177,9 +177,8 @@ class SharedStateStore:
 
     async def _ask(self, question: Callable[[NamedStateTable], T]) -> T:
         """Return what `question` gives of the names as they are now."""
-        async with self._turn:
-            await self._read()
-            return question(self._replica.table)
+        async with self._names_now() as table:
+            return question(table)
 
     async def _change_with(self, frozen: FrozenState, action: Callable[[NamedStateTable, UnreadState], T]) -> T:
         """Bring values to the store, and make a change with what stands for them."""
@@ -203,10 +202,9 @@ class SharedStateStore:
         `put_again` brings values that have left the store meanwhile.
         """
         for _ in range(MOST_TRIES):
-            async with self._turn:
-                await self._read()
+            async with self._names_now() as table:
                 try:
-                    result = action(self._replica.table)
+                    result = action(table)
                 except RnnEngineError:
                     await self._undo()
                     raise
@@ -220,10 +218,24 @@ class SharedStateStore:
                 await put_again()
         raise _busy()
 
+    @asynccontextmanager
+    async def _names_now(self) -> AsyncIterator[NamedStateTable]:
+        """Give the names as they are at some moment after the call; nobody else changes the copy during the block.
+
+        Those who wait for each other share a read, so a slow store is asked once for all of them.
+        """
+        begun = self._begun
+        async with self._turn:
+            if self._last_read <= begun or not self._replica.is_known:
+                await self._read()
+            yield self._replica.table
+
     async def _read(self) -> None:
         """Bring the copy of the names up to date, and remove what has expired."""
+        self._begun += 1
         self._replica.take_in(await self._run(self._names.read(self._replica.revision)))
         await self._commit()
+        self._last_read = self._begun
 
     async def _undo(self) -> None:
         """Undo what a change that was refused has made of the copy; what it used is used all the same."""

@@ -25,6 +25,7 @@ from states.named.entry import NamedState, Retention
 from states.named.quotas import Quota
 from states.named.store import LocalStateStore, StateStore
 from states.shared.client import StoreClient
+from states.shared.counters import StoreOutcome
 from states.shared.state_store import SharedStateStore
 from states.shared.url import StoreUrl
 from tests.support.named_states import FINGERPRINT, Clock, make_registry, some_initial, some_state
@@ -92,6 +93,34 @@ def put(server: StateStore, name: str, seed: int = 0, retention: Retention = LEA
 
 async def names(server: StateStore) -> list[str]:
     return [entry.name for entry in (await server.list()).entries]
+
+
+def operations(server: SharedStateStore) -> int:
+    """How many operations on the store have succeeded."""
+    return server._client.counters().outcomes[StoreOutcome.DONE]
+
+
+async def test_calls_that_wait_together_share_a_read_of_the_names(fleet: Fleet) -> None:
+    one, other = fleet.server(), fleet.server()
+    await put(one, "talk", 1)
+    before = operations(other)
+    found = await asyncio.gather(*(other.find("talk") for _ in range(20)))
+    assert all(entry is not None and entry.name == "talk" for entry in found)
+    assert operations(other) - before == 2  # what began before a read may not be answered by it
+    await put(one, "walk", 1)
+    assert await names(other) == ["talk", "walk"]
+    assert operations(other) - before == 3
+
+
+async def test_a_read_that_fails_answers_nobody(store: StoreServer, fleet: Fleet) -> None:
+    proxy = SlowProxy(store.port, 0.0)
+    one, other = fleet.server(), fleet.server(url=proxy.url)
+    await put(one, "talk", 1)
+    assert await other.find("talk") is not None
+    await one.delete("talk")
+    proxy.close()
+    found = await asyncio.gather(*(other.find("talk") for _ in range(3)), return_exceptions=True)
+    assert all(isinstance(error, UnavailableError) for error in found), found
 
 
 def let_pass(store: StoreServer, seconds: float, *servers: SharedStateStore) -> None:
