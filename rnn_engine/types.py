@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,42 @@ class Model(Protocol):
         ...
 
 
+DRAW_TEMPERATURES: Final = (0.01, 100.0)
+"""The least and the greatest that a device draws with."""
+
+
+@dataclass(slots=True)
+class TokenDraw:
+    """How the device draws the tokens that follow a run, the first from the run's last row.
+
+    It draws as `rnn_engine.sampling.Nucleus` does, by `rnn_engine.sampling.philox`, and so always the token that the
+    host would draw. Every token but the last is run, in the same step, and the next one drawn from its row, until there
+    are `count`, or one that `halts` says, or a row does not decide: see `Drawn`.
+    """
+
+    seed: int
+    index: int  # of the first token in its text
+    top_k: int  # 0 = all
+    top_p: float
+    temperature: float  # one of `DRAW_TEMPERATURES`
+    count: int = 1
+    halts: NDArray[np.uint32] | None = None  # [ceil(V / 32)] a bit for each token after which none is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The tokens that the device has drawn after a run.
+
+    Where it `is_settled`, all of them but the last one were run. Else all were, and the host is to draw from the row.
+    """
+
+    tokens: Sequence[int]
+    is_settled: bool
+
+
+NOTHING_DRAWN = Drawn((), is_settled=False)
+
+
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenRun:
     """Consecutive tokens of one sequence, to be run in one step from the state that its slot holds.
@@ -125,6 +161,8 @@ class TokenRun:
     for a token that is allowed. A row allows at least one token; bits beyond the vocabulary do not count. `submit`
     calls it once, while the device runs the tokens already; it must not raise. `embeddings`, where given, are what the
     first layer takes in place of the tokens' rows of the embedding, before its layer norm: [len(tokens), D].
+    `draw`, where given, has the device draw what follows the last row, which then has no mask; the row of the read-out
+    is that of the last token that was run.
     """
 
     slot: int
@@ -133,6 +171,7 @@ class TokenRun:
     targets: Sequence[int] | None = None
     masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
     embeddings: F32 | None = field(default=None, compare=False)
+    draw: TokenDraw | None = field(default=None, compare=False)
 
 
 def mask_words(vocab_size: int) -> int:
@@ -167,6 +206,7 @@ class Readout:
     target_logits: F32  # [R] the logit at the row's target; NaN where the run has no targets
     sound: NDArray[np.bool_]  # [B] whether all rows of the run are finite; true of a run without rows
     full_row: Callable[[int], F32]  # row -> [V] logits
+    drawn: Sequence[Drawn] = ()  # [B], or none where no run has a draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +254,17 @@ class Runner(Protocol):
         """The most logit rows that one step computes."""
         ...
 
+    @property
+    def max_draws(self) -> int:
+        """The most tokens that one step draws after a run; 0 where the device draws none."""
+        ...
+
     def submit(self, batch: Batch) -> Ticket:
         """Have the device run every token of `batch` and advance its slots' states; return without waiting for it.
 
         At most two steps are in flight: a third call waits until the device has done the first, whether or not that
         was collected. Steps run in the order of their submission, as do the reads, writes and copies of states
-        between them.
+        between them. Where a draw is for more than one token, every run is one token long and has a draw.
         Raises InvalidRequestError for a batch that breaks the contract, and nothing has changed then. Raises the same
         for masks of another shape, and StepError where the device refuses the step; the states of the batch's slots are
         then undefined.

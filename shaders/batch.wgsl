@@ -1,10 +1,11 @@
-// What one step runs. Written by the host before every step, read by nearly every kernel.
+// What one step runs. Written by the host before a step, read by nearly every kernel, and changed by draw.wgsl for the
+// step that follows in the same submit.
 // A run is consecutive tokens of one slot; tokens of all runs lie on one axis; a row is a token whose logits are wanted.
 
 struct Run {
     slot: u32,
     start: u32,  // index of the run's first token
-    length: u32,
+    length: u32,     // 0 where the run has ended: its token is computed in vain, and its state stays as it is
     shift_side: u32, // which of the slot's two copies of each shift is read; the other one is written
 }
 

@@ -1,23 +1,14 @@
 // For each row of logits: log-sum-exp, the logit at the row's target, and the K greatest with their ids.
 // A row may have a mask of a bit a token; the K are then the greatest of the tokens that it allows, or all of those.
 // One workgroup a row. The K-th greatest is found by radix select over keys that order as the logits do, eight bits a
-// pass; equal logits at the threshold are taken by ascending id. The host sorts the K, which come in no order.
+// pass; equal logits at the threshold are taken by ascending id. The K are then ranked: each counts those before it.
 
 #include batch
+#include readout
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;           // [R, VOCAB]
 @group(0) @binding(2) var<storage, read> masks: array<u32>;            // [masks, MASK_WORDS]
 @group(0) @binding(3) var<storage, read_write> readout: array<Readout>; // [R]
-
-struct Readout {
-    logsumexp: f32,         // of the whole row
-    allowed_logsumexp: f32, // of the tokens that the mask allows
-    target_logit: f32,
-    num_not_finite: u32,    // logits that are infinite or NaN
-    num_candidates: u32,    // K, or fewer where the mask allows fewer
-    ids: array<u32, K>,
-    logits: array<f32, K>,
-}
 
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 
@@ -27,6 +18,8 @@ var<workgroup> num_taken: atomic<u32>;
 var<workgroup> num_not_finite: atomic<u32>;
 var<workgroup> num_allowed: atomic<u32>;
 var<workgroup> ties: array<u32, THREADS>;
+var<workgroup> taken_ids: array<u32, K>; // in no order
+var<workgroup> taken_logits: array<f32, K>;
 var<workgroup> prefix: u32; // the leading bits of the K-th greatest key, found so far
 var<workgroup> wanted: u32; // how many keys with that prefix are still to be taken
 
@@ -45,8 +38,8 @@ fn is_allowed(mask: u32, id: u32) -> bool {
 
 fn take(row: u32, id: u32) {
     let place = atomicAdd(&num_taken, 1u);
-    readout[row].ids[place] = id;
-    readout[row].logits[place] = logits[row * VOCAB + id];
+    taken_ids[place] = id;
+    taken_logits[place] = logits[row * VOCAB + id];
 }
 
 fn max_over_workgroup(value: f32, thread: u32) -> f32 {
@@ -186,5 +179,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             take(row, id);
             ties_before += 1u;
         }
+    }
+
+    workgroupBarrier();
+    let count = atomicLoad(&num_taken);
+    for (var own = thread; own < count; own += THREADS) {
+        let logit = taken_logits[own];
+        let id = taken_ids[own];
+        var place = 0u;
+        for (var other = 0u; other < count; other++) {
+            let is_equal = taken_logits[other] == logit;
+            place += u32(taken_logits[other] > logit || (is_equal && taken_ids[other] < id));
+        }
+        readout[row].ids[place] = id;
+        readout[row].logits[place] = logit;
     }
 }

@@ -1,4 +1,5 @@
 // The last layer norm, on the tokens whose logits are wanted. One workgroup a row.
+// The row of a run of length 0, which a draw has ended, stays as it is.
 
 #include batch
 @group(0) @binding(0) var<storage, read> batch: Batch;
@@ -11,9 +12,12 @@
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = group.x;
-    let start = batch.rows[row].token * WIDTH;
-    let stats = mean_and_scale(start, thread);
-    for (var d = thread; d < WIDTH; d += THREADS) {
-        normed[row * WIDTH + d] = (x[start + d] - stats.x) * stats.y * vectors[d] + vectors[WIDTH + d];
+    let token = batch.rows[row].token;
+    if batch.runs[batch.tokens[token].run].length > 0u { // no return: see embed.wgsl
+        let start = token * WIDTH;
+        let stats = mean_and_scale(start, thread);
+        for (var d = thread; d < WIDTH; d += THREADS) {
+            normed[row * WIDTH + d] = (x[start + d] - stats.x) * stats.y * vectors[d] + vectors[WIDTH + d];
+        }
     }
 }

@@ -8,20 +8,37 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.checks import check_token_ids
+from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.types import F32, Batch, ModelShape, State, Ticket, TokenRun, mask_words, unpack_masks
+from rnn_engine.types import (
+    DRAW_TEMPERATURES,
+    F32,
+    Batch,
+    ModelShape,
+    State,
+    Ticket,
+    TokenDraw,
+    TokenRun,
+    mask_words,
+    unpack_masks,
+)
 from states.checks import check_fields
 
 T = TypeVar("T")
 
 
-def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
+def check_batch(
+    batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int, max_draws: int = 0
+) -> None:
     """Raise InvalidRequestError for the first thing in `batch` that a step does not take."""
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
     for position, run in enumerate(batch):
         _check_run(f"run {position}", run, shape, num_slots)
+        if run.draw is not None:
+            _check_draw(f"run {position}", run, run.draw, shape.vocab_size, max_draws)
+    if any(run.draw is not None and run.draw.count > 1 for run in batch):
+        _check_draws_alone(batch)
     _check_slots_differ(batch)
     _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
     _check_total("rows", [run.rows for run in batch], max_rows)
@@ -119,6 +136,29 @@ def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> N
         if len(run.targets) != run.rows:
             raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
         check_token_ids(f"{name}: target", run.targets, shape.vocab_size)
+
+
+def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_draws: int) -> None:
+    if max_draws == 0:
+        raise InvalidRequestError(f"{name}: draw", draw, "null: this runner draws nothing")
+    if run.rows == 0 or run.masks is not None:
+        raise InvalidRequestError(f"{name}: draw", draw, "null for a run without rows or with masks")
+    check_range(f"{name}: draw count", draw.count, 1, max_draws)
+    check_range(f"{name}: draw seed", draw.seed, 0, 2**64 - 1)
+    check_range(f"{name}: draw index", draw.index, 0, 2**32 - 1 - draw.count)
+    check_range(f"{name}: draw top_k", draw.top_k, 0, 2**31 - 1)
+    check_range(f"{name}: draw top_p", draw.top_p, 0.0, 1.0)
+    check_range(f"{name}: draw temperature", draw.temperature, *DRAW_TEMPERATURES)
+    expected = (mask_words(vocab_size),)
+    if draw.halts is not None and (draw.halts.dtype != np.uint32 or draw.halts.shape != expected):
+        raise InvalidRequestError(f"{name}: draw halts", f"{draw.halts.dtype} {draw.halts.shape}", f"uint32 {expected}")
+
+
+def _check_draws_alone(batch: Batch) -> None:
+    for position, run in enumerate(batch):
+        if run.draw is None or len(run.tokens) > 1 or run.embeddings is not None:
+            allowed = "one token with a draw and no embeddings, beside a draw of more than one token"
+            raise InvalidRequestError(f"run {position}", run, allowed)
 
 
 def _check_slots_differ(batch: Batch) -> None:

@@ -80,6 +80,10 @@ class CpuRunner:
     def max_rows(self) -> int:
         return self._max_rows
 
+    @property
+    def max_draws(self) -> int:
+        return 0
+
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)

@@ -84,8 +84,10 @@ class ForwardPass:
         return Plan(tuple(self._logits_dispatches(step, side)))
 
     def readout_plan(self, step: StepSize, side: int) -> Plan:
-        """The dispatches that read the logits of a step with rows out; its masks must be there."""
-        return Plan(tuple(self._heads[side].candidates.dispatches(step)))
+        """The dispatches that read the logits of a step with rows out, and draw; its masks must be there."""
+        head = self._heads[side]
+        stages = (head.candidates, head.draw) if step.has_draws else (head.candidates,)
+        return Plan(tuple(dispatch for stage in stages for dispatch in stage.dispatches(step)))
 
     def plan(self, step: StepSize, side: int) -> Plan:
         """The dispatches of a step; where it has rows, also those that write `outputs[side]`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.contract import check_batch, check_slot, check_state, given_rows, take_oldest
+from rnn_engine.forward.draws import SlotHalts, count_draws, decode_draws, encode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.slot_states import SlotStates
@@ -21,12 +22,14 @@ from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import (
     F32,
     Batch,
+    Drawn,
     Model,
     ModelShape,
     PendingState,
     Readout,
     State,
     Ticket,
+    TokenDraw,
     TokenRun,
     mask_words,
     run_step,
@@ -43,8 +46,10 @@ class _Step:
     ticket: Ticket
     batch: Batch
     submission: int
-    download: Download | None  # of the read-outs; None where the step has no rows
-    answer: bytes = field(default=b"", init=False)  # what was downloaded
+    num_draws: int  # the most tokens that are drawn after a run
+    download: Download | None  # of the read-outs and draws; None where the step has no rows
+    answer: bytes = field(default=b"", init=False)  # the read-outs that were downloaded, as is the next
+    drawn: Sequence[Drawn] = field(default=(), init=False)
     error: DeviceError | None = field(default=None, init=False)
 
     @property
@@ -84,9 +89,10 @@ class GpuRunner:
         self._closed = False
         self._recorder = Recorder(device)
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
-        answer_bytes = 4 * limits.max_rows * limits.readout_words
+        answer_bytes = 4 * limits.max_rows * (limits.readout_words + limits.draw_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
+        self._halts = SlotHalts(self._forward.buffers.halts, self._shape.vocab_size, limits.num_slots, memory)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -111,6 +117,10 @@ class GpuRunner:
         return self._limits.max_rows
 
     @property
+    def max_draws(self) -> int:
+        return self._limits.max_draws
+
+    @property
     def device(self) -> Device:
         return self._device
 
@@ -124,14 +134,17 @@ class GpuRunner:
         """Bytes of matrices that a step with logits reads."""
         return self._forward.weight_bytes
 
-    def plan(self, num_tokens: int, num_runs: int, num_rows: int, *, has_masks: bool = False) -> Plan:
+    def plan(
+        self, num_tokens: int, num_runs: int, num_rows: int, *, has_masks: bool = False, has_draws: bool = False
+    ) -> Plan:
         """What a step of so many tokens, runs and rows dispatches."""
-        return self._plan(StepSize(num_tokens, num_runs, num_rows, has_masks), side=0)
+        return self._plan(StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws), side=0)
 
     def submit(self, batch: Batch) -> Ticket:
-        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows, self.max_draws)
         if self._closed:
             raise StepError("the runner is closed")
+        self._finish_draws(run.slot for run in batch)
         while len(self._unfinished) >= _MAX_IN_FLIGHT:
             self._finish(self._unfinished.popleft())
         ticket = Ticket(self._num_submitted)
@@ -140,8 +153,9 @@ class GpuRunner:
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
         self._num_submitted += 1
-        for run in batch:
-            self._states.advance(run.slot)
+        if step.num_draws <= 1:
+            for run in batch:
+                self._states.advance(run.slot)
         self._unfinished.append(step)
         self._uncollected[ticket] = step
         return ticket
@@ -154,15 +168,18 @@ class GpuRunner:
                 self._finish(self._unfinished.popleft())
         if step.error is not None:
             raise StepError(f"the device failed in a step: {step.error}") from step.error
-        return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step))
+        return decode_readout(step.answer, step.batch, self._limits, partial(self._read_row, step), step.drawn)
 
     def warm_up(self, token_counts: Collection[int], progress: Progress) -> None:
-        """Run a step of each of these token counts, with as many rows as may be, and one with a mask; clear slot 0."""
+        """Run a step of each of these token counts, with as many rows as may be; then one with a mask and one
+        with a draw. Clears slot 0.
+        """
         for done, count in enumerate(token_counts):
             progress("compiling kernels", done, len(token_counts))
             run_step(self, [TokenRun(0, [0] * count, rows=min(count, self.max_rows))])
         all_allowed = np.full((1, mask_words(self._shape.vocab_size)), 2**32 - 1, np.uint32)
         run_step(self, [TokenRun(0, [0], rows=1, masks=lambda: all_allowed)])
+        run_step(self, [TokenRun(0, [0], rows=1, draw=TokenDraw(0, 0, 1, 1.0, 1.0))])
         progress("compiled", len(token_counts), len(token_counts))
         self.write_state(0, None)
 
@@ -170,10 +187,12 @@ class GpuRunner:
         check_slot(slot, self.num_slots)
         if state is not None:
             check_state(state, self._shape)
+        self._finish_draws((slot,))
         self._states.write(slot, self._shape.initial_state() if state is None else state)
 
     def start_read(self, slot: int) -> PendingState:
         check_slot(slot, self.num_slots)
+        self._finish_draws((slot,))
         return self._states.start_read(slot)
 
     def read_state(self, slot: int) -> dict[str, F32]:
@@ -183,6 +202,7 @@ class GpuRunner:
         check_slot(source, self.num_slots, "source slot")
         check_slot(target, self.num_slots, "target slot")
         if source != target:
+            self._finish_draws((source, target))
             self._states.copy(source, target)
 
     def close(self) -> None:
@@ -194,28 +214,36 @@ class GpuRunner:
     def _submit(self, ticket: Ticket, batch: Batch) -> _Step:
         """Upload what the step needs and submit it; the read-outs of its rows are copied and start on their way.
 
-        Masks are made while the device computes the logits.
+        Masks are made while the device computes the logits. Where several tokens are drawn after each run, a step each
+        is submitted, so that the device begins while the later ones are encoded.
         """
-        side = ticket.number % 2
-        num_tokens = sum(len(run.tokens) for run in batch)
-        num_rows = sum(run.rows for run in batch)
-        words = encode_batch(batch, self._limits, self._states.sides, self._shape.vocab_size)
-        self._memory.upload(self._forward.buffers.batch, 0, words)
+        side, memory, buffers, limits = ticket.number % 2, self._memory, self._forward.buffers, self._limits
+        num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
+        memory.upload(buffers.batch, 0, encode_batch(batch, limits, self._states.sides, self._shape.vocab_size))
         if (given := given_rows(batch)) is not None:
             self._forward.given.upload(given)
-        size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None)
+        if num_draws:
+            self._halts.upload(batch)
+            memory.upload(buffers.draws, 0, encode_draws(batch, limits))
+        num_tokens = sum(len(run.tokens) for run in batch)
+        size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
         if num_rows == 0:
-            return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)
+            return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), 0, None)
         if any(run.masks is not None for run in batch):
             self._recorder.submit(self._logits_plan(size, side=side))
             plan = self._readout_plan(replace(size, has_masks=self._upload_masks(batch)), side=side)
         else:
             plan = self._plan(size, side=side)
-        answer, num_bytes = self._answers[side], 4 * num_rows * self._limits.readout_words
-        submission = self._recorder.submit(
-            plan, [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, num_bytes)]
-        )
-        return _Step(ticket, batch, submission, self._recorder.download(answer, num_bytes, submission))
+        for _ in range(num_draws - 1):
+            self._recorder.submit(plan)
+        answer, readout_bytes = self._answers[side], 4 * num_rows * limits.readout_words
+        draw_bytes = 4 * num_rows * limits.draw_words if num_draws else 0
+        copies = [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, readout_bytes)]
+        if num_draws:
+            copies.append(BufferCopy(buffers.draws, 0, answer, readout_bytes, draw_bytes))
+        submission = self._recorder.submit(plan, copies)
+        download = self._recorder.download(answer, readout_bytes + draw_bytes, submission)
+        return _Step(ticket, batch, submission, num_draws, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
         """Make the masks of `batch` and upload them; whether there are any."""
@@ -230,9 +258,24 @@ class GpuRunner:
             self._recorder.wait(step.submission)
             return
         try:
-            step.answer = step.download.take()
+            answer = step.download.take()
         except DeviceError as error:
             step.error = error
+            return
+        readout_bytes = 4 * sum(run.rows for run in step.batch) * self._limits.readout_words
+        step.answer = answer[:readout_bytes]
+        if step.num_draws:
+            step.drawn = decode_draws(answer[readout_bytes:], step.batch, self._limits)
+        if step.num_draws > 1:
+            for run, drawn in zip(step.batch, step.drawn, strict=True):
+                self._states.advance(run.slot, 1 + len(drawn.tokens) - drawn.is_settled)
+
+    def _finish_draws(self, slots: Iterable[int]) -> None:
+        """Wait for the steps that draw several tokens in one of `slots`: only they tell how often it was run."""
+        drawing = [step for step in self._unfinished if step.num_draws > 1]
+        if drawing and not {run.slot for step in drawing for run in step.batch}.isdisjoint(slots):
+            while self._unfinished:
+                self._finish(self._unfinished.popleft())
 
     def _read_row(self, step: _Step, row: int) -> F32:
         if step.ticket.number < self._num_submitted - 2:

@@ -36,7 +36,7 @@ class Head:
         )
         matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
         candidates = Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
-        return HeadStages((norm, matmul), candidates)
+        return HeadStages((norm, matmul), candidates, self._draw(outputs))
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
         context = self._context
@@ -53,6 +53,21 @@ class Head:
             lambda step: (step.num_rows, 1),
         )
 
+    def _draw(self, outputs: HeadOutputs) -> KernelStage:
+        context = self._context
+        return context.kernel_stage(
+            "draw",
+            "draw",
+            {
+                "THREADS": context.tuning.candidate_threads,
+                "VOCAB": context.model.shape.vocab_size,
+                "K": context.limits.num_candidates,
+                "MAX_DRAWS": context.limits.max_draws,
+            },
+            {"readout": outputs.readout, "halts": context.buffers.halts, "draws": context.buffers.draws},
+            lambda step: (step.num_rows, 1),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class HeadStages:
@@ -60,6 +75,7 @@ class HeadStages:
 
     logits: tuple[Stage, ...]  # that write the logits
     candidates: Stage  # that reduces them
+    draw: Stage  # that draws from what is left of them
 
 
 @dataclass(frozen=True, slots=True)

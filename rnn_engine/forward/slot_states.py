@@ -40,9 +40,9 @@ class SlotStates:
         """For each slot the side that the next step reads its shifts from; that step writes the other one."""
         return self._sides
 
-    def advance(self, slot: int) -> None:
-        """Note that a step was submitted that runs `slot`."""
-        self._sides[slot] ^= 1
+    def advance(self, slot: int, times: int = 1) -> None:
+        """Note that `slot` is run so many times by what was submitted."""
+        self._sides[slot] ^= times & 1
 
     def write(self, slot: int, state: State) -> None:
         packed = self._layout.pack(state)  # [L, stride]

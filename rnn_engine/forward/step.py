@@ -18,6 +18,7 @@ class StepSize:
     num_rows: int
     has_masks: bool = False  # some row has a mask of its own
     has_given: bool = False  # some run brings embeddings
+    has_draws: bool = False  # the device draws from some row
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class StepLimits:
     max_tokens: int
     max_rows: int
     num_candidates: int
+    max_draws: int = 8  # tokens that a step draws after a run
 
     @property
     def batch_words(self) -> int:
@@ -36,8 +38,13 @@ class StepLimits:
 
     @property
     def readout_words(self) -> int:
-        """Words of 4 bytes that a row has in the read-out of candidates.wgsl."""
+        """Words of 4 bytes that a row has in the read-out of readout.wgsl."""
         return 5 + 2 * self.num_candidates
+
+    @property
+    def draw_words(self) -> int:
+        """Words of 4 bytes that a row has in the draws of draw.wgsl."""
+        return 9 + self.max_draws
 
     def constants(self) -> dict[str, Constant]:
         """The constants of batch.wgsl; a step has at most one run a slot."""
@@ -50,6 +57,8 @@ class StepBuffers:
 
     batch: Buffer  # struct Batch of batch.wgsl
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
+    draws: Buffer  # [R] struct Draw of draw.wgsl
+    halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
     x: Buffer  # [T, D] f32, the residual stream
     normed: Buffer  # [R, D] f32, the rows after the last norm
 
@@ -58,6 +67,8 @@ class StepBuffers:
         return cls(
             batch=memory.create_buffer("batch", 4 * limits.batch_words),
             masks=memory.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
+            draws=memory.create_buffer("draws", 4 * limits.max_rows * limits.draw_words),
+            halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
             x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
         )
@@ -68,7 +79,7 @@ class HeadOutputs:
     """What a step leaves for the host."""
 
     logits: Buffer  # [R, V] f32
-    readout: Buffer  # [R] struct Readout of candidates.wgsl
+    readout: Buffer  # [R] struct Readout of readout.wgsl
 
     @classmethod
     def create_pair(cls, shape: ModelShape, limits: StepLimits, memory: Memory) -> tuple[HeadOutputs, HeadOutputs]:

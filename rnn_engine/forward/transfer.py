@@ -1,4 +1,4 @@
-"""A batch as the words of batch.wgsl, and a read-out from the words of candidates.wgsl."""
+"""A batch as the words of batch.wgsl, and a read-out from the words of readout.wgsl."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.forward.contract import given_ids, make_masks, sound_runs
 from rnn_engine.forward.step import StepLimits
-from rnn_engine.types import F32, I32, Batch, Readout, mask_words
+from rnn_engine.types import F32, I32, Batch, Drawn, Readout, mask_words
 
 HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = 0xFFFFFFFF
@@ -58,8 +58,10 @@ def encode_masks(batch: Batch, vocab_size: int) -> NDArray[np.uint32] | None:
     )
 
 
-def decode_readout(answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32]) -> Readout:
-    """The read-out of `batch` from its rows' `struct Readout`."""
+def decode_readout(
+    answer: bytes, batch: Batch, limits: StepLimits, full_row: Callable[[int], F32], drawn: Sequence[Drawn]
+) -> Readout:
+    """The read-out of `batch` from its rows' `struct Readout`, with what was `drawn`."""
     count = limits.num_candidates
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)
@@ -70,13 +72,13 @@ def decode_readout(answer: bytes, batch: Batch, limits: StepLimits, full_row: Ca
     if (words[:, 4] < count).any():
         is_taken = np.arange(count) < words[:, 4, np.newaxis]
         ids, logits = np.where(is_taken, ids, 0), np.where(is_taken, logits, np.float32(-np.inf))
-    order = np.lexsort((ids, -logits), axis=-1)  # greatest first, equal ones by ascending id
     return Readout(
-        ids=np.take_along_axis(ids, order, axis=-1),
-        logits=np.take_along_axis(logits, order, axis=-1),
+        ids=ids,
+        logits=logits,
         logsumexp=logsumexp,
         allowed_logsumexp=floats[:, 1].copy(),
         target_logits=np.where(has_target, floats[:, 2], np.float32(np.nan)),
         sound=sound_runs(batch, (words[:, 3] == 0) & np.isfinite(logsumexp)),
         full_row=full_row,
+        drawn=drawn,
     )

@@ -10,6 +10,9 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.greedy import Greedy
 from rnn_engine.sampling.nucleus import Nucleus
@@ -17,6 +20,7 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.philox import uniforms_from
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
+from rnn_engine.types import DRAW_TEMPERATURES, TokenDraw
 
 _AHEAD = 64  # tokens whose random numbers are made at once
 WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
@@ -68,6 +72,23 @@ class SequenceSampler:
         self.index += 1
         if self.adjustments.penalises:
             self.adjustments.generated(token)
+
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether a device can draw for it, as `device_draw` tells it to."""
+        if self.nucleus is None or self.adjustments.penalises:
+            return False
+        return DRAW_TEMPERATURES[0] <= self.nucleus.temperature <= DRAW_TEMPERATURES[1]
+
+    def device_draw(self, count: int, halts: NDArray[np.uint32]) -> TokenDraw:
+        """Have a device draw the next `count` tokens, or up to one that `halts` says."""
+        nucleus = self.nucleus
+        assert nucleus is not None, "a device draws a nucleus alone"
+        return TokenDraw(self.seed, self.index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
+
+    def drew_on_device(self, count: int) -> None:
+        """Count so many tokens as generated that a device has drawn."""
+        self.index += count
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import JointDraws
+from rnn_engine.scheduler.halts import Halts
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
+from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.types import Runner
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class Admission:
     def __init__(
         self,
         runner: Runner,
-        token_bytes: Callable[[int], bytes],
+        infos: TokenInfos,
         slots: Slots,
         prefixes: Prefixes,
         draws: JointDraws,
@@ -41,11 +43,12 @@ class Admission:
     ) -> None:
         self._runner = runner
         self._draws = draws
-        self._token_bytes = token_bytes
+        self._infos = infos
         self._slots = slots
         self._prefixes = prefixes
         self._meter = meter
         self._queue = Queue()
+        self._halts = Halts(runner.shape.vocab_size, infos.data)
 
     @property
     def keys(self) -> list[int]:
@@ -126,12 +129,13 @@ class Admission:
             slots[0],
             starts[0],
             self._runner.shape.vocab_size,
-            self._token_bytes,
+            self._infos,
             self._runner.read_state,
             partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
             self._meter.read_whole_row,
             self._meter.counters,
             waiting.context,
+            self._halts.of(waiting.request) if self._runner.max_draws else None,
         )
         self._draws.join(slots[0], live.sampler)
         for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):

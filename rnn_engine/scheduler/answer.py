@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
 from rnn_engine.sampling import SequenceMask
-from rnn_engine.scheduler.text import TextStream
+from rnn_engine.scheduler.text import TextStream, TokenInfos
 from rnn_engine.telemetry import EngineCounters
 
 
@@ -32,14 +32,14 @@ class Answer:
         request: GenerateRequest,
         generated: array[int],
         mask: SequenceMask | None,
-        token_bytes: Callable[[int], bytes],
+        infos: TokenInfos,
         counters: EngineCounters,
     ) -> None:
         """Tokens are appended to `generated`, `mask` is told of each, and `counters` count them."""
         self.ending: Ending | None = None
         self._generated = generated
         self._mask = mask
-        self._token_bytes = token_bytes
+        self._infos = infos
         self._counters = counters
         self._text = TextStream(request.stop)
         self._has_stops = len(request.stop) > 0
@@ -51,8 +51,9 @@ class Answer:
         self._new_tokens: list[TokenInfo] = []
 
     def describe(self, token: int) -> TokenInfo:
-        """Return a token without its log-probability."""
-        return TokenInfo(token, self._token_bytes(token), None)
+        """Return a token without its log-probability; one of its own where that is to follow."""
+        info = self._infos[token]
+        return TokenInfo(token, info.data, None) if self._has_logprobs else info
 
     def take(self, info: TokenInfo) -> bool:
         """Append a token; return False where the text ends there."""
@@ -74,6 +75,19 @@ class Answer:
         elif num_generated >= self._max_tokens:
             self.end(CUT)
         return self.ending is None
+
+    def take_all(self, tokens: Sequence[int]) -> bool:
+        """Append tokens of which only the last may end the text; return False where it does. There is no mask."""
+        *earlier, last = tokens
+        if earlier:
+            infos = [self._infos[token] for token in earlier]
+            self._generated.extend(earlier)
+            self._counters.generated_tokens += len(earlier)
+            self._new_tokens += infos
+            may_stop = len(self._generated) > self._min_tokens
+            self._new_text += self._text.feed(b"".join([info.data for info in infos]), may_stop=may_stop)
+            assert self._text.match is None, "a device stops drawing where a stop string may end"
+        return self.take(self.describe(last))
 
     def end(self, ending: Ending) -> None:
         """End the text after the tokens that there are."""

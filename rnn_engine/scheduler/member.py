@@ -127,8 +127,16 @@ class Member(ABC):
             max_tokens=self.request.max_tokens,
         )
 
-    def run(self, count: int) -> TokenRun:
-        """Return the next `count` tokens as part of a step that is submitted now."""
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether a device can draw what follows the next run, and run that too."""
+        return False
+
+    def run(self, count: int, num_draws: int = 0) -> TokenRun:  # noqa: ARG002
+        """Return the next `count` tokens as part of a step that is submitted now.
+
+        At most `num_draws` of the tokens that follow are drawn by the device, where that is possible.
+        """
         self.runs_in_flight += 1
         start = self._submitted
         end = self._submitted = start + count

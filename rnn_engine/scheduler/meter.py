@@ -12,11 +12,13 @@ from rnn_engine.telemetry import EngineCounters, Timing
 class StepTimes:
     """When a step was submitted, and what it runs."""
 
-    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "submitted", "tokens")
+    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "num_steps", "submitted", "tokens")
 
-    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int]) -> None:
+    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
+        """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
         self.begun = begun
         self.submitted = begun
+        self.num_steps = num_steps
         self.tokens = sum(counts)
         self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
         self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
@@ -45,17 +47,18 @@ class Meter:
     def submitted(self, step: StepTimes) -> None:
         step.submitted = self._clock()
 
-    def collected(self, step: StepTimes, now: float) -> None:
-        """Count a step whose read-out has come."""
+    def collected(self, step: StepTimes, now: float, num_ahead: int) -> None:
+        """Count a step whose read-out has come, in which the device has run `num_ahead` tokens that it had drawn."""
         counters, last = self.counters, max(self._last_collect, self._busy_since)
-        counters.steps += 1
-        counters.step_tokens.add(step.tokens)
-        counters.step_device_seconds.add(now - max(step.submitted, last))
-        counters.step_host_seconds.add(max(step.submitted - last, 0.0))
-        counters.decode_tokens += step.decode_tokens
+        num_steps = step.num_steps
+        counters.steps += num_steps
+        counters.step_tokens.add(step.tokens, num_steps)
+        counters.step_device_seconds.add((now - max(step.submitted, last)) / num_steps, num_steps)
+        counters.step_host_seconds.add(max(step.submitted - last, 0.0) / num_steps, num_steps)
+        counters.decode_tokens += step.decode_tokens + num_ahead
         counters.prefill_tokens += step.tokens - step.decode_tokens
         if step.drawn_tokens:
-            counters.inter_token_seconds.add(now - last, step.drawn_tokens)
+            counters.inter_token_seconds.add((now - last) / num_steps, step.drawn_tokens + num_ahead)
         self._last_collect = now
 
     def read_whole_row(self) -> None:

@@ -12,7 +12,7 @@ from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import StepTimes
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import F32, Readout, Ticket, TokenRun
+from rnn_engine.types import F32, NOTHING_DRAWN, Drawn, Readout, Ticket, TokenRun
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +59,18 @@ def take_in(
     """
     drawing: list[RunOutcome] = []
     first = 0
-    for (live, run), is_sound in zip(runs, readout.sound.tolist(), strict=True):
+    on_device = readout.drawn or [NOTHING_DRAWN] * len(runs)
+    for (live, run), tokens, is_sound in zip(runs, on_device, readout.sound.tolist(), strict=True):
         end_run(live)
         rows = RunRows(readout, first, run.rows, vocab_size)
         first += run.rows
         if live.released:
             continue
-        outcome = (
-            RunOutcome(live, rows) if is_sound else RunOutcome(live, rows, (), StepError(_UNSOUND), is_sound=False)
-        )
-        if is_sound:
-            _advance(outcome, run)
+        outcome = RunOutcome(live, rows)
+        if is_sound or tokens.tokens:
+            _advance(outcome, run, tokens)
+        if not is_sound and outcome.error is None:
+            outcome.error, outcome.is_sound = StepError(_UNSOUND), False
         if live.draws is None or outcome.error is not None:
             yield outcome
         else:
@@ -86,12 +87,15 @@ def take_in(
         yield outcome
 
 
-def _advance(outcome: RunOutcome, run: TokenRun) -> None:
+def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn) -> None:
     live = outcome.live
     try:
         if run.masks is not None:
             outcome.rows.allowed = live.allowed
         outcome.events = live.advance(run, outcome.rows)
+        if drawn.tokens and live.draws is not None:
+            assert isinstance(live, LiveSequence), "no other member draws"
+            outcome.events = [*outcome.events, *live.take_drawn(drawn, outcome.rows.last)]
     except Exception as error:
         _fail(outcome, error)
 

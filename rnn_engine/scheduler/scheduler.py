@@ -20,13 +20,15 @@ from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
-from rnn_engine.scheduler.text import Pieces
+from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
+MAX_DRAWS = 8  # tokens that the device draws of a sequence at a time, where nothing else limits them
+DRAW_SECONDS = 0.02  # for which the device may draw by itself: an arrival, and who reads along, wait no longer
 SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
 
 
@@ -46,12 +48,14 @@ class Scheduler:
         policy: BatchingPolicy = EAGER,
         clock: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
+        max_draws: int = MAX_DRAWS,
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
 
         Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` says whether a step
         waits for more requests, by the seconds of `clock`, which may begin at any moment. `wake` is called on another
-        thread when a request that waited for its state to be read may start.
+        thread when a request that waited for its state to be read may start. The device draws at most `max_draws`
+        tokens of a sequence before the host sees them, as far as the runner can; with 0 the host draws all.
         """
         self._runner = runner
         self._prefixes = Prefixes(runner, cache, wake)
@@ -60,14 +64,16 @@ class Scheduler:
         self._slots = Slots(self.capacity)
         self._steps: deque[StepInFlight] = deque()  # oldest first
         self._draws = JointDraws(runner.shape.vocab_size, runner.num_slots)
+        self._max_draws = max_draws
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
-        pieces = Pieces(token_bytes).__getitem__
-        self._admission = Admission(runner, pieces, self._slots, self._prefixes, self._draws, self._meter)
+        infos = TokenInfos(token_bytes)
+        self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
+        self._token_seconds: float | None = None  # the same over steps that run one token of each sequence
         self._answered = False  # the last step gave first tokens and ran no batch
         self.failure: str | None = None  # what has failed in the last step, perhaps by the device's fault
         self.failed_in_a_row = 0  # steps
@@ -242,8 +248,10 @@ class Scheduler:
             return []
         demands = [one.demand for one in live]
         counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows)
-        runs = [(one, one.run(count)) for one, count in zip(live, counts, strict=True)]
-        times = StepTimes(self._clock(), demands, counts)
+        num_draws = self._count_draws(live)
+        runs = [(one, one.run(count, num_draws)) for one, count in zip(live, counts, strict=True)]
+        num_steps = max([run.draw.count for _, run in runs if run.draw is not None], default=1)
+        times = StepTimes(self._clock(), demands, counts, num_steps)
         try:
             ticket = self._runner.submit([run for _, run in runs])
         except Exception as error:
@@ -252,6 +260,18 @@ class Scheduler:
         self._meter.submitted(times)
         self._steps.append(StepInFlight(ticket, times, runs))
         return []
+
+    def _count_draws(self, live: Sequence[Member]) -> int:
+        """Return how many tokens the device may draw for each of `live` before the host sees them.
+
+        More than one where all decode, nobody waits for a slot that is free, and they come within a short time.
+        """
+        most = min(self._max_draws, self._runner.max_draws)
+        if most <= 1 or self._token_seconds is None or self._admission.can_start:
+            return min(most, 1)
+        if not all(one.draws_ahead for one in live):
+            return 1
+        return min(max(int(DRAW_SECONDS / max(self._token_seconds, 1e-6)), 1), most)
 
     def _collect(self) -> list[Delivery]:
         """Wait for the oldest step in flight, if there is one; return what follows from it."""
@@ -265,7 +285,8 @@ class Scheduler:
             return self._fail_step(step.runs, error)
         finally:
             self._note_time(step)
-        self._meter.collected(step.times, self._last_collect)
+        num_ahead = sum(len(drawn.tokens) - drawn.is_settled for drawn in readout.drawn)
+        self._meter.collected(step.times, self._last_collect, num_ahead)
         if readout.sound.any():
             self.failed_in_a_row = 0
         else:
@@ -280,6 +301,8 @@ class Scheduler:
         seconds = now - max(step.times.begun, self._last_collect)
         self._last_collect = now
         self._policy.stepped(seconds)
+        if step.times.decode_tokens == step.times.tokens:
+            self._token_seconds = running_mean(self._token_seconds, seconds / step.times.num_steps)
         if not any(live.awaits_token for live, _ in step.runs):
             self._chunk_seconds = running_mean(self._chunk_seconds, seconds)
 
@@ -313,6 +336,7 @@ class Scheduler:
                 self.failure = str(outcome.error)
             else:
                 self._meter.counters.unsound_runs += 1
+            deliveries += [Delivery(live.key, event) for event in outcome.events]
             deliveries.append(self._fail(live, outcome.error))
             return
         if live.may_be_due:

@@ -40,8 +40,9 @@ from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.prompt_scores import PromptScores
+from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, Timing
-from rnn_engine.types import F32, State, TokenRun
+from rnn_engine.types import F32, Drawn, State, TokenRun
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 
@@ -56,17 +57,19 @@ class LiveSequence(Member):
         slot: int,
         start: Start,
         vocab_size: int,
-        token_bytes: Callable[[int], bytes],
+        infos: TokenInfos,
         read_state: Callable[[int], State],
         note_prompt_end: Callable[[], Timing],
         note_whole_row: Callable[[], None],
         counters: EngineCounters,
         context: Context,
+        halts: NDArray[np.uint32] | None = None,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
         `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take.
 
-        `context` is that of whoever asked.
+        `context` is that of whoever asked. `halts` are the tokens that may end the text, as `Halts` makes them; None
+        where the device is to draw nothing.
         """
         super().__init__(key, request, slot, start, context)
         self._followers: list[Follower] = []
@@ -75,12 +78,16 @@ class LiveSequence(Member):
         self._counters = counters
         self._seed = random_seed() if request.sampling.seed is None else request.sampling.seed
         self.sampler = SequenceSampler(
-            request.sampling, self._seed, request.sampling_context(vocab_size, token_bytes), note_whole_row
+            request.sampling, self._seed, request.sampling_context(vocab_size, infos.data), note_whole_row
         )
         self._mask = _make_mask(request, vocab_size)
-        self._answer = Answer(request, self._generated, self._mask, token_bytes, counters)
+        self._answer = Answer(request, self._generated, self._mask, infos, counters)
+        on_device = halts is not None and self._mask is None and request.logprobs is None and request.mix is None
+        self._halts = halts if on_device and self.sampler.draws_on_device else None
+        self._draw_in_flight = False  # the device draws tokens that nobody has seen
+        self._is_cut = False  # the text ends after these
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
-        self._scores = None if request.score_from is None else _begin_scores(request, request.score_from, token_bytes)
+        self._scores = None if request.score_from is None else _begin_scores(request, request.score_from, infos.data)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -111,14 +118,23 @@ class LiveSequence(Member):
             return TAKE_IN
         return TokenDemand(left, 1 if self._given.is_scored else left)
 
-    def run(self, count: int) -> TokenRun:
+    @property
+    def draws_ahead(self) -> bool:
+        return self.decodes and self._halts is not None
+
+    def run(self, count: int, num_draws: int = 0) -> TokenRun:
         if self.decodes:
             self.runs_in_flight += 1
             self._submitted += 1
+            if num_draws and self._halts is not None:
+                self._draw_in_flight = True
+                num_draws = min(num_draws, self.request.max_tokens - len(self._generated))
+                draw = self.sampler.device_draw(num_draws, self._halts)
+                return TokenRun(self.slot, (self._generated[-1],), rows=1, draw=draw)
             masks = None if self._mask is None else self._make_masks(1)
             return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=masks)
         if self._given is None:
-            return super().run(count)
+            return self._run_prompt(count, num_draws)
         self.runs_in_flight += 1
         start = self._submitted - self._prompt_length
         end = start + count
@@ -131,7 +147,17 @@ class LiveSequence(Member):
         is_last = self._submitted == self._given.end
         return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._make_masks(1) if is_last else None)
 
+    def _run_prompt(self, count: int, num_draws: int) -> TokenRun:
+        in_prompt = self._submitted < self._prompt_length
+        run = super().run(count)
+        at_end = in_prompt and self._submitted == self._prompt_length
+        if at_end and num_draws and self._halts is not None and self.request.max_tokens > 0:
+            self._draw_in_flight = True
+            run.draw = self.sampler.device_draw(1, self._halts)
+        return run
+
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        self._draw_in_flight = False
         if self.decodes:
             self.position += 1
             self.draws = self.sampler
@@ -157,6 +183,21 @@ class LiveSequence(Member):
         member.row = row.read_full().copy()
         return self._draw_mixed(self.request.mix)
 
+    def take_drawn(self, drawn: Drawn, row: RowSource) -> list[Event]:
+        """Take in the tokens that the device has drawn and run after the last run; return the events.
+
+        `row` is that of the last token that was run. The host is to draw from it where `draws` is still set then.
+        """
+        num_run = len(drawn.tokens) - drawn.is_settled
+        self.position += num_run
+        self._submitted += num_run
+        self.sampler.drew_on_device(len(drawn.tokens))
+        goes_on = self._answer.take_all(drawn.tokens)
+        if not drawn.is_settled:
+            return []
+        self.draws, self.decodes = None, True
+        return self._go_on_or_end() if goes_on else self._follow(row)
+
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
         """Take in the token that was drawn from `row`, and those that are given after it; return the events."""
         self.draws = None
@@ -166,17 +207,31 @@ class LiveSequence(Member):
         if logprobs is not None:
             info.logprob, info.top = draw.logprob, top_logprobs(row(), logprobs)
         goes_on = self._answer.take(info)
-        if self._mask is None or not goes_on:
-            return self._answer.events() if goes_on else self._follow(row)
+        if not goes_on:
+            return self._follow(row)
+        if self._mask is None:
+            return self._go_on_or_end()
         self._mask.advance()
         return self._follow(row, self._take_given(self._mask))
 
     def cut(self) -> bool:
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
         if self._generated and self._answer.ending is None:
-            self._answer.end(CUT)
-            self._decode_demand, self.decodes = TAKE_IN, False
+            self._is_cut = True
+            if not self._draw_in_flight:
+                self._end_here()
         return len(self._generated) > 0
+
+    def _end_here(self) -> None:
+        """End the text after the tokens that there are, of which the last has not been run."""
+        self._answer.end(CUT)
+        self._decode_demand, self.decodes = TAKE_IN, False
+
+    def _go_on_or_end(self) -> list[Event]:
+        """Return the events of the tokens that were taken, which do not end the text by themselves."""
+        if self._is_cut:
+            self._end_here()
+        return self._answer.events()
 
     @property
     def allowed(self) -> AllowedTokens | None:

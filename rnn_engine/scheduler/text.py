@@ -6,17 +6,23 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rnn_engine.requests import TokenInfo
 
-class Pieces(dict[int, bytes]):
-    """The bytes of every token that has occurred, so that each is asked for once."""
+
+class TokenInfos(dict[int, TokenInfo]):
+    """Every token that has occurred, without a log-probability. All events share them, so nobody may change one."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
         self._token_bytes = token_bytes
 
-    def __missing__(self, token: int) -> bytes:
-        data = self[token] = self._token_bytes(token)
-        return data
+    def __missing__(self, token: int) -> TokenInfo:
+        info = self[token] = TokenInfo(token, self._token_bytes(token), None)
+        return info
+
+    def data(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self[token].data
 
 
 class TextStream:

@@ -24,7 +24,7 @@ from tests.support.fault_runner import Fault, FaultRunner, Faults
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 SHAPE = tiny_shape(vocab=50)
-REQUEST = GenerateRequest([1, 2, 3, 4, 5], max_tokens=6, stop_tokens=(), sampling=SamplingParams(temperature=0))
+REQUEST = GenerateRequest([1, 2, 3, 4, 5], max_tokens=40, stop_tokens=(), sampling=SamplingParams(temperature=0))
 LOSSES = 3
 
 

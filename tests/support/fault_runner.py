@@ -104,6 +104,10 @@ class FaultRunner:
     def max_rows(self) -> int:
         return self.inner.max_rows
 
+    @property
+    def max_draws(self) -> int:
+        return self.inner.max_draws
+
     def submit(self, batch: Batch) -> Ticket:
         faults = self._faults
         faults.steps += 1

@@ -27,16 +27,18 @@ _NUM_ROWS = 256
 _STRIDE = 97  # from one step's first row to the next one's: odd, so that a sequence meets all rows before one returns
 _EXPONENT = 1.5  # probability ~ rank to the power of minus this: 0.4 for the first, 0.93 for the first 128 together
 _NOISE = 0.5
+_NUM_DRAWS = 8
 
 
 class InstantRunner:
     """Answers with the prepared rows in turn. Token 0 never is a candidate. Its states hold nothing."""
 
-    def __init__(self, shape: ModelShape, num_slots: int, step_seconds: float = 0.0) -> None:
-        """`step_seconds` is how long a step takes from its submission on."""
+    def __init__(self, shape: ModelShape, num_slots: int, step_seconds: float = 0.0, max_draws: int = 8) -> None:
+        """`step_seconds` is how long a step takes from its submission on, `max_draws` how many tokens it draws."""
         self.shape = shape
         self.num_slots = num_slots
         self.max_tokens = self.max_rows = max(256, num_slots)
+        self.max_draws = max_draws
         self._targets = np.full(self.max_rows, np.nan, np.float32)
         self._sound = np.ones(num_slots, np.bool_)
         self._fields = {field.name for field in fields(Readout)}
@@ -68,6 +70,8 @@ class InstantRunner:
         rows = _prepare(self.shape.vocab_size, self.max_rows)
         logsumexp = rows.logsumexp[first : first + num_rows]
         newer: dict[str, Any] = {"sound": self._sound[: len(batch)], "allowed_logsumexp": logsumexp}
+        if any(getattr(run, "draw", None) for run in batch):  # not in all commits
+            newer["drawn"] = self._draw(batch, first)
         return Readout(  # type: ignore[arg-type, call-arg, unused-ignore]
             ids=rows.ids[first : first + num_rows],
             logits=rows.logits[first : first + num_rows],
@@ -76,6 +80,16 @@ class InstantRunner:
             full_row=partial(self._full_row, first),
             **{name: values for name, values in newer.items() if name in self._fields},
         )
+
+    def _draw(self, batch: Batch, first: int) -> list[Any]:
+        """Return tokens for the runs that have a draw."""
+        from rnn_engine.types import NOTHING_DRAWN, Drawn
+
+        tokens = _prepare(self.shape.vocab_size, self.max_rows).tokens
+        return [
+            NOTHING_DRAWN if run.draw is None else Drawn(tokens[first + number][: run.draw.count], is_settled=True)
+            for number, run in enumerate(batch)
+        ]
 
     def write_state(self, slot: int, state: State | None) -> None:
         pass
@@ -106,6 +120,7 @@ class _Rows:
     ids: I32  # [_NUM_ROWS + max_rows, K]
     logits: F32  # [_NUM_ROWS + max_rows, K]
     logsumexp: F32  # [_NUM_ROWS + max_rows]
+    tokens: list[list[int]]  # [_NUM_ROWS + max_rows] some of the candidates, which are drawn one after another
 
 
 @cache
@@ -122,4 +137,5 @@ def _prepare(vocab_size: int, max_rows: int) -> _Rows:
         ids[number] = greatest[np.argsort(-row[greatest], kind="stable")][:_NUM_CANDIDATES]
         logsumexp[number] = np.logaddexp.reduce(row.astype(np.float64))
     which = np.arange(_NUM_ROWS + max_rows) % _NUM_ROWS
-    return _Rows(full, ids[which], np.take_along_axis(full, ids, axis=1)[which], logsumexp[which])
+    tokens = chance.permuted(ids[:, :_NUM_DRAWS], axis=1)[which].tolist()
+    return _Rows(full, ids[which], np.take_along_axis(full, ids, axis=1)[which], logsumexp[which], tokens)

@@ -49,7 +49,7 @@ class RecitingRunner(InstantRunner):
     """The likeliest token is always the next of `DOCUMENT`, and token 0 after its end. Prompts are token 0."""
 
     def __init__(self, shape: ModelShape, num_slots: int, tokenizer: Tokenizer, step_seconds: float) -> None:
-        super().__init__(shape, num_slots, step_seconds)
+        super().__init__(shape, num_slots, step_seconds, max_draws=0)
         self._tokenizer = tokenizer
         self._recited = [0] * num_slots  # bytes
         document = DOCUMENT.encode()

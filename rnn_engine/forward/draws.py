@@ -1,0 +1,67 @@
+"""What runs have the device draw, as the words of draw.wgsl, and what it has drawn."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.forward.step import StepLimits
+from rnn_engine.gpu import Buffer, Memory
+from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, mask_words
+
+_ALL: Final = 2**31  # top_k that keeps every token
+_NUM_DRAWN, _IS_SETTLED, _TOKENS = 7, 8, 9  # words of struct Draw
+
+
+def count_draws(batch: Batch) -> int:
+    """Return the most tokens that are drawn after a run; 0 where no run has a draw."""
+    return max((run.draw.count for run in batch if run.draw is not None), default=0)
+
+
+def encode_draws(batch: Batch, limits: StepLimits) -> NDArray[np.uint32]:
+    """Return a `struct Draw` for each row of `batch`, [R, words]; zeros are a row that is not drawn from."""
+    ends = np.cumsum([run.rows for run in batch])
+    drawing = [run.draw is not None for run in batch]
+    draws = [run.draw for run in batch if run.draw is not None]
+    words = np.zeros((ends.item(-1), limits.draw_words), np.uint32)
+    rows = ends[drawing] - 1
+    seeds = np.array([draw.seed for draw in draws], np.uint64)
+    words[rows, 0] = seeds & np.uint64(2**32 - 1)
+    words[rows, 1] = seeds >> np.uint64(32)
+    words[rows, 2:5] = [(draw.index, draw.count, draw.top_k or _ALL) for draw in draws]
+    words.view(np.float32)[rows, 5:7] = [(draw.top_p, draw.temperature) for draw in draws]
+    return words
+
+
+def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
+    """Return what was drawn after each run of `batch`, from the draws of its rows."""
+    words = np.frombuffer(answer, np.uint32).reshape(-1, limits.draw_words)  # [R, words]
+    last_rows = words[np.cumsum([run.rows for run in batch]) - 1].tolist()
+    return [
+        NOTHING_DRAWN if run.draw is None else Drawn(row[_TOKENS : _TOKENS + row[_NUM_DRAWN]], row[_IS_SETTLED] == 1)
+        for run, row in zip(batch, last_rows, strict=True)
+    ]
+
+
+class SlotHalts:
+    """The tokens after which none is drawn, for each slot, on a device."""
+
+    def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
+        """`buffer`: [slots, ceil(V / 32)] u32, of zeros."""
+        self._buffer = buffer
+        self._memory = memory
+        self._num_bytes = 4 * mask_words(vocab_size)  # of a slot
+        self._none = np.zeros(mask_words(vocab_size), np.uint32)
+        self._masks = [self._none] * num_slots
+
+    def upload(self, batch: Batch) -> None:
+        """Write the masks of the runs that draw, where their slots have others."""
+        for run in batch:
+            if run.draw is None:
+                continue
+            halts = self._none if run.draw.halts is None else run.draw.halts
+            if halts is not self._masks[run.slot]:
+                self._memory.upload(self._buffer, run.slot * self._num_bytes, halts)
+                self._masks[run.slot] = halts

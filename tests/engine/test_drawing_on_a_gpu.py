@@ -1,0 +1,49 @@
+"""Whether host or device draws, and how many tokens at a time, changes nothing that a client hears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.types import Runner
+from tests.support.drawing_cases import Answer, answer_all, make_runner
+
+NUM_REQUESTS = 40
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    runner = make_runner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def alone(runner: Runner) -> Callable[[int], Answer]:
+    @cache
+    def answer(number: int) -> Answer:
+        return answer_all(runner, {number: 0}, {}, max_draws=0)[number]
+
+    return answer
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    arrivals=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 6), min_size=1, max_size=8),
+    leaves=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 20), max_size=3),
+)
+@pytest.mark.parametrize("max_draws", [1, 8])
+def test_answers_are_those_that_the_host_draws_for_each_request_alone(
+    runner: Runner, alone: Callable[[int], Answer], max_draws: int, arrivals: dict[int, int], leaves: dict[int, int]
+) -> None:
+    leaves = {number: count for number, count in leaves.items() if number in arrivals}
+    for number, answer in answer_all(runner, arrivals, leaves, max_draws=max_draws).items():
+        if answer.finished is None:
+            assert number in leaves
+            answer.assert_begins(alone(number))
+        else:
+            answer.assert_same(alone(number))

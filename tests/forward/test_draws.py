@@ -1,0 +1,149 @@
+"""A token that the device draws is the one that the host draws from the whole row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
+from rnn_engine.types import F32, ModelShape, TokenDraw, TokenRun, mask_words, run_step
+from tests.support.draw_kernels import DrawKernels
+from tests.support.gpu import make_gpu_runner
+from tests.support.logit_rows import make_row, peaked
+from tests.support.models import random_model, tiny_shape
+from tests.support.older_models import OLDER_SHAPES
+
+NO_HALTS = None
+SIZES = [DrawKernels(257, 16), DrawKernels(5, 8), DrawKernels(1000, 128), DrawKernels(257, 16, "discrete")]
+
+
+def draw_of(sampling: SamplingParams, seed: int, index: int, vocab_size: int) -> TokenDraw:
+    sampler = SequenceSampler(sampling, seed)
+    sampler.drew_on_device(index)
+    assert sampler.draws_on_device
+    return sampler.device_draw(1, np.zeros(mask_words(vocab_size), np.uint32))
+
+
+def draw_by_host(row: F32, sampling: SamplingParams, seed: int, index: int) -> int:
+    sampler = SequenceSampler(sampling, seed)
+    sampler.drew_on_device(index)
+    return sampler.draw(LogitRow.of_full(row, len(row))).token
+
+
+nuclei = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.01, 0.3, 1.0, 1.0, 1.7, 100.0]),
+    top_p=st.sampled_from([0.0, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    top_k=st.sampled_from([0, 1, 2, 15, 16, 17, 128, 300]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kernels", SIZES, ids=str)
+def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    sampling = data.draw(st.lists(nuclei, min_size=8, max_size=8))
+    rows = np.stack([make_row(seed + number, kernels.vocab_size) for number in range(8)])
+    rows = np.where(np.isfinite(rows), rows, np.float32(-60.0))
+    if data.draw(st.booleans()):
+        rows = np.round(rows)  # many are equal
+    seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8))
+    places = range(8)
+    draws = [draw_of(*one, kernels.vocab_size) for one in zip(sampling, seeds, places, strict=True)]
+    readout, drawn = kernels.run(rows, draws)
+    order = np.argsort(-rows, axis=1, kind="stable")[:, : readout.ids.shape[1]]
+    np.testing.assert_array_equal(readout.ids, order)
+    np.testing.assert_array_equal(readout.logits, np.take_along_axis(rows, order, axis=1))
+    for number, one in enumerate(drawn):
+        if one.is_settled:
+            assert list(one.tokens) == [draw_by_host(rows[number], sampling[number], seeds[number], number)]
+        else:
+            assert list(one.tokens) == []
+            assert sampling[number].temperature > 0.0
+            assert sampling[number].top_k != 1
+
+
+def test_nearly_all_draws_of_ordinary_rows_are_settled() -> None:
+    rows = np.stack([np.roll(peaked(), number) for number in range(100)])
+    for sampling in (SamplingParams(), SamplingParams(top_p=0.95, temperature=0.8), SamplingParams(top_k=0, top_p=1.0)):
+        draws = [draw_of(sampling, seed, 3 * seed, 1000) for seed in range(100)]
+        _, drawn = SIZES[2].run(rows, draws)
+        assert sum(one.is_settled for one in drawn) >= 98
+        for number, one in enumerate(drawn):
+            if one.is_settled:
+                assert one.tokens[0] == draw_by_host(rows[number], sampling, number, 3 * number)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_nothing_is_drawn_from_a_row_that_is_not_finite(value: float) -> None:
+    rows = np.stack([make_row(1, 257), make_row(2, 257)])
+    rows = np.where(np.isfinite(rows), rows, np.float32(-60.0))
+    rows[0, 100] = value
+    greedy = TokenDraw(1, 0, 1, 0.5, 1.0)
+    readout, drawn = SIZES[0].run(rows, [greedy, greedy])
+    assert list(drawn[0].tokens) == []
+    assert not drawn[0].is_settled
+    assert readout.sound.tolist() == [False, True]
+    assert list(drawn[1].tokens) == [int(rows[1].argmax())]
+
+
+def test_rows_without_a_draw_are_left_alone() -> None:
+    rows = np.stack([make_row(seed, 257) for seed in range(3)])
+    _, drawn = SIZES[0].run(rows, [None, TokenDraw(1, 0, 1, 0.5, 1.0), None])
+    assert [list(one.tokens) for one in drawn] == [[], [int(rows[1].argmax())], []]
+
+
+@pytest.mark.parametrize("shape", [tiny_shape(), *OLDER_SHAPES], ids=lambda shape: shape.version)
+def test_a_run_that_draws_leaves_what_single_steps_leave(shape: ModelShape) -> None:
+    """Greedy: one run stops at a token of its own, one after a few, and one goes on to the end."""
+    model = random_model(shape, seed=40)
+    runner = make_gpu_runner(model, num_slots=6, max_tokens=16, max_rows=6, num_candidates=8)
+    starts, followed = [3, 1, 2], []
+    for slot, token in enumerate(starts):
+        tokens = [token]
+        for _ in range(8):
+            readout = run_step(runner, [TokenRun(slot, tokens[-1:], rows=1)])
+            tokens.append(int(readout.ids[0, 0]))
+        followed.append(tokens)
+    halts = np.zeros(-(-model.shape.vocab_size // 32), np.uint32)
+    halts[followed[0][3] // 32] |= np.uint32(1 << (followed[0][3] % 32))
+    draws = [TokenDraw(0, 0, 1, 1.0, 1.0, 8, halts), TokenDraw(0, 0, 1, 1.0, 1.0, 5), TokenDraw(0, 0, 1, 1.0, 1.0, 8)]
+    batch = [TokenRun(3 + n, starts[n : n + 1], rows=1, draw=draw) for n, draw in enumerate(draws)]
+    readout = run_step(runner, batch)
+    rows = [readout.full_row(row) for row in range(3)]
+    stop = followed[0].index(followed[0][3], 1)
+    for number, (tokens, end) in enumerate(zip(followed, (stop, 5, 8), strict=True)):
+        assert list(readout.drawn[number].tokens) == tokens[1 : end + 1]
+        assert readout.drawn[number].is_settled
+        runner.write_state(number, None)
+        expected = run_step(runner, [TokenRun(number, tokens[:end], rows=1)])
+        np.testing.assert_allclose(rows[number], expected.full_row(0), atol=1e-4)
+        for name, values in runner.read_state(number).items():
+            np.testing.assert_allclose(runner.read_state(3 + number)[name], values, atol=1e-4)
+    runner.close()
+
+
+def test_draws_that_a_step_does_not_take_are_refused() -> None:
+    model = random_model(tiny_shape(), seed=40)
+    runner = make_gpu_runner(model, num_slots=2, max_tokens=16, max_rows=6, num_candidates=8)
+
+    def refused(*runs: TokenRun) -> str:
+        with pytest.raises(InvalidRequestError) as caught:
+            runner.submit(runs)
+        return str(caught.value)
+
+    draw = TokenDraw(0, 0, 0, 1.0, 1.0)
+    several = TokenDraw(0, 0, 0, 1.0, 1.0, count=2)
+    assert "run 0: draw" in refused(TokenRun(0, [1], draw=draw))
+    assert "draw count" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, count=9)))
+    assert "draw temperature" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 0.0)))
+    assert "draw halts" in refused(
+        TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, 1, np.zeros(1, np.uint64)))
+    )
+    assert "run 1" in refused(TokenRun(0, [1], rows=1, draw=several), TokenRun(1, [1], rows=1))
+    assert "run 0" in refused(TokenRun(0, [1, 2], rows=1, draw=several))
+    runner.close()

@@ -1,0 +1,118 @@
+"""Random requests of a small model on a GPU, and what their clients hear where host or device draws their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.scheduler import Scheduler
+from rnn_engine.types import Runner
+from tests.support.gpu import make_gpu_runner
+from tests.support.models import random_model, tiny_shape
+from tests.support.token_masks import Residues
+
+NUM_SLOTS, NUM_CANDIDATES = 5, 48
+SHAPE = tiny_shape()
+SHARPNESS = 40.0  # of the head, so that some rows are decided by their candidates and others are not
+
+
+def make_runner() -> Runner:
+    model = random_model(SHAPE, seed=51)
+    head = model.tensors["head.weight"]
+    model = replace(model, tensors={**model.tensors, "head.weight": head * np.float32(SHARPNESS)})
+    return make_gpu_runner(model, num_slots=NUM_SLOTS, max_tokens=32, max_rows=8, num_candidates=NUM_CANDIDATES)
+
+
+def token_bytes(token: int) -> bytes:
+    """One to three letters, or a part of a character."""
+    if token % 7 == 0:
+        return b"\xc3\xa9"[token % 2 : token % 2 + 1]
+    return b"abcdefghij"[token % 8 : token % 8 + token % 3 + 1]
+
+
+def make_request(number: int) -> GenerateRequest:
+    """The request of this number; all of them have a seed, and their end is kept."""
+    chance = np.random.default_rng([52, number])
+    vocab = SHAPE.vocab_size
+    penalises = chance.random() < 0.15
+    sampling = SamplingParams(
+        temperature=float(chance.choice([0.0, 0.3, 1.0, 1.0, 1.5, 1000.0], p=[0.25, 0.15, 0.25, 0.2, 0.1, 0.05])),
+        top_p=float(chance.choice([0.3, 0.7, 0.95, 1.0])),
+        top_k=int(chance.choice([0, 5, 40, 128])),
+        presence_penalty=0.5 if penalises else 0.0,
+        min_p=0.1 if chance.random() < 0.05 else 0.0,
+        seed=int(chance.integers(2**63)),
+    )
+    num_stops, num_strings = int(chance.integers(0, 9)), int(chance.integers(0, 3))
+    return GenerateRequest(
+        chance.integers(1, vocab, size=chance.integers(1, 40)).tolist(),
+        max_tokens=int(chance.integers(0, 40)),
+        min_tokens=0,
+        stop=tuple(bytes(chance.choice(list(b"abcdefghij"), size=chance.integers(1, 5))) for _ in range(num_strings)),
+        stop_tokens=tuple(chance.integers(0, vocab, size=num_stops).tolist()),
+        sampling=sampling,
+        token_mask=(lambda: Residues(vocab)) if chance.random() < 0.05 else None,
+        logprobs=1 if chance.random() < 0.1 else None,
+        keep_end=True,
+    )
+
+
+@dataclass
+class Answer:
+    """What a client has heard."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def assert_same(self, expected: Answer) -> None:
+        """Equal, but for the rounding of the state at the end."""
+        assert (self.tokens, self.text) == (expected.tokens, expected.text)
+        assert self.finished is not None
+        assert expected.finished is not None
+        assert replace(self.finished, end=None, stop_token=None) == replace(
+            expected.finished, end=None, stop_token=None
+        )
+        end, expected_end = self.finished.end, expected.finished.end
+        assert end is not None
+        assert expected_end is not None
+        assert end.tokens == expected_end.tokens
+        np.testing.assert_allclose(end.logits, expected_end.logits, atol=1e-3)
+        for name, values in end.state.items():
+            np.testing.assert_allclose(values, expected_end.state[name], atol=1e-4)
+
+    def assert_begins(self, whole: Answer) -> None:
+        """Equal to the beginning of another one."""
+        assert self.tokens == whole.tokens[: len(self.tokens)]
+        assert whole.text.startswith(self.text)
+
+
+def answer_all(
+    runner: Runner, arrivals: dict[int, int], leaves: dict[int, int], *, max_draws: int
+) -> dict[int, Answer]:
+    """Run requests, each from its moment on; those that `leaves` names are cancelled once they have so many tokens.
+
+    `max_draws` is the scheduler's. Raises what a request ends with.
+    """
+    scheduler = Scheduler(runner, token_bytes, clock=lambda: 0.0, max_draws=max_draws)
+    answers = {number: Answer() for number in arrivals}
+    step = 0
+    while scheduler.has_work or step <= max(arrivals.values()):
+        for number in [number for number, arrival in arrivals.items() if arrival == step]:
+            scheduler.submit(number, make_request(number))
+        for delivery in scheduler.step():
+            if isinstance(delivery.outcome, Exception):
+                raise delivery.outcome
+            answer = answers[delivery.key]
+            if isinstance(delivery.outcome, TextDelta):
+                answer.text += delivery.outcome.text
+                answer.tokens += [info.token for info in delivery.outcome.tokens]
+            elif isinstance(delivery.outcome, Finished):
+                answer.finished = delivery.outcome
+        for number, count in leaves.items():
+            if answers[number].finished is None and len(answers[number].tokens) >= count:
+                scheduler.cancel(number)
+        step += 1
+    return answers
