@@ -61,10 +61,12 @@ class StoreClient:
         self._lanes: list[Lane] = []
         self.reading = self.add_lane("reading from", 32, reads=True)
         self.writing = self.add_lane("writing to", 4)
-        tls: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
+        options: dict[str, Any] = {"ssl_check_hostname": True} if url.tls else {}
+        # A new connection does not tell the library's name first: that would take two more answers.
+        options |= {"lib_name": None, "lib_version": None}
         self._valkey = Valkey(
             connection_pool=ConnectionPool.from_url(
-                url.text, socket_timeout=timeout, socket_connect_timeout=timeout, **tls
+                url.text, socket_timeout=timeout, socket_connect_timeout=timeout, **options
             )
         )
         self._closing = False

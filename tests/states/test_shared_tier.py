@@ -291,6 +291,17 @@ def test_a_slow_store_serves_within_the_time_that_it_may_take_and_is_left_alone_
         proxy.close()
 
 
+def test_a_new_connection_asks_for_nothing_but_what_it_was_made_for(store: StoreServer) -> None:
+    def set_up(client: Valkey) -> int:
+        return int(client.info("commandstats").get("cmdstat_client|setinfo", {"calls": 0})["calls"])  # type: ignore
+
+    with store.client() as client:
+        before = set_up(client)
+        with serving(store.url) as one:
+            one.keep(PROMPT)
+        assert set_up(client) == before
+
+
 def test_a_wrong_password_is_told_at_the_start(tmp_path: Path) -> None:
     store = StoreServer(tmp_path, "--requirepass", "sesame")
     try:

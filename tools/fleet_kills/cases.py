@@ -63,9 +63,8 @@ class Campaign:
             part = f"kill {number + 1}"
             self.load.begin(part)
             await self._write_during(self._kill_a_replica())
-            self._judge(part, lambda lost: REPLICA.search(lost.message) is not None)
-            messages = [lost.message for lost in self.load.tallies[part].lost] + self._refusals()
-            gone = {found[1] for message in messages if (found := REPLICA.search(message)) is not None}
+            lost = self._judge(part, lambda lost: REPLICA.search(lost.message) is not None)
+            gone = {found[1] for one in lost if (found := REPLICA.search(one.message)) is not None}
             self._note(len(gone) <= 1 and not gone & seen, f"{part}: requests of {sorted(gone)} were lost")
             seen |= gone
 
@@ -76,7 +75,6 @@ class Campaign:
             self.load.begin(part)
             await self._write_during(self._restart_the_store())
             self._judge(part, lambda lost: lost.needs_store and "store" in lost.message)
-            self._refusals()
 
     async def slow_network(self, seconds: float, delay: float) -> None:
         """Have each message between fleet and store take `delay` seconds longer. There are no errors."""
@@ -129,21 +127,20 @@ class Campaign:
             while not await reached():
                 await asyncio.sleep(_POLL_SECONDS)
 
-    def _refusals(self) -> list[str]:
-        """Return what refused writes of names were told, once, and note those that may not be refused so."""
-        refused, self.names.refused = self.names.refused, []
-        for error in refused:
-            self._note(error.retryable, f"a change of names: {error}")
-        return list(map(str, refused))
+    def _judge(self, part: str, may_be: Callable[[Lost], bool]) -> list[Lost]:
+        """End a part of the time; note its wrong answers, and the errors that have no excuse in what was done.
 
-    def _judge(self, part: str, may_be: Callable[[Lost], bool]) -> None:
-        """End a part of the time; note its wrong answers, and the errors that have no excuse in what was done."""
+        Returns all errors, also those of changes of names.
+        """
         self.load.begin(BETWEEN)
         tally = self.load.tallies[part]
+        refused, self.names.refused = self.names.refused, []
+        lost = tally.lost + [Lost(True, str(error), error.retryable, 0) for error in refused]
         self.faults += [f"{part}: wrong tokens: {wrong}" for wrong in tally.wrong]
-        wrong = Counter(lost.message for lost in tally.lost if not (lost.retryable and may_be(lost)))
+        wrong = Counter(one.message for one in lost if not (one.retryable and may_be(one)))
         self.faults += [f"{part}: {count} times: {message}" for message, count in wrong.items()]
-        click.echo(f"{part}: {tally.requests} requests, {len(tally.lost)} errors; {len(self.faults)} faults", err=True)
+        click.echo(f"{part}: {tally.requests} requests, {len(lost)} errors; {len(self.faults)} faults", err=True)
+        return lost
 
     def _note(self, held: bool, fault: str) -> None:
         if not held:
