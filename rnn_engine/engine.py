@@ -45,6 +45,7 @@ from states.cache.checkpoint import position_missing
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
+from states.cache.summary import SummaryChanges
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
 from states.tokens import unpack
@@ -343,6 +344,16 @@ class Engine:
         if self._closing or self._ended.is_set():
             raise _stopped()
         self._worker.health.check()
+
+    def cache_changes(self, since: int | None) -> SummaryChanges | None:
+        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
+        cache = self._cache
+        if cache is None:
+            return None
+        if cache.summary is None:
+            self._call_cache(cache.summarise, "nobody is told what it keeps")
+            return None
+        return cache.summary.changes(since)
 
     def forget_root(self, root: str) -> None:
         """Drop what is kept of sequences that start from the state with this digest. For any thread."""

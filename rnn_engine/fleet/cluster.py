@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
 from typing import Any
@@ -18,6 +18,7 @@ from ray.serve.exceptions import RayServeException
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 from rnn_engine.fleet.deployment import NAME, Resources
 from rnn_engine.fleet.errors import ReplicaLostError
+from rnn_engine.fleet.links import NOTHING_KNOWN
 from rnn_engine.fleet.wire import Report, unpack_report
 from rnn_engine.gpu import equal_devices
 
@@ -83,9 +84,9 @@ class RayLinks:
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
 
-    async def survey(self) -> Sequence[Report]:
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
         try:
-            answers = await self._handle.broadcast("report").results_async(
+            answers = await self._handle.broadcast("report", dict(known)).results_async(
                 timeout_s=_SURVEY_SECONDS, return_exceptions=True
             )
         except (RayServeException, RayError, TimeoutError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -64,8 +64,8 @@ class EngineReplica:
     async def ask(self, _replica: str, question: bytes) -> bytes:
         return await self._replica.ask(question)
 
-    async def report(self) -> bytes:
-        return await self._replica.report()
+    async def report(self, known: Mapping[str, int]) -> bytes:
+        return await self._replica.report(known)
 
     async def check_health(self) -> None:
         """Raise where the engine has failed for good, so that Serve starts another replica."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from rnn_engine.fleet.wire import Report
+
+NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
 
 class Links(Protocol):
     """The way to all replicas of one deployment. For one event loop."""
 
-    async def survey(self) -> Sequence[Report]:
-        """Return what each replica that takes requests tells of itself; one that does not answer is left out."""
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
+        """Return what each replica that takes requests tells of itself; one that does not answer is left out.
+
+        `known` has by replica the version of its cache's summary that is known; what has changed since is told.
+        """
         ...
 
     def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:

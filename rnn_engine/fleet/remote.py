@@ -298,7 +298,10 @@ class RemoteEngine:
 
     async def _survey(self) -> None:
         """Look which replicas there are, and how they are."""
-        reports = {report.name: report for report in await self._links.survey()}
+        reports = {report.name: report for report in await self._links.survey(self._router.versions())}
+        for report in reports.values():
+            if report.changes is not None:
+                self._router.note(report.name, report.changes)
         new = [Member(self._links, self._id, report) for name, report in reports.items() if name not in self._members]
         self._members |= {member.name: member for member in new}
         for name, member in list(self._members.items()):

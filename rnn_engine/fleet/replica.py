@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from inspect import isawaitable
@@ -15,6 +15,7 @@ from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.wire import Outcome, Report, pack_answer, pack_outcomes, unpack_question, unpack_request
 from rnn_engine.interface import EngineLike
+from states.cache.summary import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):
@@ -22,6 +23,10 @@ class ReplicaEngine(EngineLike, Protocol):
 
     def forget_root(self, root: str) -> None:
         """Drop what is kept of sequences that start from the state with this digest."""
+        ...
+
+    def cache_changes(self, since: int | None) -> SummaryChanges | None:
+        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
         ...
 
 
@@ -85,13 +90,20 @@ class Replica:
         else:
             reading.set()
 
-    async def report(self) -> bytes:
-        """Return a pickled `Report`."""
+    async def report(self, known: Mapping[str, int]) -> bytes:
+        """Return a pickled `Report`. `known` has the version of this replica's summary that the front knows, if any."""
         engine = self._engine
         info = replace(engine.info, folders={}, chat_template=WorldTemplate())
         slots = tuple(engine.slot_uses())
         report = Report(
-            self.name, info, engine.stats(), engine.health(), engine.counters(), engine.cache_stats(), slots
+            self.name,
+            info,
+            engine.stats(),
+            engine.health(),
+            engine.counters(),
+            engine.cache_stats(),
+            slots,
+            engine.cache_changes(known.get(self.name)),
         )
         return pickle.dumps(report)
 

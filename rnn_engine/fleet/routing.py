@@ -1,26 +1,25 @@
 """Which replica a request goes to: where most of its prompt was run before, unless too many requests are there.
 
-A front remembers the prompts that it sent as hashes of their blocks, and so knows it at once when prompts that begin
-alike arrive together. Knows neither Ray nor engines.
+What a replica keeps is known in two ways. A front remembers the prompts that it sent as hashes of their blocks, and so
+knows it at once when prompts that begin alike arrive together. And replicas summarise their caches, so that what came
+by other fronts is known, and what has given way is forgotten. Knows neither Ray nor engines.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from states.cache.summary import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
 from states.tokens import TOKEN_BYTES, pack
 
-BLOCK_TOKENS = 64
 MOST_BLOCKS = 1 << 16  # that are remembered of each replica: the prompts of the last four million tokens
 
 # What one more request at a replica costs a new one, as tokens of a prompt that would be run meanwhile.
 RUNNING_TOKENS = 8  # it shares the steps
 QUEUED_TOKENS = 32  # it has to end before
-
-_DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,13 @@ class Candidate:
 
 
 class PrefixRouter:
-    """Chooses the replicas of requests, and remembers where their prompts were run."""
+    """Chooses the replicas of requests, and remembers what they keep."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+        """`most_blocks` bounds what is remembered of the prompts sent to each replica."""
         self._most = most_blocks
-        self._known: dict[str, OrderedDict[bytes, None]] = {}  # replica -> beginnings of prompts, last used last
+        self._replicas: dict[str, _Kept] = {}
+        self._holders: _Holders = defaultdict(set)
 
     def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:
         """Return the candidate that is likely to have run `prompt` first.
@@ -46,40 +47,157 @@ class PrefixRouter:
         tells prompts apart that start from other states, or whose cache is not shared. The prompt counts as run there
         from now on.
         """
-        blocks = block_digests(root, prompt)
+        packed = pack(prompt)
+        blocks = block_digests(root, packed)
+        saved = self._saved_tokens(blocks, packed)
 
         def cost(candidate: Candidate) -> tuple[int, float, int]:
-            known = self._known.get(candidate.name, ())
-            kept = next((number for number in range(len(blocks), 0, -1) if blocks[number - 1] in known), 0)
             queued = max(candidate.outstanding + 1 - candidate.num_slots, 0)
             running = candidate.outstanding - max(queued - 1, 0)
-            tokens = len(prompt) - kept * BLOCK_TOKENS + running * RUNNING_TOKENS + queued * QUEUED_TOKENS
-            return tokens, candidate.outstanding / candidate.num_slots, len(known)
+            tokens = running * RUNNING_TOKENS + queued * QUEUED_TOKENS - saved.get(candidate.name, 0)
+            kept = self._replicas.get(candidate.name)
+            return tokens, candidate.outstanding / candidate.num_slots, 0 if kept is None else kept.num_sent
 
         chosen = min(candidates, key=cost)
-        self._note(chosen.name, blocks)
+        self._replica(chosen.name).note_sent(blocks, self._most)
         return chosen
 
+    def note(self, replica: str, changes: SummaryChanges) -> None:
+        """Take in what has changed in a replica's cache since the version that `versions` gave."""
+        self._replica(replica).note(changes)
+
+    def versions(self) -> Mapping[str, int]:
+        """Return for each replica which version of its summary is known, where any is."""
+        return {name: kept.version for name, kept in self._replicas.items() if kept.version is not None}
+
     def forget(self, replica: str) -> None:
-        """Forget what was run on a replica that is gone."""
-        self._known.pop(replica, None)
+        """Forget a replica that is gone."""
+        if (kept := self._replicas.pop(replica, None)) is not None:
+            kept.clear()
 
-    def _note(self, replica: str, blocks: Iterable[bytes]) -> None:
-        known = self._known.setdefault(replica, OrderedDict())
+    def _replica(self, name: str) -> _Kept:
+        kept = self._replicas.get(name)
+        if kept is None:
+            kept = self._replicas[name] = _Kept(name, self._holders)
+        return kept
+
+    def _saved_tokens(self, blocks: Sequence[bytes], packed: bytes) -> Mapping[str, int]:
+        """Return for the replicas that are likely to keep a beginning of a prompt how many tokens it has.
+
+        Takes the hashes of its blocks and its packed tokens.
+        """
+        saved: dict[str, int] = {}
+        for number in range(len(blocks), 0, -1):
+            for name in self._holders.get(blocks[number - 1], ()):
+                if name not in saved and (tokens := self._replicas[name].tokens_of(blocks[number - 1], number, packed)):
+                    saved[name] = tokens
+        return saved
+
+
+_Holders: TypeAlias = defaultdict[bytes, set[str]]
+"""Beginning of whole blocks -> the replicas of which it, or a checkpoint in the block after it, is known."""
+
+
+class _Kept:
+    """What one replica keeps, as far as it is known."""
+
+    def __init__(self, name: str, holders: _Holders) -> None:
+        """`holders` is kept up to date."""
+        self.version: int | None = None  # of its summary
+        self._name = name
+        self._holders = holders
+        self._marks: defaultdict[bytes, dict[bytes, int]] = defaultdict(dict)  # whole blocks -> path -> length
+        self._sent: OrderedDict[bytes, _Sent] = OrderedDict()  # beginnings of prompts, last used last
+        self._longer: Counter[bytes] = Counter()  # beginnings -> how many in `_sent` are one block longer
+        self._notes = 0
+
+    @property
+    def num_sent(self) -> int:
+        """How many blocks are remembered of the prompts that were sent there."""
+        return len(self._sent)
+
+    def tokens_of(self, block: bytes, number: int, packed: bytes) -> int:
+        """Return how many tokens of a prompt are likely to be kept: all to the end of a block, or some more, or 0."""
+        longest = max(self._lengths(block, number, packed), default=0)
+        return max(longest, number * BLOCK_TOKENS) if block in self._sent else longest
+
+    def clear(self) -> None:
+        """Forget all."""
+        for block in {*self._sent, *self._marks}:
+            self._leave(block)
+
+    def note_sent(self, blocks: Iterable[bytes], most: int) -> None:
+        """Remember a prompt that is sent."""
+        shorter = None
         for block in blocks:
-            known[block] = None
-            known.move_to_end(block)
-        while len(known) > self._most:
-            known.popitem(last=False)
+            if block not in self._sent and shorter is not None:
+                self._longer[shorter] += 1
+            self._sent[block] = _Sent(shorter, self._notes)
+            self._holders[block].add(self._name)
+            self._sent.move_to_end(block)
+            shorter = block
+        while len(self._sent) > most:
+            self._remove(next(iter(self._sent)))
+
+    def note(self, changes: SummaryChanges) -> None:
+        """Take in a summary, or its changes."""
+        lost = {(mark.blocks, mark.path) for mark in unpack_marks(changes.lost)}
+        if changes.whole:
+            lost = {(blocks, path) for blocks, paths in self._marks.items() for path in paths}
+            self._marks.clear()
+        for mark in unpack_marks(changes.kept):
+            self._marks[mark.blocks][mark.path] = mark.length
+            self._holders[mark.blocks].add(self._name)
+        for blocks, path in lost:
+            if not changes.whole:
+                self._marks[blocks].pop(path, None)
+            if not self._marks[blocks]:
+                del self._marks[blocks]
+                self._prune(blocks)
+                if blocks not in self._sent:
+                    self._leave(blocks)
+        self.version = changes.version
+        self._notes += 1
+
+    def _lengths(self, block: bytes, number: int, packed: bytes) -> Iterable[int]:
+        """Return the lengths of the checkpoints along a prompt that end in the block after this beginning of it."""
+        start = number * BLOCK_TOKENS * TOKEN_BYTES
+        for path, length in self._marks.get(block, {}).items():
+            if path_digest(block, packed[start : length * TOKEN_BYTES]) == path and length * TOKEN_BYTES <= len(packed):
+                yield length
+
+    def _prune(self, block: bytes | None) -> None:
+        """Forget a beginning of prompts of which nothing is kept any more, and those before it that led there alone.
+
+        What was sent since the summary before the last one stays, for the summary may not know of it.
+        """
+        while block is not None and not self._longer[block] and block not in self._marks:
+            sent = self._sent.get(block)
+            if sent is None or sent.notes >= self._notes - 1:
+                return
+            self._remove(block)
+            block = sent.shorter
+
+    def _remove(self, block: bytes) -> None:
+        sent = self._sent.pop(block)
+        if block not in self._marks:
+            self._leave(block)
+        if sent.shorter is not None:
+            self._longer[sent.shorter] -= 1
+            if not self._longer[sent.shorter]:
+                del self._longer[sent.shorter]
+
+    def _leave(self, block: bytes) -> None:
+        """Be no holder of a beginning any more."""
+        holders = self._holders[block]
+        holders.discard(self._name)
+        if not holders:
+            del self._holders[block]
 
 
-def block_digests(root: str, prompt: Sequence[int]) -> list[bytes]:
-    """Return for each beginning of `prompt` that has whole blocks a hash of it and of `root`."""
-    digest = hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES)
-    packed = pack(prompt)
-    size = BLOCK_TOKENS * TOKEN_BYTES
-    found = []
-    for end in range(size, len(packed) + 1, size):
-        digest.update(packed[end - size : end])
-        found.append(digest.digest())
-    return found
+@dataclass(slots=True)
+class _Sent:
+    """A beginning of prompts that were sent."""
+
+    shorter: bytes | None  # the beginning that has a block less
+    notes: int  # how many summaries had come when it was last sent

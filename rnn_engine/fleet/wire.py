@@ -16,6 +16,7 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import Event, GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
 from states.cache.counters import CacheStats
+from states.cache.summary import SummaryChanges
 
 Outcome: TypeAlias = Event | RnnEngineError | None
 """An event of a request or the error that ends it; None where it ended without saying so."""
@@ -37,6 +38,7 @@ class Report:
     counters: EngineCounters
     cache: CacheStats | None
     slots: tuple[SlotUse, ...]
+    changes: SummaryChanges | None  # of what its cache keeps; None where it summarises nothing, or not yet
 
 
 def pack_request(request: GenerateRequest, wait_for_room: bool) -> bytes:

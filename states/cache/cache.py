@@ -33,6 +33,7 @@ from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
 from states.cache.ghosts import GhostEntries
 from states.cache.roots import is_of_state, is_within
+from states.cache.summary import CacheSummary
 from states.cache.tiers.moves import Access
 from states.cache.tiers.shared import Inquiry, SharedTier
 from states.cache.tiers.tier import FoundCopy, Tier
@@ -80,6 +81,7 @@ class StateCache:
         self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
         self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
         self._tree_bytes = 0
+        self.summary: CacheSummary | None = None  # after `summarise`
         for tier in tiers:
             self._adopt_copies(tier)
 
@@ -229,6 +231,7 @@ class StateCache:
                 self._become_ghost(checkpoint)
         if stored:
             checkpoint.absence = MissReason.EVICTED
+            self._note_kept(checkpoint)
             self._trim()
         return stored and checkpoint.resumable
 
@@ -247,6 +250,13 @@ class StateCache:
             return False
         self._drop(checkpoint)
         return True
+
+    def summarise(self) -> None:
+        """Begin to keep a `summary`, which tells others what is kept. Does nothing the second time."""
+        if self.summary is None:
+            self.summary = CacheSummary()
+            for checkpoint in self.checkpoints():
+                self._note_kept(checkpoint)
 
     def lose_device(self) -> None:
         """Forget the states on the device, and those on their way from it: it has failed."""
@@ -380,7 +390,16 @@ class StateCache:
         shorter = next((other for other in above if other is not checkpoint and other.resumable), None)
         return checkpoint.length - (0 if shorter is None else shorter.length)
 
+    def _note_kept(self, checkpoint: Checkpoint) -> None:
+        if self.summary is not None and checkpoint.resumable:
+            self.summary.keep(checkpoint)
+
+    def _note_lost(self, checkpoint: Checkpoint) -> None:
+        if self.summary is not None:
+            self.summary.lose(checkpoint)
+
     def _become_ghost(self, checkpoint: Checkpoint) -> None:
+        self._note_lost(checkpoint)
         for forgotten in self._ghosts.add(checkpoint):
             self._forget(forgotten)
 
@@ -390,6 +409,7 @@ class StateCache:
         self._forget(checkpoint)
 
     def _forget(self, checkpoint: Checkpoint) -> None:
+        self._note_lost(checkpoint)
         tree = self._trees[checkpoint.root]
         before = tree.num_bytes
         tree.remove(checkpoint.known_place())
@@ -434,6 +454,7 @@ class StateCache:
         checkpoint.has_logits = found.has_logits
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         tier.adopt(checkpoint, found)
+        self._note_kept(checkpoint)
         self._trim()
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tools.fleet_simulator.clock import Clock
-from tools.fleet_simulator.fleet import Counts, Fleet, Plan
+from tools.fleet_simulator.fleet import Counts, Plan
 from tools.fleet_simulator.hardware import Hardware, Link
-from tools.fleet_simulator.routes import as_the_fleet, at_random, knowing_all, to_the_least_busy
+from tools.fleet_simulator.routes import FleetRoute, at_random, knowing_all, simulate, to_the_least_busy
 from tools.fleet_simulator.trace import Trace, conversations, prefix_tokens
 
 TRACE = Trace(rate=1.0, prefixes=3, prefix_tokens=200, turns=2, question_tokens=10, answer_tokens=20, think=0.5)
@@ -17,7 +17,7 @@ PLAN = Plan(machines=2, seconds=8.0, hardware=Hardware(), trace=TRACE)
 
 
 def run(plan: Plan) -> Counts:
-    return Fleet(plan, at_random(1)).run()
+    return simulate(plan, at_random(1))
 
 
 def test_actions_run_in_the_order_of_their_moments() -> None:
@@ -64,7 +64,7 @@ def test_every_token_is_cached_or_run() -> None:
     assert counts.prompt_tokens == counts.cached_tokens + counts.run_tokens
     assert counts.cached_tokens > 0
     assert counts.failures == counts.moved_bytes == 0
-    assert min(counts.first_tokens) >= PLAN.hardware.step
+    assert min(counts.first_tokens) >= PLAN.hardware.step + PLAN.hardware.front
 
 
 def test_a_shared_store_saves_what_another_machine_has_run() -> None:
@@ -83,24 +83,21 @@ def test_what_a_death_cuts_off_is_asked_for_again() -> None:
 
 
 def test_the_least_busy_machine_is_chosen() -> None:
-    fleet = Fleet(PLAN, to_the_least_busy)
-    assert fleet.run().answers > 10
+    assert simulate(PLAN, to_the_least_busy).answers > 10
 
 
 def test_a_prompt_goes_where_its_beginning_is_kept_unless_too_many_wait_there() -> None:
     plan = replace(PLAN, machines=4, seconds=15.0)
-    routed = Fleet(plan, knowing_all(plan.hardware, plan.trace)).run()
+    routed = simulate(plan, knowing_all(plan.hardware, plan.trace))
     assert routed.prefix_runs < run(plan).prefix_runs
     few = replace(plan.hardware, slots=1)
     crowded = replace(plan, hardware=few, trace=replace(TRACE, prefixes=1, rate=2.0))
-    routed, balanced = (Fleet(crowded, route).run() for route in (knowing_all(few, TRACE), to_the_least_busy))
+    routed, balanced = (simulate(crowded, route) for route in (knowing_all(few, TRACE), to_the_least_busy))
     assert routed.answers > 0.9 * balanced.answers
 
 
 def test_the_fleets_router_is_nearly_as_good_as_one_that_knows_all() -> None:
     plan = replace(PLAN, machines=4, seconds=15.0)
-    fleet, best = (
-        Fleet(plan, route).run() for route in (as_the_fleet(plan.hardware), knowing_all(plan.hardware, TRACE))
-    )
+    fleet, best = (simulate(plan, route) for route in (FleetRoute(plan.hardware), knowing_all(plan.hardware, TRACE)))
     assert fleet.answers == pytest.approx(best.answers, rel=0.1)
     assert fleet.cached_tokens / fleet.prompt_tokens == pytest.approx(best.cached_tokens / best.prompt_tokens, abs=0.1)

@@ -25,10 +25,14 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.scheduler.inbox import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
-from states.frozen import freeze_state
+from states.cache.checkpoint import CheckpointKind
+from states.cache.make import make_cache
+from states.cache.summary import BLOCK_TOKENS
+from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.fleet import LocalLinks, local_fleet
+from tests.support.toy_states import ToyDevice, toy_shape
 
 PROMPT = GenerateRequest(prompt=encode("Hi"), sampling=SamplingParams(seed=1))
 
@@ -61,6 +65,18 @@ async def test_a_request_is_answered_as_by_one_engine() -> None:
     assert found[-1] == expected[-1]
     tokens = [token for event in found if isinstance(event, TextDelta) for token in event.tokens]
     assert tokens == [token for event in expected if isinstance(event, TextDelta) for token in event.tokens]
+
+
+async def test_a_front_is_told_what_was_kept_before_it_came() -> None:
+    device = ToyDevice(toy_shape(), num_slots=1)
+    device.start([1])
+    cache = make_cache(device.shape, "toy", device)
+    prompt = list(range(1, 1 + 2 * BLOCK_TOKENS))
+    cache.insert(NO_INITIAL_STATE, prompt, 0, kind=CheckpointKind.PROMPT_END)
+    async with opened(a=FakeEngine(), b=FakeEngine(cache=cache)) as (fleet, links):
+        await events_of(fleet, replace(PROMPT, prompt=[*prompt, 7]))
+        await events_of(fleet, replace(PROMPT, prompt=[8, *prompt]))
+        assert links.calls == ["b", "a"]
 
 
 async def test_requests_are_shared_among_replicas() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from rnn_engine.fleet.routing import (
-    BLOCK_TOKENS,
-    QUEUED_TOKENS,
-    RUNNING_TOKENS,
-    Candidate,
-    PrefixRouter,
-    block_digests,
-)
+from rnn_engine.fleet.routing import QUEUED_TOKENS, RUNNING_TOKENS, Candidate, PrefixRouter
+from states.cache.checkpoint import CheckpointKind
+from states.cache.make import make_cache
+from states.cache.summary import BLOCK_TOKENS
+from tests.support.toy_states import ToyDevice, toy_shape
 
 
 def replicas(*outstanding: int, slots: int = 8) -> list[Candidate]:
@@ -90,9 +87,90 @@ def test_prompts_that_arrive_together_and_begin_alike_run_it_on_few_replicas() -
     assert sum(count > 0 for count in outstanding.values()) == 2
 
 
-def test_hashes_are_those_of_whole_beginnings() -> None:
-    tokens = prompt(1, 2 * BLOCK_TOKENS + 5)
-    first, second = block_digests("none", tokens)
-    assert block_digests("none", tokens[:BLOCK_TOKENS]) == [first]
-    assert block_digests("none", tokens[BLOCK_TOKENS:])[0] not in (first, second)
-    assert block_digests("none", tokens[: BLOCK_TOKENS - 1]) == []
+class SummarisedCache:
+    """A replica's cache, of which fronts are told as surveys do."""
+
+    def __init__(self) -> None:
+        shape = toy_shape()
+        device = ToyDevice(shape, num_slots=1)
+        device.start([1])
+        self.cache = make_cache(shape, "toy", device)
+        self.cache.summarise()
+
+    def keep(self, tokens: list[int], root: str = "none") -> None:
+        assert self.cache.insert(root, tokens, 0, kind=CheckpointKind.PROMPT_END)
+
+    def tell(self, name: str, *fronts: PrefixRouter) -> None:
+        assert self.cache.summary is not None
+        for front in fronts:
+            front.note(name, self.cache.summary.changes(front.versions().get(name)))
+
+
+def test_a_second_front_knows_what_the_first_one_sent() -> None:
+    first, kept = PrefixRouter(), SummarisedCache()
+    common = prompt(1, 3 * BLOCK_TOKENS + 5)
+    assert first.choose(replicas(0, 1), "none", common).name == "a"
+    kept.keep(common)
+    for asked, name in (
+        ([*common, *prompt(2)], "a"),
+        (common, "a"),
+        ([*common[:-1], *prompt(3)], "b"),  # no state is kept where it leaves
+        (common[:-1], "b"),
+    ):
+        second = PrefixRouter()
+        kept.tell("a", first, second)
+        assert second.choose(replicas(1, 0), "none", asked).name == name
+
+
+def test_summaries_tell_states_and_scopes_apart() -> None:
+    front, kept = PrefixRouter(), SummarisedCache()
+    kept.keep(prompt(1), root="none/ann")
+    kept.tell("a", front)
+    assert front.choose(replicas(1, 0), "none/ann", prompt(1)).name == "a"
+    assert front.choose(replicas(1, 0), "none/bob", prompt(1)).name == "b"
+    assert front.choose(replicas(1, 0), "state", prompt(1)).name == "b"
+
+
+def test_what_has_given_way_is_forgotten_and_what_it_shared_is_not() -> None:
+    front, kept = PrefixRouter(), SummarisedCache()
+    long = prompt(1, 6 * BLOCK_TOKENS)
+    for tokens in (long, long[: 2 * BLOCK_TOKENS]):
+        front.choose(replicas(0, 9), "none", tokens)
+        kept.keep(tokens)
+    for _ in range(3):
+        kept.tell("a", front)
+    kept.cache.drop_position(str(next(one.id for one in kept.cache.checkpoints() if one.length == len(long))))
+    kept.tell("a", front)
+    two_blocks = 2 * BLOCK_TOKENS // RUNNING_TOKENS
+    assert front.choose(replicas(two_blocks - 1, 0, slots=99), "none", long).name == "a"
+
+
+def test_all_is_forgotten_with_the_last_checkpoint() -> None:
+    front, kept = PrefixRouter(), SummarisedCache()
+    assert front.choose(replicas(0, 1), "none", prompt(1)).name == "a"
+    kept.keep(prompt(1))
+    for _ in range(2):
+        kept.tell("a", front)
+    kept.cache.drop_all()
+    kept.tell("a", front)
+    assert front.choose(replicas(1, 0), "none", prompt(1)).name == "b"
+
+
+def test_what_was_sent_a_moment_ago_outlives_an_older_summary() -> None:
+    front, kept = PrefixRouter(), SummarisedCache()
+    kept.keep(prompt(1))
+    kept.tell("a", front)
+    assert front.choose(replicas(0, 1), "none", prompt(1)).name == "a"  # will be run and kept again
+    kept.cache.drop_all()
+    kept.tell("a", front)
+    assert front.choose(replicas(1, 0), "none", prompt(1)).name == "a"
+
+
+def test_a_replica_that_starts_anew_keeps_nothing() -> None:
+    front, kept = PrefixRouter(), SummarisedCache()
+    kept.keep(prompt(1))
+    kept.tell("a", front)
+    front.forget("a")
+    assert front.versions() == {}
+    SummarisedCache().tell("a", front)
+    assert front.choose(replicas(1, 0), "none", prompt(1)).name == "b"

@@ -39,6 +39,7 @@ from states.cache.cache import StateCache
 from states.cache.checkpoint import position_missing
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
+from states.cache.summary import SummaryChanges
 from states.files.exchange import StateFiles
 from states.named.registry import StateRegistry
 from states.named.store import LocalStateStore, StateStore
@@ -187,6 +188,13 @@ class FakeEngine:
                 if isinstance(event, Finished):
                     account.finished(event.reason, event.completion_tokens)
                 yield event
+
+    def cache_changes(self, since: int | None) -> SummaryChanges | None:
+        if self.cache is None:
+            return None
+        self.cache.summarise()
+        assert self.cache.summary is not None
+        return self.cache.summary.changes(since)
 
     def forget_root(self, root: str) -> None:
         self.forgotten.append(root)

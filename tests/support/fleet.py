@@ -13,6 +13,7 @@ from typing import TypeVar
 import psutil
 
 from rnn_engine.fleet.errors import ReplicaLostError
+from rnn_engine.fleet.links import NOTHING_KNOWN
 from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.replica import Replica, ReplicaEngine
 from rnn_engine.fleet.wire import Report
@@ -40,9 +41,9 @@ class LocalLinks:
         self._replicas[name] = Replica(engine, name)
         self._killed[name] = asyncio.Event()
 
-    async def survey(self) -> Sequence[Report]:
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
         living = [replica for name, replica in self._replicas.items() if name not in self.hidden]
-        return [pickle.loads(await replica.report()) for replica in living]
+        return [pickle.loads(await replica.report(known)) for replica in living]
 
     async def run(self, replica: str, front: str, key: int, call: bytes) -> None:
         self.calls.append(replica)

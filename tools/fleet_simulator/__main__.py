@@ -7,9 +7,9 @@ import time
 
 import click
 
-from tools.fleet_simulator.fleet import Counts, Fleet, Plan
+from tools.fleet_simulator.fleet import Counts, Plan, Route
 from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.routes import as_the_fleet, at_random, knowing_all, to_the_least_busy
+from tools.fleet_simulator.routes import FleetRoute, at_random, knowing_all, simulate, to_the_least_busy
 from tools.fleet_simulator.trace import Trace
 
 
@@ -25,16 +25,16 @@ def main(machines: str, seconds: float, rate: float, stored: int, deaths: float)
     click.echo("machines | route | answers | tokens/s | first ms | 99 % | saved | prefixes run | moved GB | took s")
     for count in map(int, machines.split(",")):
         hardware, trace = Hardware(), Trace(rate=rate)
-        routes = {
+        routes: dict[str, Route] = {
             "random": at_random(1),
             "least busy": to_the_least_busy,
-            "fleet": as_the_fleet(hardware),
+            "fleet": FleetRoute(hardware),
             "knowing all": knowing_all(hardware, trace),
         }
         for name, route in routes.items():
             plan = Plan(count, seconds, hardware, trace, stored_states=stored, deaths=deaths)
             begun = time.perf_counter()
-            counts = Fleet(plan, route).run()
+            counts = simulate(plan, route)
             click.echo(f"{count} | {name} | {_row(counts, seconds)} | {time.perf_counter() - begun:.1f}")
 
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from random import Random
 from statistics import quantiles
 from typing import TypeAlias
 
 from rnn_engine.errors import RnnEngineError, UnavailableError
+from rnn_engine.fleet.remote import SURVEY_SECONDS
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.hardware import Hardware
@@ -20,6 +22,9 @@ from tools.fleet_simulator.trace import ANSWER_TOKEN, Conversation, Trace, conve
 
 Route: TypeAlias = Callable[[Sequence[int], Sequence[Machine]], int]
 """Takes a prompt and the machines; returns the number of the one that it goes to."""
+
+Survey: TypeAlias = Callable[[Sequence[Machine]], None]
+"""Looks at all machines, as a front does twice a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +63,10 @@ class Counts:
 class Fleet:
     """Serves a trace. `run` does it all."""
 
-    def __init__(self, plan: Plan, route: Route) -> None:
+    def __init__(self, plan: Plan, route: Route, survey: Survey) -> None:
         self._plan = plan
+        self._look = survey
+        self._names = map(str, count())
         self._route = route
         self._clock = Clock()
         self._counts = Counts()
@@ -76,6 +83,7 @@ class Fleet:
             self._clock.at(conversation.begins, partial(self._ask, conversation, 0, shared))
         if plan.deaths:
             self._plan_death()
+        self._survey()
         try:
             self._clock.run(plan.seconds)
         finally:
@@ -89,7 +97,11 @@ class Fleet:
     def _new_machine(self) -> Machine:
         hardware = self._plan.hardware
         client = None if self._store is None else ModelledClient(self._store, hardware, self._clock, self._loop)
-        return Machine(hardware, self._clock, client)
+        return Machine(next(self._names), hardware, self._clock, client)
+
+    def _survey(self) -> None:
+        self._look(self._machines)
+        self._clock.at(self._clock.now + SURVEY_SECONDS, self._survey)
 
     def _ask(self, conversation: Conversation, turn: int, history: Sequence[int]) -> None:
         """Ask a conversation's question of this turn after `history`."""

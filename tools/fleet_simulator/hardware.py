@@ -23,6 +23,7 @@ class Hardware:
     token: float = 0.0001  # seconds that each of its tokens adds
     state_bytes: int = 13_400_000  # 24 layers, width 2048
     cached_states: int = 64  # that a machine's memory keeps
+    front: float = 0.01  # seconds of a request's way through HTTP, front and Ray, and of its first token's back
     latency: float = 0.0005  # seconds to the store and back
     bandwidth: float = 25e9 / 8  # bytes a second of each machine's link, and of the store's
 

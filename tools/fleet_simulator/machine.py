@@ -11,6 +11,7 @@ from rnn_engine.scheduler import Delivery, Scheduler
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.roots import make_root
+from states.cache.summary import SummaryChanges
 from states.cache.tiers.host import HostTier
 from states.cache.tiers.shared import SharedTier
 from states.cache.tiers.tier import Tier
@@ -27,7 +28,7 @@ from tools.fleet_simulator.trace import VOCAB
 
 SHAPE = tiny_shape(layers=1, width=8, head_size=4, ffn=8, vocab=VOCAB)
 _COPY_BYTES = SHAPE.state_bytes + 4 * VOCAB
-_ROOT = make_root(NO_INITIAL_STATE, "")
+ROOT = make_root(NO_INITIAL_STATE, "")
 _WRITE_SECONDS = 1.0  # from one look for states that are to be written to the next
 
 OnStarted = Callable[[Started], None]
@@ -37,18 +38,20 @@ OnEnded = Callable[[Finished | RnnEngineError], None]
 class Machine:
     """Runs requests one step after the other, in the simulation's time."""
 
-    def __init__(self, hardware: Hardware, clock: Clock, client: ModelledClient | None) -> None:
-        """`client` is its way to the shared store; None where there is none."""
+    def __init__(self, name: str, hardware: Hardware, clock: Clock, client: ModelledClient | None) -> None:
+        """`name` is one that no other machine has had; `client` is its way to the shared store, where there is one."""
+        self.name = name
         self.outstanding = 0
-        self.run_tokens = 0
         self.dead = False
         self._clock = clock
+        self._front = hardware.front
         self._now = 0.0  # up to when its worker has come, which waits for steps
         self._stepping = False
         self._waiting: dict[int, tuple[OnStarted, OnEnded]] = {}
         self._next_key = 0
         runner = ModelledRunner(SHAPE, hardware, self._time, self._wait_until)
         self.cache = StateCache(runner, _tiers(hardware, client), cache_config(hardware), self._time)
+        self.cache.summarise()
         self._scheduler = Scheduler(runner, lambda _: b"x", self.cache, clock=self._time, wake=self._wake_soon)
         if client is not None:
             self._write_behind()
@@ -58,12 +61,16 @@ class Machine:
         key, self._next_key = self._next_key, self._next_key + 1
         self._waiting[key] = on_started, on_ended
         self.outstanding += 1
-        self._scheduler.submit(key, request)
-        self._wake_soon()
+        self._clock.at(self._clock.now + self._front, lambda: self._submit(key, request))
 
     def cached_tokens(self, prompt: Sequence[int]) -> int:
         """How many tokens of a prompt its cache would save."""
-        return self.cache.peek(_ROOT, prompt)
+        return self.cache.peek(ROOT, prompt)
+
+    def cache_changes(self, since: int | None) -> SummaryChanges:
+        """Return what has changed in the summary of its cache since a version of it."""
+        assert self.cache.summary is not None
+        return self.cache.summary.changes(since)
 
     def die(self, error: RnnEngineError) -> None:
         """End at once, and all that it runs with `error`."""
@@ -71,6 +78,11 @@ class Machine:
         waiting, self._waiting, self.outstanding = self._waiting, {}, 0
         for _, on_ended in waiting.values():
             on_ended(error)
+
+    def _submit(self, key: int, request: GenerateRequest) -> None:
+        if not self.dead:
+            self._scheduler.submit(key, request)
+            self._wake_soon()
 
     def _wake_soon(self) -> None:
         if not self._stepping:
@@ -91,7 +103,6 @@ class Machine:
                 continue
             on_started, on_ended = self._waiting[delivery.key]
             if isinstance(delivery.outcome, Started):
-                self.run_tokens += delivery.outcome.prompt_tokens - delivery.outcome.cached_tokens
                 on_started(delivery.outcome)
             elif isinstance(delivery.outcome, Finished | RnnEngineError):
                 del self._waiting[delivery.key]

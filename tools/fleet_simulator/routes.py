@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from random import Random
 
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
-from tools.fleet_simulator.fleet import Route
+from tools.fleet_simulator.fleet import Counts, Fleet, Plan, Route
 from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.machine import Machine
+from tools.fleet_simulator.machine import ROOT, Machine
 from tools.fleet_simulator.trace import Trace
 
 
@@ -23,15 +23,25 @@ def to_the_least_busy(_: Sequence[int], machines: Sequence[Machine]) -> int:
     return min(range(len(machines)), key=lambda number: machines[number].outstanding)
 
 
-def as_the_fleet(hardware: Hardware) -> Route:
-    """Send a prompt where the router of `rnn-engine fleet` sends it."""
-    router = PrefixRouter()
+class FleetRoute:
+    """Sends a prompt where the router of `rnn-engine fleet` sends it."""
 
-    def route(prompt: Sequence[int], machines: Sequence[Machine]) -> int:
-        candidates = [Candidate(str(number), hardware.slots, one.outstanding) for number, one in enumerate(machines)]
-        return int(router.choose(candidates, "", prompt).name)
+    def __init__(self, hardware: Hardware) -> None:
+        self._slots = hardware.slots
+        self._router = PrefixRouter()
 
-    return route
+    def __call__(self, prompt: Sequence[int], machines: Sequence[Machine]) -> int:
+        candidates = [Candidate(machine.name, self._slots, machine.outstanding) for machine in machines]
+        chosen = self._router.choose(candidates, ROOT, prompt)
+        return next(number for number, machine in enumerate(machines) if machine.name == chosen.name)
+
+    def survey(self, machines: Sequence[Machine]) -> None:
+        """Take in what has changed in the machines' caches, and forget the machines that have died."""
+        versions = self._router.versions()
+        for gone in versions.keys() - {machine.name for machine in machines}:
+            self._router.forget(gone)
+        for machine in machines:
+            self._router.note(machine.name, machine.cache_changes(versions.get(machine.name)))
 
 
 def knowing_all(hardware: Hardware, trace: Trace) -> Route:
@@ -52,3 +62,12 @@ def knowing_all(hardware: Hardware, trace: Trace) -> Route:
         return min(range(len(machines)), key=seconds)
 
     return route
+
+
+def simulate(plan: Plan, route: Route) -> Counts:
+    """Serve a plan's trace with a route."""
+    return Fleet(plan, route, route.survey if isinstance(route, FleetRoute) else _look_at_nothing).run()
+
+
+def _look_at_nothing(_: Sequence[Machine]) -> None:
+    """Do nothing: the route knows what it is to know."""

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from functools import partial
 
 from rnn_engine.fleet.remote import RemoteEngine
-from rnn_engine.fleet.routing import PrefixRouter
+from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from tools.bench.fleet import asking
 from tools.bench.fleet.asking import Answered, Question
 from tools.bench.fleet.modelled import load_replica, make_engine, make_front
@@ -22,6 +22,13 @@ _APPLICATION = "bench"
 _CLIENTS = 1000  # at a time
 _MOST_REPLICAS = 8  # for which Ray has workers ready
 _CPUS = 0.01  # a replica: its steps take time and no processor
+
+
+class LeastBusyRouter(PrefixRouter):
+    """Knows nothing of prompts."""
+
+    def choose(self, candidates: Sequence[Candidate], root: str, prompt: Sequence[int]) -> Candidate:  # noqa: ARG002
+        return min(candidates, key=lambda candidate: candidate.outstanding)
 
 
 @asynccontextmanager
@@ -42,7 +49,7 @@ async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> As
     application = make_application(load, replicas=replicas, slots=hardware.slots, resources=Resources(_CPUS))
     await asyncio.to_thread(deploy, _APPLICATION, application)
     links = RayLinks(_APPLICATION, owned=True)
-    router = PrefixRouter() if routed else PrefixRouter(most_blocks=0)
+    router = PrefixRouter() if routed else LeastBusyRouter()
     engine = await RemoteEngine.open(links, make_front(), max_queued=_CLIENTS, router=router)
     while engine.info.num_slots < replicas * hardware.slots:
         await asyncio.sleep(0.1)

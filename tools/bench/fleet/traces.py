@@ -11,9 +11,9 @@ import click
 
 from tools.bench.fleet.asking import Answered, Question
 from tools.bench.fleet.fleets import ask, fleet
-from tools.fleet_simulator.fleet import Fleet, Plan
+from tools.fleet_simulator.fleet import Plan
 from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.routes import as_the_fleet
+from tools.fleet_simulator.routes import FleetRoute, simulate
 from tools.fleet_simulator.trace import ANSWER_TOKEN, Conversation, Trace, conversations, prefix_tokens
 
 
@@ -71,7 +71,7 @@ def _measured(answers: Sequence[Answered], seconds: float) -> _Outcome:
 
 
 def _simulated(plan: Plan) -> _Outcome:
-    counts = Fleet(plan, as_the_fleet(plan.hardware)).run()
+    counts = simulate(plan, FleetRoute(plan.hardware))
     return _outcome(
         counts.answer_tokens / plan.seconds, counts.cached_tokens / counts.prompt_tokens, counts.first_tokens
     )
