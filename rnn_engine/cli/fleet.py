@@ -15,14 +15,13 @@ from rnn_engine.cli.serve import serve, serving_options
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.place import Place, device_at
+from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
 from rnn_engine.forward import Progress
-from rnn_engine.interface import EngineLike
 from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.states import StateSettings
 
 if TYPE_CHECKING:
-    from rnn_engine.fleet.remote import Front
-    from rnn_engine.fleet.start import FleetSettings
+    from rnn_engine.fleet.remote import Front, RemoteEngine
 
 
 @cloup.command()
@@ -73,11 +72,9 @@ def command(
     """
     if find_spec("ray") is None:
         raise click.UsageError("Ray is not installed; expected pip install 'rnn-engine[fleet]'")
-    from rnn_engine.fleet.deployment import Resources, Scaling
-    from rnn_engine.fleet.start import FleetSettings
-
     if max_replicas is not None and max_replicas < replicas:
-        raise click.BadParameter(f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas")
+        message = f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas"
+        raise click.BadParameter(message, param_hint="'--max-replicas'")
     settings = FleetSettings(
         replicas=replicas,
         scaling=None if max_replicas is None else Scaling(max_replicas),
@@ -86,10 +83,10 @@ def command(
         device=options["device"],
         drain_seconds=options["drain_seconds"],
     )
-    serve(partial(_load, settings), **options)
+    serve(partial(start_fleet, settings), **options)
 
 
-async def _load(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> EngineLike:
+async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
     """Start the replicas of one model, and open what this process keeps of it."""
     from rnn_engine.fleet.start import open_fleet
 

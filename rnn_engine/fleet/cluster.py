@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import socket
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
@@ -16,12 +18,14 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
-from rnn_engine.fleet.deployment import NAME, Resources
+from rnn_engine.fleet.deployment import NAME
 from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.links import NOTHING_KNOWN
+from rnn_engine.fleet.settings import Resources
 from rnn_engine.fleet.wire import Report, unpack_report
 from rnn_engine.gpu import equal_devices
 
+_CONNECT_SECONDS = 5.0  # to the head of a cluster
 _SURVEY_SECONDS = 5.0  # for all reports
 _ANSWER_SECONDS = 30.0  # for a question about what is kept
 _CALM = {"log_level": "WARNING", "enable_access_log": False}  # what Serve logs
@@ -37,9 +41,8 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
     Raises InvalidRequestError for an address of Ray's client or too few GPUs, DeviceError where there is none, and
     RnnEngineError where no cluster answers.
     """
-    if address is not None and address.startswith("ray://"):
-        allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
-        raise InvalidRequestError("--address", address, allowed)
+    if address is not None and address != "auto":
+        _check_address(address)
     if ray.is_initialized():
         return
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -51,6 +54,18 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
     serve.start(proxy_location="Disabled", logging_config=_CALM)
 
 
+def _check_address(address: str) -> None:
+    """Raise where `address` is not that of a cluster's head, or nobody listens there, for which Ray waits minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        allowed = "HOST:PORT or auto on a machine of the cluster, since Ray's client carries no streams"
+        raise InvalidRequestError("--address", address, allowed)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise RnnEngineError(f"no Ray cluster answers at {address}: {error}") from error
+
+
 def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, Any]:
     """Return how Ray is started on this machine."""
     cpus = max(os.cpu_count() or 1, ceil(replicas * resources.cpus))
@@ -58,8 +73,10 @@ def _own_machine(replicas: int, resources: Resources, device: str) -> dict[str, 
     if resources.gpus:
         gpus = sum(not each.is_software for each in equal_devices(device))
         if gpus * int(1 / resources.gpus) < replicas:
-            most = 1 / ceil(replicas / gpus) if gpus else 0
-            allowed = f"at most {most:.3g}: this machine has {gpus} GPUs for {replicas} replicas"
+            some = (
+                f"at most {1 / ceil(replicas / (gpus or 1)):.3g}, since there are {gpus} GPUs for {replicas} replicas"
+            )
+            allowed = some if gpus else "0, since WebGPU reaches no GPU on this machine"
             raise InvalidRequestError("--replica-gpus", resources.gpus, allowed)
     return {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
 
@@ -72,7 +89,21 @@ def deploy(name: str, application: serve.Application) -> None:
     try:
         serve.run(application, name=name, route_prefix=None, logging_config=_CALM)
     except RuntimeError as error:
-        raise RnnEngineError(f"the replicas could not be started: {error}") from error
+        raise RnnEngineError(f"the replicas could not be started: {_failure(name) or error}") from error
+
+
+def remove(name: str) -> None:
+    """Delete an application and wait until its replicas have ended. Blocks."""
+    serve.delete(name)
+
+
+def _failure(name: str) -> str | None:
+    """Return the message of the error by which the replicas of an application fail to start, where Serve tells it."""
+    application = serve.status().applications.get(name)
+    if application is None or NAME not in application.deployments:
+        return None
+    errors = re.findall(r"^[\w.]+(?:Error|Exception): (.+)$", application.deployments[NAME].message, re.MULTILINE)
+    return errors[-1] if errors else None
 
 
 class RayLinks:
@@ -123,7 +154,7 @@ class RayLinks:
 
     async def close(self) -> None:
         if self._owned:
-            await asyncio.to_thread(serve.delete, self._application)
+            await asyncio.to_thread(remove, self._application)
 
 
 @contextmanager

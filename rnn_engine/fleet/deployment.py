@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ray import get_runtime_context, serve
@@ -14,6 +13,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.replica import Replica
+from rnn_engine.fleet.settings import Resources, Scaling
 
 LoadReplica: TypeAlias = Callable[[Place], Awaitable[Engine]]
 """Loads a replica's engine in its process. Can be pickled."""
@@ -22,23 +22,6 @@ NAME = "replica"  # of the deployment in its application
 _MOST_STARTS = 3  # of a replica that fails while it loads, until the deployment counts as failed
 _MOST_CALLS = 100_000  # at a time: the engine bounds its requests itself
 _CHECK_SECONDS = 2.0  # between two looks of Serve's whether a replica lives
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What Ray sets aside for one replica."""
-
-    cpus: float = 1.0
-    gpus: float = 0.0  # 1 at most
-
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """How the number of replicas follows that of the requests."""
-
-    most: int
-    up_seconds: float = 10.0  # that there are more requests than slots
-    down_seconds: float = 300.0  # that fewer replicas would do
 
 
 class EngineReplica:

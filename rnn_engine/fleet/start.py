@@ -5,27 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 
-from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
-from rnn_engine.fleet.deployment import LoadReplica, Resources, Scaling, make_application
+from rnn_engine.fleet.cluster import RayLinks, deploy, remove, start_ray
+from rnn_engine.fleet.deployment import LoadReplica, make_application
 from rnn_engine.fleet.remote import Front, RemoteEngine
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """How many replicas there are, and where."""
-
-    replicas: int = 2
-    scaling: Scaling | None = None  # None: always as many as `replicas`
-    address: str | None = None  # of a Ray cluster; None starts one on this machine
-    resources: Resources = field(default_factory=Resources)
-    device: str = "auto"  # of each replica
-    drain_seconds: float = 30.0  # in which a replica that leaves ends its requests
-
-    @property
-    def most_replicas(self) -> int:
-        return self.replicas if self.scaling is None else self.scaling.most
+from rnn_engine.fleet.settings import FleetSettings
 
 
 async def open_fleet(
@@ -52,12 +37,13 @@ async def open_fleet(
         resources=settings.resources,
         drain_seconds=settings.drain_seconds,
     )
-    try:
+    async with AsyncExitStack() as undo:
+        undo.callback(front.close)
         await asyncio.to_thread(
             start_ray, settings.address, settings.most_replicas, settings.resources, settings.device
         )
+        undo.push_async_callback(asyncio.to_thread, remove, application)
         await asyncio.to_thread(deploy, application, replicas)
-        return await RemoteEngine.open(RayLinks(application, owned=True), front, max_queued=max_queued)
-    except BaseException:
-        front.close()
-        raise
+        engine = await RemoteEngine.open(RayLinks(application, owned=True), front, max_queued=max_queued)
+        undo.pop_all()
+        return engine

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from rnn_engine.cli.fleet import start_fleet
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.engine import Engine
-from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, UnavailableError
+from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, RnnEngineError, UnavailableError
 from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
 from rnn_engine.grammar import Grammar
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
+FEW = Resources(cpus=0.1)
 LONG = GenerateRequest(prompt=[1, 7, 9], max_tokens=100_000, stop_tokens=())
 
 
@@ -76,6 +79,53 @@ async def test_a_replica_that_is_killed(
                 assert tokens == await tokens_of(alone, seeded(seed, 3000))
     assert len(await tokens_of(fleet, seeded(1))) == 40
     await _until(lambda: fleet.info.num_slots == 6)  # another one was started in its place
+
+
+async def test_replicas_come_with_requests_and_leave_when_they_are_few(
+    ray_fleets: RayFleets, tiny_choice: EngineChoice
+) -> None:
+    """A request that runs where a replica leaves comes to its end."""
+    scaling = Scaling(most=2, up_seconds=1, down_seconds=1)
+    settings = FleetSettings(replicas=1, scaling=scaling, resources=FEW)
+    fleet = await start_fleet(settings, tiny_choice, unheard)
+    assert fleet.info.num_slots == 3
+    running = [asyncio.create_task(tokens_of(fleet, LONG)) for _ in range(9)]
+    await _until(lambda: fleet.info.num_slots == 6)
+    more = [asyncio.create_task(tokens_of(fleet, seeded(seed, 3000))) for seed in range(2)]
+    await _until(lambda: len(fleet.slot_uses()) == 5)
+    for call in running:
+        call.cancel()
+    await _until(lambda: fleet.info.num_slots == 3)
+    assert [len(tokens) for tokens in await asyncio.gather(*more)] == [3000, 3000]
+    await fleet.close()
+
+
+async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choice: EngineChoice) -> None:
+    from ray import serve
+
+    settings, before = FleetSettings(replicas=1, resources=FEW), set(serve.status().applications)
+    with pytest.raises(RnnEngineError, match="the replicas could not be started: no device 'nosuch'; there are: 0 = "):
+        await start_fleet(settings, replace(tiny_choice, device="nosuch"), unheard)
+    assert set(serve.status().applications) == before
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("ray://127.0.0.1:10001", "expected HOST:PORT or auto"),
+        ("127.0.0.1", "expected HOST:PORT or auto"),
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"),
+    ],
+)
+async def test_an_address_without_a_cluster(
+    ray_fleets: RayFleets, tiny_choice: EngineChoice, address: str, words: str
+) -> None:
+    with pytest.raises(RnnEngineError, match=words):
+        await start_fleet(FleetSettings(address=address), tiny_choice, unheard)
+
+
+def unheard(_what: str, _done: int, _total: int) -> None:
+    pass
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -69,7 +69,8 @@ def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.Tem
     from ray import serve
 
     from rnn_engine.fleet.cluster import deploy
-    from rnn_engine.fleet.deployment import Resources, make_application
+    from rnn_engine.fleet.deployment import make_application
+    from rnn_engine.fleet.settings import Resources
 
     store = StoreServer(tmp_path_factory.mktemp("store"))
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url)))

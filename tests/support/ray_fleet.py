@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import itertools
 from dataclasses import replace
 from functools import partial
 
 import psutil
+import ray
+from ray import serve
 
 from rnn_engine.cli.fleet import front_opener, load_replica
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
-from rnn_engine.fleet.deployment import Resources, make_application
+from rnn_engine.fleet.deployment import make_application
 from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.fleet.settings import Resources
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.telemetry import EngineCounters
 from tests.support.fleet import replica_processes
 
 REPLICAS = 2
 RESOURCES = Resources(cpus=0.1)
+_MOST = 4  # models at a time
 _STARTS = 3  # of Ray, which gives its own processes 15 seconds each
 
 
 class RayFleets:
-    """Two replicas of each model that is asked for; further tests that ask for it get the same ones."""
+    """Two replicas of each model that is asked for; tests that ask for it soon again get the same ones."""
 
     def __init__(self) -> None:
         """Start Ray. Blocks."""
@@ -36,7 +40,8 @@ class RayFleets:
             except RnnEngineError:
                 if start == _STARTS - 1:
                     raise
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of applications by what they serve, the last used last
+        self._numbers = itertools.count()
 
     async def __call__(self, choice: EngineChoice, _: object = None, /) -> RemoteEngine:
         """Return a fleet whose replicas keep nothing of earlier tests, and whose named states are its own."""
@@ -56,18 +61,18 @@ class RayFleets:
         return replica_processes(self._names[repr(_shared(choice))])
 
     def close(self) -> None:
-        import ray
-        from ray import serve
-
         serve.shutdown()
         ray.shutdown()
 
     def _deploy(self, choice: EngineChoice) -> str:
-        name = self._names.get(repr(choice))
+        name = self._names.pop(repr(choice), None)
         if name is None:
-            name = self._names[repr(choice)] = f"tests-{len(self._names)}-{os.getpid()}"
+            if len(self._names) == _MOST:
+                serve.delete(self._names.pop(next(iter(self._names))))
+            name = f"tests-{next(self._numbers)}"
             load = partial(load_replica, choice)
             deploy(name, make_application(load, replicas=REPLICAS, slots=choice.slots, resources=RESOURCES))
+        self._names[repr(choice)] = name
         return name
 
 

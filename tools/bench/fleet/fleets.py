@@ -42,7 +42,8 @@ async def one_engine(hardware: Hardware) -> AsyncIterator[int]:
 async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> AsyncIterator[int]:
     """Serve a fleet; gives the port. Without `routed` requests go where the fewest are."""
     from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
-    from rnn_engine.fleet.deployment import Resources, make_application
+    from rnn_engine.fleet.deployment import make_application
+    from rnn_engine.fleet.settings import Resources
 
     await asyncio.to_thread(start_ray, None, _MOST_REPLICAS, Resources(_CPUS))
     load = partial(load_replica, hardware)
