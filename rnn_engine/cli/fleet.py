@@ -41,6 +41,11 @@ if TYPE_CHECKING:
         "on this machine, which ends with the command]",
     ),
     click.option(
+        "--application",
+        metavar="NAME",
+        help="Take the replicas of this application of the cluster, which deploy/serve.yaml describes, and start none.",
+    ),
+    click.option(
         "--replica-cpus",
         type=click.FloatRange(min=0),
         default=1.0,
@@ -60,6 +65,7 @@ def command(
     replicas: int,
     max_replicas: int | None,
     address: str | None,
+    application: str | None,
     replica_cpus: float,
     replica_gpus: float,
     **options: Any,  # noqa: ANN401 - those of `serve`
@@ -75,10 +81,13 @@ def command(
     if max_replicas is not None and max_replicas < replicas:
         message = f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas"
         raise click.BadParameter(message, param_hint="'--max-replicas'")
+    if application is not None and (address is None or len(options["models"]) > 1):
+        raise click.UsageError("--application needs --address and no more than one MODEL")
     settings = FleetSettings(
         replicas=replicas,
         scaling=None if max_replicas is None else Scaling(max_replicas),
         address=address,
+        application=application,
         resources=Resources(replica_cpus, replica_gpus),
         device=options["device"],
         drain_seconds=options["drain_seconds"],

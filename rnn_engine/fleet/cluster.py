@@ -97,6 +97,15 @@ def remove(name: str) -> None:
     serve.delete(name)
 
 
+def check_application(name: str) -> None:
+    """Raise InvalidRequestError where the cluster has no application `name` of replicas. Blocks."""
+    found = serve.status().applications
+    names = [each for each, application in found.items() if NAME in application.deployments]
+    if name not in names:
+        allowed = f"one of {', '.join(names)}" if names else "one that `serve deploy` has started: there is none"
+        raise InvalidRequestError("--application", name, allowed)
+
+
 def _failure(name: str) -> str | None:
     """Return the message of the error by which the replicas of an application fail to start, where Serve tells it."""
     application = serve.status().applications.get(name)

@@ -29,6 +29,7 @@ class FleetSettings:
     replicas: int = 2
     scaling: Scaling | None = None  # None: always as many as `replicas`
     address: str | None = None  # of a Ray cluster; None starts one on this machine
+    application: str | None = None  # whose replicas are there already, which Serve keeps; None starts some
     resources: Resources = field(default_factory=Resources)
     device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that leaves ends its requests

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from rnn_engine.cli.fleet import start_fleet
 from rnn_engine.cli.session import EngineChoice
@@ -107,6 +108,20 @@ async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choic
     with pytest.raises(RnnEngineError, match="the replicas could not be started: no device 'nosuch'; there are: 0 = "):
         await start_fleet(settings, replace(tiny_choice, device="nosuch"), unheard)
     assert set(serve.status().applications) == before
+
+
+async def test_replicas_of_a_config_file_are_taken_and_left(
+    ray_fleets: RayFleets, tiny_choice: EngineChoice, tiny_model: Path
+) -> None:
+    """deploy/serve.yaml as Serve reads it, with a model and resources that there are here."""
+    described = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "serve.yaml").read_text())
+    name = await ray_fleets.build(described, {"model": str(tiny_model), "device": "cpu", "slots": 3})
+    for _ in range(2):
+        fleet = await start_fleet(FleetSettings(application=name), tiny_choice, unheard)
+        assert len(await tokens_of(fleet, seeded(1))) == 40
+        await fleet.close()
+    with pytest.raises(InvalidRequestError, match=f"--application: 'none' is not allowed; expected one of .*{name}"):
+        await start_fleet(FleetSettings(application="none"), tiny_choice, unheard)
 
 
 @pytest.mark.parametrize(

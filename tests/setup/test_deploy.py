@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from rnn_engine.cli.fleet import command as fleet
+from rnn_engine.cli.replicas import ReplicaArgs, application
 from rnn_engine.cli.serve import command
 from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
@@ -68,6 +69,22 @@ def test_the_replicas_on_kubernetes_are_as_many_as_the_workers_and_have_their_re
     [head] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
     assert [port["containerPort"] for port in head["ports"]] == [int(given["--port"])]
     assert service["spec"]["ports"][0]["targetPort"] == head["ports"][0]["name"]
+
+
+def test_replicas_that_serve_keeps_are_described_by_fields_that_there_are() -> None:
+    text = (DEPLOY / "serve.yaml").read_text()
+    [described] = yaml.safe_load(text)["applications"]
+    args = ReplicaArgs.model_validate(described["args"])
+    module, _, name = described["import_path"].partition(":")
+    assert (module, name) == (application.__module__, application.__name__)
+    [words] = [shlex.split(line) for line in re.findall(r"^#\s+(rnn-engine fleet .*)$", text, re.MULTILINE)]
+    assert long_options(words) <= {name for parameter in fleet.params for name in parameter.opts}
+    given = dict(pairwise(words))
+    assert (given["--application"], words[-1], int(given["--slots"])) == (
+        described["name"],
+        str(args.model),
+        args.slots,
+    )
 
 
 def test_the_image_is_asked_for_its_health_on_a_route_that_needs_no_key() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psutil
 import ray
 from ray import serve
+from ray._common.utils import import_attr
+from ray.serve.schema import ServeDeploySchema
 
 from rnn_engine.cli.fleet import front_opener, load_replica
 from rnn_engine.cli.session import EngineChoice
@@ -59,6 +63,20 @@ class RayFleets:
     def processes(self, choice: EngineChoice) -> list[psutil.Process]:
         """Return the processes of a model's replicas."""
         return replica_processes(self._names[repr(_shared(choice))])
+
+    async def build(self, described: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+        """Deploy the one application of a config file as Serve does, with other `args` and resources; return its name.
+
+        Raises what Serve raises where the file is wrong.
+        """
+        [schema] = ServeDeploySchema.model_validate(described).applications
+        built = import_attr(schema.import_path)({**schema.args, **args})
+        [deployment] = schema.deployments
+        options = {"num_replicas": deployment.num_replicas, "ray_actor_options": {"num_cpus": RESOURCES.cpus}}
+        root = built._bound_deployment
+        assert root.name == deployment.name
+        await asyncio.to_thread(deploy, schema.name, root.options(**options).bind(*root.init_args))
+        return str(schema.name)
 
     def close(self) -> None:
         serve.shutdown()
