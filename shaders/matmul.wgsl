@@ -52,19 +52,12 @@ fn main(
     }
 
     if SPLITS == 1u {
-        // A loop of as many rounds as there are tokens is not unrolled: what stores a sum is compiled once, which
-        // takes a driver about a fifth of the time of PANELS * TOKENS copies.
-        var finished: array<f32, PANELS * TOKENS>;
-        for (var t = 0u; t < TOKENS; t++) {
-            for (var p = 0u; p < PANELS; p++) {
-                finished[t * PANELS + p] = sums[p][t];
-            }
-        }
-        let real_tokens = min(TOKENS, num_tokens - first_token);
-        for (var place = 0u; place < real_tokens * PANELS; place++) {
-            let row = (first_panel + place % PANELS) * PANEL + lane;
-            if row < segment.num_rows {
-                store(segment, first_token + place / PANELS, row, finished[place]);
+        for (var p = 0u; p < PANELS; p++) {
+            let row = (first_panel + p) * PANEL + lane;
+            for (var t = 0u; t < TOKENS; t++) {
+                if row < segment.num_rows && first_token + t < num_tokens {
+                    store(segment, first_token + t, row, sums[p][t]);
+                }
             }
         }
         return;

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final, TypeAlias
 
@@ -33,6 +33,8 @@ _FINALISTS: Final = 3  # of a task, which are measured again in turns
 _ROUNDS: Final = 5
 _FINAL_PART: Final = 0.25  # of the time, for the finalists
 _LEAST_GAIN: Final = 0.03  # below which the fixed choice is kept
+_LEAST_GAIN_UNSURE: Final = 0.1  # the same for what was measured fewer times than `_SURE`
+_SURE: Final = 3
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +89,8 @@ class _Task:
     def choice(self) -> Choice:
         default = median(self.measured[self.default])
         best = self.ranked()[0]
-        if median(self.measured[best]) > (1 - _LEAST_GAIN) * default:
+        gain = _LEAST_GAIN if len(self.measured[best]) >= _SURE else _LEAST_GAIN_UNSURE
+        if median(self.measured[best]) > (1 - gain) * default:
             best = self.default
         return Choice(
             self.kind,
@@ -192,7 +195,7 @@ class Tuner:
             variant: self._cost.predict(work, variant)
             for variant in variants(self._limits, work, software=software, half=self._half)
         }
-        default = self._matmuls.tuning.matmul(tokens)
+        default = replace(self._matmuls.tuning, found={}).matmul(tokens, kind)
         return _Task(kind, tokens, parts, default, {default: self._cost.predict(work, default), **predicted})
 
     def _trials(self, tasks: list[_Task], *, exhaustive: bool) -> Iterator[tuple[MatMulVariant, list[_Task]]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rnn_engine.forward.variants import MatMulVariant, StreamVariant, TiledVariant
 from rnn_engine.gpu import DeviceInfo
+from rnn_engine.quantised import BLOCK_FORMATS
 from rnn_engine.types import ModelShape
 
 TOKEN_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -49,16 +50,19 @@ class Tuning:
     candidate_threads: int
     max_tokens: int  # of a step
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
+    blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, where there are any
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
     def matmul(self, num_tokens: int, kind: MatMulClass | None = None) -> MatMulVariant:
         """Return the variant for `num_tokens` tokens: what was found for `kind`, else the fixed choice."""
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
-        for variant in self.matmuls:
+        in_blocks = kind is not None and kind.weights in BLOCK_FORMATS
+        fixed = (in_blocks and self.blocks) or self.matmuls
+        for variant in fixed:
             if num_tokens <= variant.tokens:
                 return variant
-        return self.tiled or self.matmuls[-1]
+        return self.tiled or fixed[-1]
 
     def token_counts(self, max_tokens: int) -> set[int]:
         """Return counts of tokens, none beyond `max_tokens`, whose steps run every kernel that any step may run."""
@@ -76,14 +80,14 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
     """The fixed choices for `device`. `can_broadcast`: its subgroups have at least 8 lanes."""
     if device.is_software:
         one = "broadcast" if can_broadcast else "direct"
-        many = "by_token" if can_broadcast else "direct"
+        few = (
+            StreamVariant(tokens=1, groups=2, panels=4, inputs=one),
+            StreamVariant(tokens=2, panels=4, inputs=one),
+            StreamVariant(tokens=4, panels=4, inputs=one),
+        )
         return Tuning(
-            matmuls=(
-                StreamVariant(tokens=1, groups=2, panels=4, inputs=one),
-                StreamVariant(tokens=2, panels=4, inputs=one),
-                StreamVariant(tokens=4, panels=4, inputs=one),
-                StreamVariant(tokens=8, panels=4, inputs=many),
-            ),
+            matmuls=(*few, StreamVariant(tokens=8, panels=4, inputs="by_token" if can_broadcast else "direct")),
+            blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
             tiled=None,
             broadcast=can_broadcast,
             norm_threads=8,
