@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Runner
 from tests.support.drawing_cases import Answer, answer_all, make_runner
 
@@ -47,3 +49,23 @@ def test_answers_are_those_that_the_host_draws_for_each_request_alone(
             answer.assert_begins(alone(number))
         else:
             answer.assert_same(alone(number))
+
+
+def test_a_stop_string_ends_the_text_and_the_state_where_it_is_found(runner: Runner) -> None:
+    def endless(number: int) -> GenerateRequest:
+        sampling = SamplingParams(top_p=0.7, top_k=20, seed=number)
+        return GenerateRequest([1 + number], max_tokens=40, stop_tokens=(), sampling=sampling, keep_end=True)
+
+    arrivals = dict.fromkeys(range(4), 0)
+    whole = answer_all(runner, arrivals, {}, max_draws=0, request_of=endless)
+
+    def stopping(number: int) -> GenerateRequest:
+        letters = [letter for letter in whole[number].text if letter.isascii()]
+        place = next(place for place in range(9, len(letters)) if letters[place] not in letters[:place])
+        return replace(endless(number), stop=(letters[place].encode(),))
+
+    expected = answer_all(runner, arrivals, {}, max_draws=0, request_of=stopping)
+    for number, answer in answer_all(runner, arrivals, {}, max_draws=8, request_of=stopping).items():
+        assert answer.finished is not None
+        assert answer.finished.reason == "stop"
+        answer.assert_same(expected[number])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -90,7 +91,12 @@ class Answer:
 
 
 def answer_all(
-    runner: Runner, arrivals: dict[int, int], leaves: dict[int, int], *, max_draws: int
+    runner: Runner,
+    arrivals: dict[int, int],
+    leaves: dict[int, int],
+    *,
+    max_draws: int,
+    request_of: Callable[[int], GenerateRequest] = make_request,
 ) -> dict[int, Answer]:
     """Run requests, each from its moment on; those that `leaves` names are cancelled once they have so many tokens.
 
@@ -101,7 +107,7 @@ def answer_all(
     step = 0
     while scheduler.has_work or step <= max(arrivals.values()):
         for number in [number for number, arrival in arrivals.items() if arrival == step]:
-            scheduler.submit(number, make_request(number))
+            scheduler.submit(number, request_of(number))
         for delivery in scheduler.step():
             if isinstance(delivery.outcome, Exception):
                 raise delivery.outcome
