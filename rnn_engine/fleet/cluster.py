@@ -124,12 +124,15 @@ class RayLinks:
         self._owned = owned
         self._handle = serve.get_deployment_handle(NAME, application)
 
-    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
         try:
             answers = await self._handle.broadcast("report", dict(known)).results_async(
                 timeout_s=_SURVEY_SECONDS, return_exceptions=True
             )
-        except (RayServeException, RayError, TimeoutError) as error:
+        except TimeoutError:  # Ray waits for the slowest
+            _log.warning("not all replicas answer within %g s", _SURVEY_SECONDS)
+            return None
+        except (RayServeException, RayError) as error:
             _log.warning("the replicas do not answer: %s", error)
             return []
         return [unpack_report(answer) for answer in answers if isinstance(answer, bytes)]

@@ -14,8 +14,8 @@ NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 class Links(Protocol):
     """The way to all replicas of one deployment. For one event loop."""
 
-    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
-        """Return what each replica that takes requests tells of itself; one that does not answer is left out.
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
+        """Return what each replica that takes requests tells of itself; None where not all answer in time.
 
         `known` has by replica the version of its cache's summary that is known; what has changed since is told.
         """

@@ -298,7 +298,10 @@ class RemoteEngine:
 
     async def _survey(self) -> None:
         """Look which replicas there are, and how they are."""
-        reports = {report.name: report for report in await self._links.survey(self._router.versions())}
+        found = await self._links.survey(self._router.versions())
+        if found is None:  # one that hangs must not have the others count as gone
+            return
+        reports = {report.name: report for report in found}
         for report in reports.values():
             if report.changes is not None:
                 self._router.note(report.name, report.changes)

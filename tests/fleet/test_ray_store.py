@@ -162,7 +162,7 @@ async def test_fronts_share_named_states_and_leases(shared: Shared) -> None:
 async def _surveyed(links: Links, but: str = "") -> Sequence[Report]:
     """What the replicas tell of themselves, once there are others than `but`."""
     async with asyncio.timeout(60):
-        while not (found := [report for report in await links.survey() if report.name != but]):
+        while not (found := [report for report in await links.survey() or () if report.name != but]):
             await asyncio.sleep(0.05)
     return found
 

@@ -19,6 +19,7 @@ from rnn_engine.errors import (
     StepError,
     UnavailableError,
 )
+from rnn_engine.fleet import remote
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
@@ -259,6 +260,14 @@ class TestDeath:
                 fleet.check_queue()
             links.add("b", FakeEngine())
             await _until(lambda: fleet.health().status == "ok")
+            assert await text_of(fleet, PROMPT) == " Hello there!"
+
+    async def test_a_replica_that_hangs_has_no_other_count_as_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(remote, "SURVEY_SECONDS", 0.001)
+        async with opened(a=FakeEngine(), b=FakeEngine()) as (fleet, links):
+            links.one_hangs = True
+            await _until(lambda: links.unanswered > 2)
+            assert fleet.health().status == "ok"
             assert await text_of(fleet, PROMPT) == " Hello there!"
 
     async def test_a_replica_that_leaves_ends_its_requests(self) -> None:

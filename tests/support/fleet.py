@@ -29,6 +29,8 @@ class LocalLinks:
     def __init__(self, engines: Mapping[str, ReplicaEngine]) -> None:
         self.calls: list[str] = []  # the replicas that requests went to
         self.parcels_sent = 0
+        self.one_hangs = False  # so that no survey is answered
+        self.unanswered = 0
         self.engines = dict(engines)
         self.hidden: set[str] = set()  # replicas that take no more requests
         self._replicas: dict[str, Replica] = {}
@@ -41,7 +43,10 @@ class LocalLinks:
         self._replicas[name] = Replica(engine, name)
         self._killed[name] = asyncio.Event()
 
-    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report]:
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
+        if self.one_hangs:
+            self.unanswered += 1
+            return None
         living = [replica for name, replica in self._replicas.items() if name not in self.hidden]
         return [pickle.loads(await replica.report(known)) for replica in living]
 

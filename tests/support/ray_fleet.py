@@ -58,7 +58,7 @@ class RayFleets:
     async def counters(self, choice: EngineChoice) -> dict[str, EngineCounters]:
         """Return what each replica counts at this moment."""
         links = RayLinks(self._names[repr(_shared(choice))], owned=False)
-        return {report.name: report.counters for report in await links.survey()}
+        return {report.name: report.counters for report in await links.survey() or ()}
 
     def processes(self, choice: EngineChoice) -> list[psutil.Process]:
         """Return the processes of a model's replicas."""
