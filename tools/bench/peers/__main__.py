@@ -98,7 +98,7 @@ def main(
     """Print tokens per second of all sides, and the ratios of this engine's to the peers'."""
     sizes = ["--repeats", str(repeats), "--slots", *slots, "--lengths", *lengths]
     columns = [f"rnn-engine on {device} | times" for device in devices]
-    click.echo(f"| version | tokens/s at | peer | | {' | '.join(columns)} |")
+    click.echo(f"| version | tokens/s at | peer | its | {' | '.join(columns)} |")
     click.echo("|---" * (4 + 2 * len(devices)) + "|")
     for version in versions:
         kinds = {device: _Kind(sys.executable, "rnn_engine", ".safetensors", device) for device in devices}
