@@ -31,6 +31,7 @@ from tests.support.older_models import tiny_v6
 ID = "6a9c60a4-0f4c-40b1-a31f-987f73e20315"
 LOAD, UNLOAD = "/admin/models/load", "/admin/models/unload"
 CALL: Body = {"prompt": [1, 2], "max_tokens": 3}
+ONE_REPLICA = pytest.mark.over_one_engine("a fleet tells the slots of all its replicas")
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ async def statuses(client: Client) -> dict[str, str]:
     return {entry["id"]: entry["meta"]["status"] for entry in listed["data"]}
 
 
+@ONE_REPLICA
 async def test_a_model_takes_the_place_of_the_default_one_as_with_ai00(client: Client) -> None:
     loaded = await post(client, LOAD, ModelEntry, {"model_path": "two.st", "max_batch": 3, "precision": "Fp16"})
     assert (loaded["id"], loaded["meta"]["num_slots"]) == ("two", 3)
@@ -87,6 +89,7 @@ async def test_a_model_is_added_under_a_name_and_unloaded(client: Client) -> Non
     assert await who_answers(client) == "one"
 
 
+@ONE_REPLICA
 async def test_a_model_is_loaded_anew_while_requests_run_and_come(client: Client) -> None:
     endless = {**CALL, "max_tokens": 40, "logit_bias": {"0": -1000}, "stream": True}
     async with client.post("/v1/completions", json=endless) as response:
@@ -141,6 +144,7 @@ async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pyte
         assert events == [info, info]
 
 
+@ONE_REPLICA
 async def test_what_is_loaded_can_be_loaded_so_again(client: Client, folder: Path) -> None:
     shape = tiny_shape(vocab=96)
     save_tuned_state(folder / "poet.st", some_state(1, shape), shape)
