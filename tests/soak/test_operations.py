@@ -45,7 +45,7 @@ async def test_a_surprise_is_counted_and_others_go_on(client: Client) -> None:
     driver = Driver(client.session, url, operations, rate=200, seed=0, most=8)
     await driver.run(0.2)
     [(what, count)] = driver.record.surprises.items()
-    assert what.startswith("fail: SurpriseError: GET /nothing/here: 404, not [200]: ")
+    assert what.startswith("fail: RefusedError: GET /nothing/here: 404, not [200]: ")
     assert count > 0
     assert driver.record.done.keys() == {"succeed"}
     assert len(driver.record.timings) == driver.record.done["succeed"]
