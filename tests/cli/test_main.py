@@ -24,6 +24,7 @@ COMMANDS = [
     "convert",
     "logits",
     "bench",
+    "tune",
     "key",
 ]
 

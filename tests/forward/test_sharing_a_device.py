@@ -11,6 +11,7 @@ import pytest
 from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import Buffer, Device, Memory, open_device
+from rnn_engine.loading import kernel_choices
 from rnn_engine.loading import runner as loading
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
@@ -82,7 +83,7 @@ def fail(*_: object, **__: object) -> int:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(loading, "measure_subgroup_size"), (GpuRunner, "warm_up"), (loading, "GpuRunner")]
+    ("owner", "name"), [(kernel_choices, "measure_subgroup_size"), (GpuRunner, "warm_up"), (loading, "GpuRunner")]
 )
 @pytest.mark.usefixtures("device")
 def test_nothing_is_held_where_loading_fails(owner: object, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

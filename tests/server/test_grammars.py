@@ -132,7 +132,7 @@ WRONG: list[tuple[Body, str, str]] = [
     ({"json_schema": {"$ref": "http://127.0.0.1:9/s"}}, "json_schema", "nothing is fetched"),
     ({"guided_json": {"items": {"uniqueItems": True}}}, "guided_json", "#/items"),
     ({"guided_json": '{"items":' * 200 + "{}" + "}" * 200}, "guided_json", "recursion limit|too deeply nested"),
-    ({"guided_regex": "((a{300}){300}){300}"}, "guided_regex", "and 1 s are allowed|takes more than 1 s"),
+    ({"guided_regex": "((a{300}){300}){300}"}, "guided_regex", "1 s are allowed|more than 1 s|can't be followed"),
     ({"grammar": 'root ::= "a" (' + "(" * 9000}, "grammar", "too deeply nested"),
     ({"bnf_schema": "start ::= " + '"a"? ' * 40 + ";"}, "bnf_schema", "s are allowed|takes more than 1 s"),
 ]

@@ -186,6 +186,7 @@ async def test_html_in_a_text_is_text_and_a_failure_loses_nothing(visit: Visit, 
     await expect(page.get_by_role("alert")).to_contain_text("服务器没有响应")
     await expect(field).to_have_value(text)
     await page.unroute("**/completion")
+    await page.get_by_role("alert").get_by_role("button", name="关闭").click()
     await page.get_by_role("button", name="全部着色").click()
     await expect(page.locator(".editor .token").first).to_be_attached()
     assert await page.locator(".overlay-behind").evaluate("e => e.querySelectorAll('script, img').length") == 0
