@@ -43,8 +43,8 @@ class GuidanceMask:
         return self._mask
 
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
-        self._check()
+        if not self._matcher.consume_token(token):
+            self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():

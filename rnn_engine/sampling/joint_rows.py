@@ -31,7 +31,7 @@ class Candidates:
     logits: F64  # [N, K] the model's, greatest first
     logsumexp: F64  # [N] over the whole row
     allowed_logsumexp: F64  # [N] over the allowed tokens
-    unread: F64  # [N] or []: how many allowed tokens there are beyond the candidates
+    unread: F64  # [N] or []: how many allowed tokens there are at most beyond the candidates; 0 if there are none
 
     @staticmethod
     def of(rows: Sequence[RunRows]) -> Candidates:
@@ -39,19 +39,21 @@ class Candidates:
         readout = rows[0].readout
         numbers = np.array([each.first + each.count - 1 for each in rows])
         logsumexp = readout.logsumexp[numbers].astype(np.float64)
-        allowed_logsumexp, unread = _count_unread(rows, readout, numbers, logsumexp)
         logits = readout.logits[numbers].astype(np.float64)
+        allowed_logsumexp, unread = _count_unread(rows, readout, numbers, logsumexp, logits[:, -1])
         return Candidates(readout.ids[numbers], logits, logsumexp, allowed_logsumexp, unread)
 
 
-def _count_unread(rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64) -> tuple[F64, F64]:
-    vocab_size, num_candidates = rows[0].vocab_size, readout.ids.shape[1]
-    if not any(each.allowed for each in rows):
-        return logsumexp, np.array(float(vocab_size - num_candidates))
-    counts = np.array([vocab_size if each.allowed is None else each.allowed.count for each in rows], np.float64)
+def _count_unread(
+    rows: Sequence[RunRows], readout: Readout, numbers: Places, logsumexp: F64, lowest: F64
+) -> tuple[F64, F64]:
+    """Return `allowed_logsumexp` and `unread` of `Candidates`; `lowest` [N] are the logits of the last candidates."""
+    most = float(rows[0].vocab_size - readout.ids.shape[1])
     is_masked = np.array([each.allowed is not None for each in rows])
+    if not is_masked.any():
+        return logsumexp, np.array(most)
     allowed_logsumexp: F64 = np.where(is_masked, readout.allowed_logsumexp[numbers], logsumexp)
-    return allowed_logsumexp, np.maximum(counts - num_candidates, 0.0)
+    return allowed_logsumexp, np.where(is_masked & (lowest == -np.inf), 0.0, most)
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -14,6 +13,9 @@ from rnn_engine.types import I32, mask_words, unpack_masks
 
 Mask: TypeAlias = NDArray[np.uint32]
 """[ceil(V / 32)] where bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
+
+
+_EMPTY = "the mask of a token allows no token"
 
 
 class TokenMask(Protocol):
@@ -44,12 +46,33 @@ class TokenMask(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
 class AllowedTokens:
-    """A mask that was checked, and how many tokens it allows."""
+    """The tokens that a mask of the right shape allows."""
 
-    mask: Mask
-    count: int  # at least 1
+    def __init__(self, mask: Mask, vocab_size: int) -> None:
+        """Raise StepError for a mask of another type or shape, and for one that allows no token."""
+        expected = (mask_words(vocab_size),)
+        if mask.dtype != np.uint32 or mask.shape != expected:
+            raise StepError(
+                f"the mask of a token is {mask.dtype} of shape {mask.shape}; expected uint32 of shape {expected}"
+            )
+        if not mask.any():
+            raise StepError(_EMPTY)
+        self.mask = mask
+        self._vocab_size = vocab_size
+        self._count = 0  # not known
+
+    @property
+    def count(self) -> int:
+        """How many there are, at least 1: counted where that is asked, since it takes as long as making a mask.
+
+        Raises StepError where the only bits that are set have no meaning.
+        """
+        if self._count == 0:
+            self._count = count_allowed(self.mask, self._vocab_size)
+        if self._count == 0:
+            raise StepError(_EMPTY)
+        return self._count
 
 
 class SequenceMask:
@@ -104,14 +127,15 @@ class SequenceMask:
         self._is_known = True
         try:
             mask = self._source.next()
-            self._current = None if mask is None else _checked(self._with_ends(mask), self._vocab_size)
+            self._current = None if mask is None else AllowedTokens(self._with_ends(mask), self._vocab_size)
         except Exception as error:
             self._current = error
 
     def _with_ends(self, mask: Mask) -> Mask:
         """Return `mask` with the tokens that end a text, where it allows the end."""
-        ends = self._ends if len(mask) == mask_words(self._vocab_size) and int(mask[0]) & 1 else ()
-        self._added = frozenset(token for token in ends if not int(mask[token >> 5]) >> (token & 31) & 1)
+        if not self._ends or len(mask) != mask_words(self._vocab_size) or not mask.item(0) & 1:
+            return mask
+        self._added = frozenset(token for token in self._ends if not mask.item(token >> 5) >> (token & 31) & 1)
         if not self._added:
             return mask
         extended = mask.copy()
@@ -153,15 +177,3 @@ def are_allowed(mask: Mask, tokens: I32) -> NDArray[np.bool_]:
     """Return for each of `tokens` whether `mask` allows it."""
     allowed: NDArray[np.bool_] = (mask[tokens >> 5] >> (tokens & 31).astype(np.uint32)) & 1 == 1
     return allowed
-
-
-def _checked(mask: Mask, vocab_size: int) -> AllowedTokens:
-    expected = (mask_words(vocab_size),)
-    if mask.dtype != np.uint32 or mask.shape != expected:
-        raise StepError(
-            f"the mask of a token is {mask.dtype} of shape {mask.shape}; expected uint32 of shape {expected}"
-        )
-    count = count_allowed(mask, vocab_size)
-    if count == 0:
-        raise StepError("the mask of a token allows no token")
-    return AllowedTokens(mask, count)

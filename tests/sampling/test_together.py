@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.sampling import AllowedTokens, JointDraws, RunRows, SamplingParams, SequenceSampler, together
-from rnn_engine.sampling.masks import allowed_tokens, count_allowed
+from rnn_engine.sampling.masks import allowed_tokens
 from rnn_engine.types import F32, Readout
 from tests.support.logit_rows import LOGSUMEXP_ERROR, make_row, params, peaked
 from tests.support.token_masks import pack_mask
@@ -91,7 +91,7 @@ def test_tokens_are_those_that_each_sequence_draws_by_itself(
 
 def _allow(ids: list[int], vocab_size: int) -> AllowedTokens:
     mask = pack_mask(np.unique(ids).astype(np.int32), vocab_size)
-    return AllowedTokens(mask, count_allowed(mask, vocab_size))
+    return AllowedTokens(mask, vocab_size)
 
 
 def _finite_where(row: F32, ids: list[int]) -> F32:
