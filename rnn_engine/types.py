@@ -141,10 +141,18 @@ class Drawn:
     """The tokens that the device has drawn after a run.
 
     Where it `is_settled`, all of them but the last one were run. Else all were, and the host is to draw from the row.
+    Where it `goes_on`, a run that follows runs the last one. A run that follows another one does nothing, and its row
+    means nothing; it has drawn no token then and is settled.
     """
 
     tokens: Sequence[int]
     is_settled: bool
+    goes_on: bool = False
+
+    @property
+    def num_run(self) -> int:
+        """How many tokens were run, that of the run included."""
+        return 1 + len(self.tokens) - self.is_settled
 
 
 NOTHING_DRAWN = Drawn((), is_settled=False)
@@ -162,7 +170,9 @@ class TokenRun:
     calls it once, while the device runs the tokens already; it must not raise. `embeddings`, where given, are what the
     first layer takes in place of the tokens' rows of the embedding, before its layer norm: [len(tokens), D].
     `draw`, where given, has the device draw what follows the last row, which then has no mask; the row of the read-out
-    is that of the last token that was run.
+    is that of the last token that was run. A run that `follows` goes on from what its slot's last run has drawn, which
+    may be in flight: it has a draw and one token, the last that was drawn, whatever `tokens` says. It does nothing
+    where that draw has not come to its full `count`, or has ended with a token that its `halts` say: see `Drawn`.
     """
 
     slot: int
@@ -172,6 +182,7 @@ class TokenRun:
     masks: Callable[[], NDArray[np.uint32] | None] | None = field(default=None, compare=False)
     embeddings: F32 | None = field(default=None, compare=False)
     draw: TokenDraw | None = field(default=None, compare=False)
+    follows: bool = False
 
 
 def mask_words(vocab_size: int) -> int:

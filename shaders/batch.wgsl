@@ -17,9 +17,11 @@ struct Row {
     mask: u32,    // index of its mask in the step's masks, or NO_MASK
 }
 
+const DRAWN_LAST = 0xffffffffu;
+
 struct Token {
     run: u32, // index of its run
-    id: u32,
+    id: u32,  // or DRAWN_LAST: what the run's slot has drawn last, which follow.wgsl puts here
 }
 
 struct Batch {

@@ -3,15 +3,18 @@
 // pair of bounds, which hold what the rounding of f32 and the tokens beyond the candidates can change. A token is drawn
 // where both bounds lead to it, and is then the one that the host draws; elsewhere the row is left to the host.
 // A run that draws no more gets the length 0. Such a run leaves its state and its row of the last norm as they are, so
-// that the row's logits stay those that its last token was drawn from, whatever further steps are run.
+// that the row's logits stay those that its last token was drawn from, whatever further steps are run. A run that has
+// the length 0 from the start, since it follows one that has halted, draws nothing.
 
 #include batch
 #include readout
 #include philox
+#include last_drawn
 @group(0) @binding(0) var<storage, read_write> batch: Batch;
 @group(0) @binding(1) var<storage, read> readout: array<Readout>;      // [R]
 @group(0) @binding(2) var<storage, read> halts: array<u32>;            // [slots, MASK_WORDS], a bit a token
 @group(0) @binding(3) var<storage, read_write> draws: array<Draw>;     // [R]
+@group(0) @binding(4) var<storage, read_write> last_drawn: array<u32>; // [slots]
 
 struct Draw {
     seed_low: u32,
@@ -22,7 +25,7 @@ struct Draw {
     top_p: f32,
     temperature: f32,
     num_drawn: u32,
-    is_settled: u32,  // 1 where nothing is left to the host
+    outcome: u32,     // LEFT_TO_HOST, SETTLED, or GOES_ON
     tokens: array<u32, MAX_DRAWS>,
 }
 
@@ -30,6 +33,10 @@ struct Bounds {
     least: f32,
     most: f32,
 }
+
+const LEFT_TO_HOST = 0u;
+const SETTLED = 1u;
+const GOES_ON = 2u; // settled, and what follows goes on from the last token
 
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 const ULP = 1.1920929e-7;
@@ -157,6 +164,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let token_index = batch.rows[row].token;
     let run = batch.tokens[token_index].run;
+    let slot = batch.runs[run].slot;
+    if batch.runs[run].length == 0u {
+        draws[row].left = 0u;
+        draws[row].outcome = SETTLED;
+        return;
+    }
     var place = NONE;
     if readout[row].num_not_finite == 0u && is_finite(readout[row].logsumexp) {
         place = draw_place(row, draws[row]);
@@ -164,6 +177,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if place == NONE {
         draws[row].left = 0u;
         batch.runs[run].length = 0u;
+        last_drawn[slot] = HALTED;
         return;
     }
     let token = readout[row].ids[place];
@@ -171,10 +185,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     draws[row].num_drawn += 1u;
     draws[row].index += 1u;
     draws[row].left -= 1u;
-    let halt = halts[batch.runs[run].slot * MASK_WORDS + token / 32u];
-    if draws[row].left == 0u || ((halt >> (token % 32u)) & 1u) == 1u {
+    let has_halted = ((halts[slot * MASK_WORDS + token / 32u] >> (token % 32u)) & 1u) == 1u;
+    last_drawn[slot] = select(token, HALTED, has_halted);
+    if draws[row].left == 0u || has_halted {
         draws[row].left = 0u;
-        draws[row].is_settled = 1u;
+        draws[row].outcome = select(GOES_ON, SETTLED, has_halted);
         batch.runs[run].length = 0u;
     } else {
         batch.tokens[token_index].id = token;

@@ -37,6 +37,8 @@ def check_batch(
         _check_run(f"run {position}", run, shape, num_slots)
         if run.draw is not None:
             _check_draw(f"run {position}", run, run.draw, shape.vocab_size, max_draws)
+        if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
+            raise InvalidRequestError(f"run {position}: follows", True, "a run of one token with a draw, no embeddings")
     if any(run.draw is not None and run.draw.count > 1 for run in batch):
         _check_draws_alone(batch)
     _check_slots_differ(batch)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.step import StepLimits
-from rnn_engine.gpu import Buffer, Memory
+from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.step import StepLimits, StepSize
+from rnn_engine.gpu import Buffer, Dispatch, Memory
 from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, mask_words
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_NUM_DRAWN, _IS_SETTLED, _TOKENS = 7, 8, 9  # words of struct Draw
+_NUM_DRAWN, _OUTCOME, _TOKENS = 7, 8, 9  # words of struct Draw
+_SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
 
 
 def count_draws(batch: Batch) -> int:
@@ -39,10 +42,32 @@ def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]
     """Return what was drawn after each run of `batch`, from the draws of its rows."""
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.draw_words)  # [R, words]
     last_rows = words[np.cumsum([run.rows for run in batch]) - 1].tolist()
-    return [
-        NOTHING_DRAWN if run.draw is None else Drawn(row[_TOKENS : _TOKENS + row[_NUM_DRAWN]], row[_IS_SETTLED] == 1)
-        for run, row in zip(batch, last_rows, strict=True)
-    ]
+    return [NOTHING_DRAWN if run.draw is None else _drawn(row) for run, row in zip(batch, last_rows, strict=True)]
+
+
+def _drawn(words: list[int]) -> Drawn:
+    outcome = words[_OUTCOME]
+    return Drawn(words[_TOKENS : _TOKENS + words[_NUM_DRAWN]], outcome >= _SETTLED, outcome == _GOES_ON)
+
+
+class Following:
+    """The stage, the first of a step, that gives runs that follow their tokens."""
+
+    weight_bytes = 0
+
+    def __init__(self, context: BuildContext) -> None:
+        threads = context.tuning.norm_threads
+        self._stage = context.kernel_stage(
+            "follow",
+            "follow",
+            {"THREADS": threads},
+            {"last_drawn": context.buffers.last_drawn},
+            lambda step: (-(-step.num_rows // threads), 1),
+        )
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if step.has_following:
+            yield from self._stage.dispatches(step)
 
 
 class SlotHalts:

@@ -9,6 +9,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.draws import Following
 from rnn_engine.forward.embedding import make_embedding
 from rnn_engine.forward.head import Head
 from rnn_engine.forward.matmul import MatMulKernels
@@ -65,7 +66,7 @@ class ForwardPass:
             states=self.states,
         )
         embedding, self.given = make_embedding(context)
-        self._body: list[Stage] = [*embedding, self.given]
+        self._body: list[Stage] = [Following(context), *embedding, self.given]
         progress("loading layers", 0, num_parts)
         for done, stages in enumerate(load_layers(context), 1):
             self._body += stages

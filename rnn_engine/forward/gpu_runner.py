@@ -14,6 +14,7 @@ from rnn_engine.forward.contract import check_batch, check_slot, check_state, gi
 from rnn_engine.forward.draws import SlotHalts, count_draws, decode_draws, encode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.open_runs import OpenRuns
 from rnn_engine.forward.slot_states import SlotStates
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.transfer import decode_readout, encode_batch, encode_masks
@@ -93,6 +94,7 @@ class GpuRunner:
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
         self._halts = SlotHalts(self._forward.buffers.halts, self._shape.vocab_size, limits.num_slots, memory)
+        self._open = OpenRuns(self._states)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -135,16 +137,25 @@ class GpuRunner:
         return self._forward.weight_bytes
 
     def plan(
-        self, num_tokens: int, num_runs: int, num_rows: int, *, has_masks: bool = False, has_draws: bool = False
+        self,
+        num_tokens: int,
+        num_runs: int,
+        num_rows: int,
+        *,
+        has_masks: bool = False,
+        has_draws: bool = False,
+        has_following: bool = False,
     ) -> Plan:
         """What a step of so many tokens, runs and rows dispatches."""
-        return self._plan(StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws), side=0)
+        size = StepSize(num_tokens, num_runs, num_rows, has_masks, has_draws=has_draws, has_following=has_following)
+        return self._plan(size, side=0)
 
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows, self.max_draws)
         if self._closed:
             raise StepError("the runner is closed")
-        self._finish_draws(run.slot for run in batch)
+        self._open.check(batch)
+        self._finish_open(run.slot for run in batch if not run.follows)
         while len(self._unfinished) >= _MAX_IN_FLIGHT:
             self._finish(self._unfinished.popleft())
         ticket = Ticket(self._num_submitted)
@@ -153,9 +164,7 @@ class GpuRunner:
         except DeviceError as error:
             raise StepError(f"the device failed in a step: {error}") from error
         self._num_submitted += 1
-        if step.num_draws <= 1:
-            for run in batch:
-                self._states.advance(run.slot)
+        self._open.add(ticket, step.batch)
         self._unfinished.append(step)
         self._uncollected[ticket] = step
         return ticket
@@ -187,12 +196,12 @@ class GpuRunner:
         check_slot(slot, self.num_slots)
         if state is not None:
             check_state(state, self._shape)
-        self._finish_draws((slot,))
+        self._open.forget(slot)
         self._states.write(slot, self._shape.initial_state() if state is None else state)
 
     def start_read(self, slot: int) -> PendingState:
         check_slot(slot, self.num_slots)
-        self._finish_draws((slot,))
+        self._finish_open((slot,))
         return self._states.start_read(slot)
 
     def read_state(self, slot: int) -> dict[str, F32]:
@@ -202,7 +211,8 @@ class GpuRunner:
         check_slot(source, self.num_slots, "source slot")
         check_slot(target, self.num_slots, "target slot")
         if source != target:
-            self._finish_draws((source, target))
+            self._finish_open((source,))
+            self._open.forget(target)
             self._states.copy(source, target)
 
     def close(self) -> None:
@@ -227,15 +237,17 @@ class GpuRunner:
             memory.upload(buffers.draws, 0, encode_draws(batch, limits))
         num_tokens = sum(len(run.tokens) for run in batch)
         size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
+        first = replace(size, has_following=any(run.follows for run in batch))
         if num_rows == 0:
             return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), 0, None)
         if any(run.masks is not None for run in batch):
-            self._recorder.submit(self._logits_plan(size, side=side))
+            self._recorder.submit(self._logits_plan(first, side=side))
             plan = self._readout_plan(replace(size, has_masks=self._upload_masks(batch)), side=side)
         else:
-            plan = self._plan(size, side=side)
+            plan = self._plan(first, side=side)
         for _ in range(num_draws - 1):
             self._recorder.submit(plan)
+            plan = self._plan(size, side=side)
         answer, readout_bytes = self._answers[side], 4 * num_rows * limits.readout_words
         draw_bytes = 4 * num_rows * limits.draw_words if num_draws else 0
         copies = [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, readout_bytes)]
@@ -256,24 +268,21 @@ class GpuRunner:
         """Wait until the device has done `step`, and keep its answer, or its error, until it is collected."""
         if step.download is None:
             self._recorder.wait(step.submission)
-            return
-        try:
-            answer = step.download.take()
-        except DeviceError as error:
-            step.error = error
-            return
-        readout_bytes = 4 * sum(run.rows for run in step.batch) * self._limits.readout_words
-        step.answer = answer[:readout_bytes]
-        if step.num_draws:
-            step.drawn = decode_draws(answer[readout_bytes:], step.batch, self._limits)
-        if step.num_draws > 1:
-            for run, drawn in zip(step.batch, step.drawn, strict=True):
-                self._states.advance(run.slot, 1 + len(drawn.tokens) - drawn.is_settled)
+        else:
+            try:
+                answer = step.download.take()
+            except DeviceError as error:
+                step.error = error
+            else:
+                readout_bytes = 4 * sum(run.rows for run in step.batch) * self._limits.readout_words
+                step.answer = answer[:readout_bytes]
+                if step.num_draws:
+                    step.drawn = decode_draws(answer[readout_bytes:], step.batch, self._limits)
+        self._open.close(step.ticket, step.batch, step.drawn)
 
-    def _finish_draws(self, slots: Iterable[int]) -> None:
-        """Wait for the steps that draw several tokens in one of `slots`: only they tell how often it was run."""
-        drawing = [step for step in self._unfinished if step.num_draws > 1]
-        if drawing and not {run.slot for step in drawing for run in step.batch}.isdisjoint(slots):
+    def _finish_open(self, slots: Iterable[int]) -> None:
+        """Wait for the steps in flight that tell how often one of `slots` is run."""
+        if self._open.any_in(slots):
             while self._unfinished:
                 self._finish(self._unfinished.popleft())
 

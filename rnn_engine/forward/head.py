@@ -64,7 +64,12 @@ class Head:
                 "K": context.limits.num_candidates,
                 "MAX_DRAWS": context.limits.max_draws,
             },
-            {"readout": outputs.readout, "halts": context.buffers.halts, "draws": context.buffers.draws},
+            {
+                "readout": outputs.readout,
+                "halts": context.buffers.halts,
+                "draws": context.buffers.draws,
+                "last_drawn": context.buffers.last_drawn,
+            },
             lambda step: (step.num_rows, 1),
         )
 

@@ -37,7 +37,10 @@ class SlotStates:
 
     @property
     def sides(self) -> Sequence[int]:
-        """For each slot the side that the next step reads its shifts from; that step writes the other one."""
+        """For each slot the side that the next step reads its shifts from; that step writes the other one.
+
+        Runs that draw count as having come to their end until it is known how far they came.
+        """
         return self._sides
 
     def advance(self, slot: int, times: int = 1) -> None:

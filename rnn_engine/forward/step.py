@@ -19,6 +19,7 @@ class StepSize:
     has_masks: bool = False  # some row has a mask of its own
     has_given: bool = False  # some run brings embeddings
     has_draws: bool = False  # the device draws from some row
+    has_following: bool = False  # some run goes on from what its slot has drawn last
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class StepBuffers:
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
     draws: Buffer  # [R] struct Draw of draw.wgsl
     halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
+    last_drawn: Buffer  # [slots] u32, a token or HALTED of last_drawn.wgsl
     x: Buffer  # [T, D] f32, the residual stream
     normed: Buffer  # [R, D] f32, the rows after the last norm
 
@@ -69,6 +71,7 @@ class StepBuffers:
             masks=memory.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
             draws=memory.create_buffer("draws", 4 * limits.max_rows * limits.draw_words),
             halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
+            last_drawn=memory.create_buffer("tokens drawn last", 4 * limits.num_slots),
             x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
         )

@@ -12,7 +12,7 @@ from rnn_engine.forward.step import StepLimits
 from rnn_engine.types import F32, I32, Batch, Drawn, Readout, mask_words
 
 HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
-NO_MASK = 0xFFFFFFFF
+NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
@@ -31,7 +31,7 @@ def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], v
         length = len(ids)
         runs[index] = run.slot, start, length, shift_sides[run.slot]
         tokens[start : start + length, 0] = index
-        tokens[start : start + length, 1] = ids
+        tokens[start : start + length, 1] = DRAWN_LAST if run.follows else ids
         rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
         if run.targets is not None:
             rows[row : row + run.rows, 1] = run.targets

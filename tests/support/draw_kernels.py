@@ -36,6 +36,7 @@ class DrawKernels:
                 "readout": num_rows * limits.readout_words,
                 "halts": num_rows * -(-self.vocab_size // 32),
                 "draws": num_rows * limits.draw_words,
+                "last_drawn": num_rows,
             }
             buffers = {name: memory.create_buffer(name, 4 * size) for name, size in sizes.items()}
             answer = memory.create_buffer("answer", 4 * (sizes["readout"] + sizes["draws"]), mappable=True)
@@ -53,7 +54,7 @@ class DrawKernels:
             dispatches = []
             for name, own, bound in (
                 ("candidates", {"HAS_MASKS": False}, ("batch", "logits", "masks", "readout")),
-                ("draw", {"MAX_DRAWS": limits.max_draws}, ("batch", "readout", "halts", "draws")),
+                ("draw", {"MAX_DRAWS": limits.max_draws}, ("batch", "readout", "halts", "draws", "last_drawn")),
             ):
                 kernel = device.kernels.get(name, {**common, **own})
                 group = device.kernels.bind(kernel.source, {key: buffers[key] for key in bound})

@@ -94,7 +94,7 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
         )
         for count in sorted(tuning.token_counts(_LIMITS.max_tokens)):
             for has_masks in (False, True):
-                runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True)
+                runner.plan(count, 1, 1, has_masks=has_masks, has_draws=True, has_following=True)
     for name, text in device.shaders:
         yield f"{name} of {shape.version}, weights {weights}, {label}", text
 
