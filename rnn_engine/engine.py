@@ -32,9 +32,9 @@ from rnn_engine.health import Health
 from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.masking import RequestMasks
-from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
@@ -57,6 +57,7 @@ T = TypeVar("T")
 CLOSE_SECONDS = 60.0  # for the worker's last step and for what it writes at the end
 
 _WRITE_BEHIND_SECONDS = 1.0  # from one look for states that are to be written to the next
+_DEFAULT_SETTINGS = LoadSettings()
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
 
@@ -116,11 +117,9 @@ class Engine:
     async def load(
         cls,
         model_path: str | Path,
+        settings: LoadSettings = _DEFAULT_SETTINGS,
         *,
         name: str | None = None,
-        tokenizer: str = "auto",
-        device: str = "auto",
-        weights: str | None = None,
         num_slots: int = 8,
         max_queued: int = 64,
         queue_seconds: float | None = None,
@@ -129,27 +128,15 @@ class Engine:
         cache: CacheConfig | None = _DEFAULT_CACHE,
         states: StateSettings = _DEFAULT_STATES,
         progress: Progress = lambda *_: None,
-        device_memory: int | None = None,
-        v5_group_norm_epsilon: float | None = None,
-        loras: Sequence[LoraChoice] = (),
-        chat_template: str = "auto",
-        tune_seconds: float | None = 0.0,
     ) -> Self:
         """Open a model and put it on a device; the event loop goes on meanwhile.
 
         `model_path` is a file, a Hugging Face folder, or the name of a model that was pulled. `name` is what clients
-        call the model, else the file's name without its ending. `tokenizer` is auto, world, none or a tokenizer.json;
-        `device` is auto, an index, a part of a name, or cpu. `weights` is a choice as `WeightChoice.parse` reads it, or
-        auto for the best format that fits; None keeps the blocks of a quantised file, and is f16 for others.
-        `device_memory` is how many bytes the device has, where that can't be found out. `max_queued` requests may wait
-        for a slot, each for `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take
-        `grammar_seconds` of the processor's time. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or
-        adaptive: whether a step waits for more requests. `cache` says how much is kept of prompts and answers for those
-        that begin alike; None keeps nothing. `states` are those that requests may start from by name. `progress` is
-        called on another thread. `v5_group_norm_epsilon` is for an RWKV-5 that was not trained with 64e-5. `loras` are
-        merged into the weights, one after another. `chat_template` is auto, world or the path of a template; see
-        `load_chat_template`. `tune_seconds` is how long the fastest kernels may be searched for where none are kept for
-        the device; 0 takes fixed ones, and None searches where it pays (see `TuneOrder`).
+        call the model, else the file's name without its ending. `max_queued` requests may wait for a slot, each for
+        `queue_seconds` at most (None: as long as it takes). Compiling a grammar may take `grammar_seconds` of the
+        processor's time. `batching` is eager, k:NUMBER, t:SECONDS, k-or-t:NUMBER,SECONDS or adaptive: whether a step
+        waits for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None
+        keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
         cache's folder can't be used, or InvalidRequestError for another `batching`.
         """
@@ -157,19 +144,12 @@ class Engine:
         parts = await asyncio.to_thread(
             open_parts,
             locate_model(model_path),
+            settings,
             name=name,
-            tokenizer=tokenizer,
-            device=device,
-            weights=weights,
             num_slots=num_slots,
             cache=cache,
             states=states,
             progress=progress,
-            device_memory=device_memory,
-            v5_group_norm_epsilon=v5_group_norm_epsilon,
-            loras=loras,
-            chat_template=chat_template,
-            tune_seconds=tune_seconds,
         )
         return cls(
             parts,

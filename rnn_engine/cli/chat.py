@@ -5,25 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from rnn_engine.cli.options import (
-    chat_template_option,
-    device_memory_option,
-    device_option,
-    find_model,
-    lora_option,
-    tokenizer_option,
-    tune_option,
-    v5_epsilon_option,
-    weights_option,
-)
+from rnn_engine.cli.options import find_model, loading_options
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, engine_session
 from rnn_engine.cli.state_options import with_demo_state
@@ -34,8 +24,8 @@ from rnn_engine.cli.terminal.local import LocalBackend
 from rnn_engine.cli.terminal.screen import MarkdownScreen, PlainScreen, Screen, show_answer
 from rnn_engine.cli.terminal.talk import Talk
 from rnn_engine.errors import RnnEngineError
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
-from rnn_engine.model import LoraChoice
 from rnn_engine.requests import SamplingParams
 from states.cache.config import CacheConfig
 
@@ -58,14 +48,7 @@ _HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
 )
 @click.option("--system", help="What the model is told before the conversation.")
 @sampling_options
-@tokenizer_option
-@chat_template_option
-@device_option
-@weights_option
-@device_memory_option
-@tune_option
-@v5_epsilon_option
-@lora_option
+@loading_options
 @click.option("--state", metavar="FILE|NAME", help="Begin from the state in this file, or of this name.")
 @click.pass_context
 def command(
@@ -78,7 +61,7 @@ def command(
     max_tokens: int,
     state: str | None,
     sampling: SamplingParams,
-    **engine_options: Any,  # noqa: ANN401
+    loading: LoadSettings,
 ) -> None:
     """Talk with a model.
 
@@ -87,10 +70,8 @@ def command(
     to choose the state that it begins from, to keep its state in a file.
     """
     if url is not None:
-        _refuse_engine_options(context, engine_options)
-    with (
-        _local_backend(find_model(model), **engine_options) if url is None else _remote_backend(url, api_key, model)
-    ) as backend:
+        _refuse_options(context, [field.name for field in fields(loading)])
+    with _local_backend(find_model(model), loading) if url is None else _remote_backend(url, api_key, model) as backend:
         talk = Talk(backend, sampling, max_tokens, system)
         if state is not None:
             _begin_from(talk, state)
@@ -101,32 +82,9 @@ def command(
 
 
 @contextmanager
-def _local_backend(
-    model: Path,
-    *,
-    tokenizer: str,
-    chat_template: str,
-    device: str,
-    weights: str | None,
-    device_memory: int | None,
-    tune_seconds: float | None,
-    v5_group_norm_epsilon: float | None,
-    loras: tuple[LoraChoice, ...],
-) -> Iterator[Backend]:
-    choice = EngineChoice(
-        model,
-        tokenizer,
-        device,
-        slots=1,
-        cache=CacheConfig(),
-        states=with_demo_state(model, StateSettings()),
-        v5_group_norm_epsilon=v5_group_norm_epsilon,
-        weights=weights,
-        device_memory=device_memory,
-        tune_seconds=tune_seconds,
-        loras=loras,
-        chat_template=chat_template,
-    )
+def _local_backend(model: Path, loading: LoadSettings) -> Iterator[Backend]:
+    states = with_demo_state(model, StateSettings())
+    choice = EngineChoice(model, loading, slots=1, cache=CacheConfig(), states=states)
     with engine_session(choice) as session:
         yield LocalBackend(session)
 
@@ -137,7 +95,7 @@ def _remote_backend(url: str, api_key: str | None, model: str | None) -> Abstrac
     return remote_backend(url, api_key, model)
 
 
-def _refuse_engine_options(context: click.Context, names: Iterable[str]) -> None:
+def _refuse_options(context: click.Context, names: Iterable[str]) -> None:
     """Raise UsageError where an option was given that only an engine in this process has."""
     for parameter in context.command.params:
         given = parameter.name in names and context.get_parameter_source(parameter.name) == ParameterSource.COMMANDLINE

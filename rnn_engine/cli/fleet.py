@@ -114,11 +114,8 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
     return partial(
         open_front,
         choice.model,
-        tokenizer=choice.tokenizer,
-        chat_template=choice.chat_template,
+        choice.loading,
         states=choice.states,
-        v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
-        loras=choice.loras,
         store=None if choice.cache is None else choice.cache.store,
     )
 
@@ -133,5 +130,5 @@ async def load_replica(choice: EngineChoice, place: Place) -> Engine:
     if cache is not None and cache.disk is not None:
         cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{place.number}"))
     most = 2 * choice.max_queued + choice.slots
-    device = device_at(place, choice.device)
-    return await load_engine(replace(choice, device=device, cache=cache, states=StateSettings(), max_queued=most))
+    loading = replace(choice.loading, device=device_at(place, choice.loading.device))
+    return await load_engine(replace(choice, loading=loading, cache=cache, states=StateSettings(), max_queued=most))

@@ -12,25 +12,13 @@ import click
 from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Role, WorldTemplate
 from rnn_engine.cli.grammar_options import grammar_options
 from rnn_engine.cli.mix_options import Starts, mix_options
-from rnn_engine.cli.options import (
-    chat_template_option,
-    device_memory_option,
-    device_option,
-    find_model,
-    lora_option,
-    names_model,
-    parse_tokens,
-    tokenizer_option,
-    tune_option,
-    v5_epsilon_option,
-    weights_option,
-)
+from rnn_engine.cli.options import find_model, loading_options, names_model, parse_tokens
 from rnn_engine.cli.sampling_options import sampling_options
 from rnn_engine.cli.session import EngineChoice, Session, engine_session
 from rnn_engine.cli.terminal.local import prompt_of
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar
-from rnn_engine.model import LoraChoice
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from states.frozen import FrozenState
 
@@ -54,33 +42,19 @@ _MAX_CHARACTERS = 2**16
     help="Token ids to continue; the answer is token ids, too.",
 )
 @click.option("--chat", is_flag=True, help="Take the text for what a user says to the model, and print the answer.")
-@chat_template_option
 @click.option("--stop", multiple=True, help="End before this text. May be given several times.")
 @sampling_options
 @grammar_options
-@tokenizer_option
-@device_option
-@weights_option
-@device_memory_option
-@tune_option
-@v5_epsilon_option
-@lora_option
+@loading_options
 @mix_options
 def command(
     words: tuple[str, ...],
     prompt: str | None,
     tokens: list[int] | None,
     chat: bool,
-    chat_template: str,
     stop: tuple[str, ...],
     max_tokens: int,
-    tokenizer: str,
-    device: str,
-    weights: str | None,
-    device_memory: int | None,
-    tune_seconds: float | None,
-    v5_group_norm_epsilon: float | None,
-    loras: tuple[LoraChoice, ...],
+    loading: LoadSettings,
     starts: Starts,
     sampling: SamplingParams,
     grammar: Grammar | None,
@@ -98,19 +72,7 @@ def command(
     prompt = argument if prompt is None else prompt
     if prompt is None and tokens is None:
         prompt = _read_prompt()
-    choice = EngineChoice(
-        model,
-        tokenizer,
-        device,
-        slots=max(1, len(starts.files)),
-        states=starts.settings,
-        v5_group_norm_epsilon=v5_group_norm_epsilon,
-        weights=weights,
-        device_memory=device_memory,
-        tune_seconds=tune_seconds,
-        loras=loras,
-        chat_template=chat_template,
-    )
+    choice = EngineChoice(model, loading, slots=max(1, len(starts.files)), states=starts.settings)
     with engine_session(choice) as session:
         initial = session.initial
         asked = _read(session, initial, prompt, chat=chat) if prompt is not None else _Asked(tokens or [])

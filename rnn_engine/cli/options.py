@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.hub import locate_model
 from rnn_engine.hub.wanted import WEIGHTS, could_be_wanted
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.scheduler import parse_policy
 
@@ -151,6 +154,38 @@ chat_template_option = click.option(
     help="How conversations become a prompt. auto takes the model's own template, else RWKV World's; FILE is a Jinja "
     "template, or JSON as the user guide has it.",
 )
+
+LOADING_OPTIONS = (
+    tokenizer_option,
+    chat_template_option,
+    device_option,
+    weights_option,
+    device_memory_option,
+    tune_option,
+    v5_epsilon_option,
+    lora_option,
+)
+"""Those of `LoadSettings`, each with the name of its field."""
+
+
+def take_loading(command: Callable[..., None]) -> Callable[..., None]:
+    """Have `command` take what `LOADING_OPTIONS` give together as `loading`."""
+    names = [field.name for field in fields(LoadSettings)]
+
+    @wraps(command)
+    def with_loading(*arguments: object, **options: Any) -> None:  # noqa: ANN401
+        loading = LoadSettings(**{name: options.pop(name) for name in names})
+        command(*arguments, loading=loading, **options)
+
+    return with_loading
+
+
+def loading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of how a model is loaded to `command`, which takes them together as `loading`."""
+    command = take_loading(command)
+    for add in reversed(LOADING_OPTIONS):
+        command = add(command)
+    return command
 
 
 def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from rnn_engine.cli.fleet import load_replica
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.loading.settings import LoadSettings
 from states.cache.config import CacheConfig
 from states.shared.config import StoreConfig
 from states.shared.url import StoreUrl
@@ -35,13 +36,6 @@ def application(args: dict[str, Any]) -> Any:  # noqa: ANN401 - an application o
 
     given = ReplicaArgs.model_validate(args)
     store = None if given.store is None else StoreConfig(StoreUrl.parse(given.store))
-    choice = EngineChoice(
-        given.model,
-        given.tokenizer,
-        given.device,
-        given.slots,
-        CacheConfig(store=store),
-        max_queued=given.max_queued,
-        weights=given.weights,
-    )
+    loading = LoadSettings(given.device, given.tokenizer, weights=given.weights)
+    choice = EngineChoice(given.model, loading, given.slots, CacheConfig(store=store), max_queued=given.max_queued)
     return make_application(partial(load_replica, choice), replicas=1, slots=given.slots)

@@ -20,24 +20,13 @@ from rnn_engine.cli.door_options import door_options
 from rnn_engine.cli.limit_options import limit_options
 from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
-from rnn_engine.cli.options import (
-    batching_option,
-    chat_template_option,
-    device_memory_option,
-    device_option,
-    lora_option,
-    slots_option,
-    tokenizer_option,
-    tune_option,
-    v5_epsilon_option,
-    weights_option,
-)
+from rnn_engine.cli.options import LOADING_OPTIONS, batching_option, slots_option, take_loading
 from rnn_engine.cli.served_models import LoadChoice, NamedModel, load_models, models_argument, models_options
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
-from rnn_engine.model import LoraChoice
 from server.app import ServerSettings, run
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
@@ -59,14 +48,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     models_argument,
     cloup.option_group(
         "Model and device",
-        tokenizer_option,
-        chat_template_option,
-        device_option,
-        weights_option,
-        device_memory_option,
-        tune_option,
-        v5_epsilon_option,
-        lora_option,
+        *LOADING_OPTIONS,
         click.option(
             "--reasoning-format",
             type=click.Choice(get_args(ReasoningFormat)),
@@ -149,6 +131,7 @@ _OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
     limit_options,
     connection_options,
     log_options,
+    take_loading,
 )
 
 
@@ -171,14 +154,7 @@ def serve(
     strict: bool,
     any_model: bool,
     idle_unload: float | None,
-    tokenizer: str,
-    chat_template: str,
-    device: str,
-    weights: str | None,
-    device_memory: int | None,
-    tune_seconds: float | None,
-    v5_group_norm_epsilon: float | None,
-    loras: tuple[LoraChoice, ...],
+    loading: LoadSettings,
     slots: int,
     batching: str,
     cache: CacheConfig,
@@ -199,8 +175,7 @@ def serve(
     """Load models, each by `load`, and serve them over HTTP until a signal to stop. Takes what the options give."""
     choice = EngineChoice(
         models[0].path,
-        tokenizer,
-        device,
+        loading,
         slots,
         cache=cache,
         states=with_demo_state(models[0].path, states),
@@ -208,12 +183,6 @@ def serve(
         queue_seconds=limits.max_queue_seconds,
         max_queued=limits.max_queued,
         grammar_seconds=limits.max_grammar_seconds,
-        v5_group_norm_epsilon=v5_group_norm_epsilon,
-        weights=weights,
-        device_memory=device_memory,
-        tune_seconds=tune_seconds,
-        loras=loras,
-        chat_template=chat_template,
     )
     settings = ServerSettings(
         host=host,

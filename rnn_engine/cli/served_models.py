@@ -121,7 +121,7 @@ async def load_models(
     first, *others = models
     states = choice.states
     orders = [
-        LoadOrder(first.name, first.path, choice.loras, tuple(states.files), states.default),
+        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
         *(LoadOrder(model.name, model.path) for model in others),
     ]
     return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
@@ -143,13 +143,16 @@ def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
         choice,
         model=order.path,
         name=order.name,
-        loras=order.loras,
+        loading=replace(
+            choice.loading,
+            loras=order.loras,
+            weights=order.weights or choice.loading.weights,
+            device=order.device or choice.loading.device,
+            tokenizer=order.tokenizer or choice.loading.tokenizer,
+        ),
         cache=cache,
         states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
-        weights=order.weights or choice.weights,
         slots=order.slots or choice.slots,
-        device=order.device or choice.device,
-        tokenizer=order.tokenizer or choice.tokenizer,
     )
 
 

@@ -14,8 +14,8 @@ from rnn_engine.cli.progress import progress_bar
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
-from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.frozen import FrozenState
@@ -28,8 +28,7 @@ class EngineChoice:
     """What to load and where."""
 
     model: Path
-    tokenizer: str
-    device: str
+    loading: LoadSettings
     slots: int
     cache: CacheConfig | None = None
     states: StateSettings = field(default_factory=StateSettings)
@@ -37,12 +36,6 @@ class EngineChoice:
     queue_seconds: float | None = None
     max_queued: int = 64
     grammar_seconds: float = 2.0
-    v5_group_norm_epsilon: float | None = None
-    weights: str | None = None
-    device_memory: int | None = None
-    loras: tuple[LoraChoice, ...] = ()
-    chat_template: str = "auto"
-    tune_seconds: float | None = 0.0  # as `Engine.load` has it
     name: str | None = None  # None = the file's name without its ending
 
 
@@ -63,11 +56,8 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
         try:
             return await Engine.load(
                 choice.model,
+                choice.loading,
                 name=choice.name,
-                tokenizer=choice.tokenizer,
-                device=choice.device,
-                weights=choice.weights,
-                device_memory=choice.device_memory,
                 num_slots=choice.slots,
                 batching=choice.batching,
                 queue_seconds=choice.queue_seconds,
@@ -76,10 +66,6 @@ async def load_engine(choice: EngineChoice, progress: Progress = lambda *_: None
                 cache=choice.cache,
                 states=choice.states,
                 progress=report,
-                v5_group_norm_epsilon=choice.v5_group_norm_epsilon,
-                loras=choice.loras,
-                chat_template=choice.chat_template,
-                tune_seconds=choice.tune_seconds,
             )
         except asyncio.CancelledError:
             cancelled.set()

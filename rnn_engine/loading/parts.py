@@ -25,6 +25,7 @@ from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry, share_names
 from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
@@ -96,24 +97,18 @@ class EngineParts:
 
 def open_parts(
     path: Path,
+    settings: LoadSettings,
     *,
     name: str | None,
-    tokenizer: str,
-    device: str,
-    weights: str | None,
     num_slots: int,
     cache: CacheConfig | None,
     states: StateSettings,
     progress: Progress,
-    device_memory: int | None = None,
-    v5_group_norm_epsilon: float | None = None,
-    loras: Sequence[LoraChoice] = (),
-    chat_template: str = "auto",
-    tune_seconds: float | None = 0.0,
 ) -> EngineParts:
     """See `Engine.load`. Nothing stays open where it fails."""
     config = CacheConfig(device_capacity=0, host_capacity=0) if cache is None else cache
-    open_file = partial(open_merged, path, tuple(loras), v5_group_norm_epsilon=v5_group_norm_epsilon)
+    loras = tuple(settings.loras)
+    open_file = partial(open_merged, path, loras, v5_group_norm_epsilon=settings.v5_group_norm_epsilon)
     with ExitStack() as undo, open_file() as model:
         folders: dict[str, OwnedFolder] = {}
         for use, folder in own_folders(config, states):
@@ -122,13 +117,13 @@ def open_parts(
         store = None if config.store is None else open_store(config.store)
         if store is not None:
             undo.callback(store.close)
-        template = load_chat_template(chat_template, path)
-        chosen = load_tokenizer(tokenizer, path, model.shape.vocab_size)
-        if isinstance(chosen, NoTokenizer) and tokenizer == "auto":
+        template = load_chat_template(settings.chat_template, path)
+        chosen = load_tokenizer(settings.tokenizer, path, model.shape.vocab_size)
+        if isinstance(chosen, NoTokenizer) and settings.tokenizer == "auto":
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
         registry = open_registry(model, states)
         size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
-        device, plan = _choose(model, device, size, weights, device_memory)
+        device, plan = _choose(model, settings, size)
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -138,7 +133,7 @@ def open_parts(
                 num_slots=num_slots,
                 spare_bytes=plan.spare_bytes,
                 warm_up=True,
-                tune=TuneOrder(tune_seconds),
+                tune=TuneOrder(settings.tune_seconds),
                 progress=progress,
             )
 
@@ -176,14 +171,12 @@ def open_parts(
     )
 
 
-def _choose(
-    model: OpenModel, device: str, size: RunnerSize, weights: str | None, device_memory: int | None
-) -> tuple[str, MemoryPlan]:
+def _choose(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
     """Return the device, which is another one where "auto" is numpy, and how the model is put there."""
-    plan_on = partial(plan_memory, model, size=size, weights=weights, device_memory=device_memory)
-    plan = plan_on(device)
-    chosen = choose_device(model, device, plan.weights, size.num_slots)
-    return chosen, plan if chosen == device else plan_on(chosen)
+    plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
+    plan = plan_on(settings.device)
+    chosen = choose_device(model, settings.device, plan.weights, size.num_slots)
+    return chosen, plan if chosen == settings.device else plan_on(chosen)
 
 
 def model_name(path: Path) -> str:

@@ -114,9 +114,9 @@ def test_ai00s_file_is_read_as_it_is(start: Start, tmp_path: Path, model_file: P
     started = start("-c", write(tmp_path, AI00.format(folder=tmp_path)))
     choice, settings = started.choice, started.settings
     assert choice.model == tmp_path / "tiny.safetensors"
-    assert (choice.slots, choice.weights, choice.device) == (5, "int8,layers=1", "3")
-    assert choice.tokenizer == str(tmp_path / "tokenizer.json")
-    assert [(lora.path, lora.alpha) for lora in choice.loras] == [(tmp_path / "a.lora", 192)]
+    assert (choice.slots, choice.loading.weights, choice.loading.device) == (5, "int8,layers=1", "3")
+    assert choice.loading.tokenizer == str(tmp_path / "tokenizer.json")
+    assert [(lora.path, lora.alpha) for lora in choice.loading.loras] == [(tmp_path / "a.lora", 192)]
     assert choice.states.files == (
         StateFile(tmp_path / "poet.st", "poet"),
         StateFile(tmp_path / "chess.state", "chess", uuid.UUID("fd7a60ed-7807-449f-8256-bccae3246222")),
@@ -160,7 +160,7 @@ def test_an_adapter_may_be_a_word(start: Start, tmp_path: Path, model_file: Path
     (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
     text = AI00.format(folder=tmp_path).replace("[adapter]\nManual = 3", "")
     started = start("-c", write(tmp_path, f'adapter = "{adapter}"\n{text}'))
-    assert started.choice.device == "auto"
+    assert started.choice.loading.device == "auto"
 
 
 def test_an_economical_device_is_part_of_the_processor(
@@ -171,7 +171,7 @@ def test_an_economical_device_is_part_of_the_processor(
     for kinds, expected in ((["discrete", "integrated"], "1"), (["discrete"], "auto")):
         found = [DeviceInfo(index, "GPU", kind, "Vulkan", "") for index, kind in enumerate(kinds)]
         monkeypatch.setattr("rnn_engine.gpu.adapters.list_devices", lambda found=found: found)
-        assert start("-c", write(tmp_path, text)).choice.device == expected
+        assert start("-c", write(tmp_path, text)).choice.loading.device == expected
 
 
 def test_the_command_line_comes_before_the_file(start: Start, tmp_path: Path, model_file: Path) -> None:

@@ -57,7 +57,7 @@ class TestGenerate:
         choices = install(engine)
         said = rnn_engine("generate", "m.st", "-p", "Say", "--device", "cpu", "--tokenizer", "world")
         assert said == " é!\n"
-        assert [(str(choice.model), choice.device, choice.tokenizer) for choice in choices] == [
+        assert [(str(choice.model), choice.loading.device, choice.loading.tokenizer) for choice in choices] == [
             ("m.st", "cpu", "world")
         ]
         assert list(engine.requests[0].prompt) == encode("Say")
@@ -84,7 +84,7 @@ class TestGenerate:
     def test_loras_reach_the_engine(self, rnn_engine: Command, install: Install) -> None:
         choices = install(FakeEngine())
         rnn_engine("generate", "m", "-p", "a", "--lora", "a.st:32", "--lora", "folder")
-        assert choices[0].loras == (LoraChoice(Path("a.st"), 32.0), LoraChoice(Path("folder")))
+        assert choices[0].loading.loras == (LoraChoice(Path("a.st"), 32.0), LoraChoice(Path("folder")))
         said = rnn_engine("generate", "m", "-p", "a", "--lora", "a.st:nan", code=2)
         assert "'a.st:nan' is not allowed; expected FILE or FILE:ALPHA with a finite number" in said
 

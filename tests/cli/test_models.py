@@ -12,6 +12,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.hub.download import Hub
+from rnn_engine.loading.settings import LoadSettings
 from tests.support.cli import Command
 from tests.support.hf import hf_config, hf_tensors, save_folder
 from tests.support.hub import StandInHub, stand_in_hub
@@ -59,7 +60,7 @@ def test_a_short_name_is_pulled_and_found(rnn_engine: Command, hub: StandInHub, 
 
 async def test_the_engine_loads_a_pulled_model_by_name(rnn_engine: Command, hub: StandInHub) -> None:
     rnn_engine("pull", REPOSITORY)
-    async with await Engine.load(REPOSITORY, device="cpu") as engine:
+    async with await Engine.load(REPOSITORY, LoadSettings("cpu")) as engine:
         assert engine.info.shape.version == "v7"
 
 

@@ -13,6 +13,7 @@ from rnn_engine.cli.served_models import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from server.app import ModelRegistry
 from states.cache.config import CacheConfig, DiskConfig
@@ -21,9 +22,9 @@ from tests.support.cli import Command
 
 def choice(path: Path, folder: Path | None = None) -> EngineChoice:
     if folder is None:
-        return EngineChoice(path, "none", "cpu", 2)
+        return EngineChoice(path, LoadSettings("cpu", "none"), 2)
     cache = CacheConfig(disk=DiskConfig(folder / "cache"))
-    return EngineChoice(path, "none", "cpu", 2, cache, StateSettings(folder=folder / "states"))
+    return EngineChoice(path, LoadSettings("cpu", "none"), 2, cache, StateSettings(folder=folder / "states"))
 
 
 @asynccontextmanager

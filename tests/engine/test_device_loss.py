@@ -12,6 +12,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import StepError, UnavailableError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import InitialState, Runner
@@ -36,10 +37,8 @@ def destroy(runner: Runner) -> None:
 def parts_on(path: Path, faults: Faults) -> EngineParts:
     parts = open_parts(
         path,
+        LoadSettings("0", "none", weights="f32"),
         name=None,
-        tokenizer="none",
-        device="0",
-        weights="f32",
         num_slots=2,
         cache=CacheConfig(device_capacity=3 * SHAPE.state_bytes),
         states=StateSettings(),

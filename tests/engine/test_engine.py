@@ -26,6 +26,7 @@ from rnn_engine.errors import (
 from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
 from rnn_engine.scheduler.batching import Adaptive
@@ -475,7 +476,7 @@ async def tokens_of(engine: EngineLike, prompt: Sequence[int]) -> list[int]:
 
 
 async def test_a_model_file_is_loaded_and_served(model_path: Path) -> None:
-    async with await Engine.load(model_path, device="cpu", num_slots=2) as engine:
+    async with await Engine.load(model_path, LoadSettings("cpu"), num_slots=2) as engine:
         assert (engine.info.model, engine.info.tokenizer) == ("tiny", "none")
         assert (engine.info.device, engine.info.weights, engine.info.num_slots) == ("cpu", "f32", 2)
         assert engine.info.shape == tiny_shape(vocab=50)
@@ -483,11 +484,11 @@ async def test_a_model_file_is_loaded_and_served(model_path: Path) -> None:
         together = await asyncio.gather(*(tokens_of(engine, prompt) for prompt in prompts))
         assert together == [await tokens_of(engine, prompt) for prompt in prompts]
         assert together[0] == together[3] != together[1]
-    async with await Engine.load(model_path, name="mine", device="cpu", num_slots=1) as engine:
+    async with await Engine.load(model_path, LoadSettings("cpu"), name="mine", num_slots=1) as engine:
         assert engine.info.model == "mine"
         assert await tokens_of(engine, [1, 2, 3]) == together[0]
 
 
 async def test_a_missing_model_file_is_told_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"missing\.safetensors"):
-        await Engine.load(tmp_path / "missing.safetensors", device="cpu")
+        await Engine.load(tmp_path / "missing.safetensors", LoadSettings("cpu"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from states.cache.config import CacheConfig, DiskConfig
@@ -25,7 +26,7 @@ async def run(path: Path, folder: Path, loras: Sequence[LoraChoice] = ()) -> tup
     request = GenerateRequest(PROMPT, max_tokens=8, stop_tokens=(), sampling=SamplingParams(temperature=0.0))
     async with (
         asyncio.timeout(60),
-        await Engine.load(path, cache=cache, loras=loras, device="cpu", tokenizer="none", num_slots=1) as engine,
+        await Engine.load(path, LoadSettings("cpu", "none", loras=loras), cache=cache, num_slots=1) as engine,
     ):
         assert engine.info.loras == tuple(loras)
         events = [event async for event in engine.generate(request)]

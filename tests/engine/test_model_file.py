@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, Started, TextDelta
 from rnn_engine.sampling import SamplingParams
 from states.cache.config import CacheConfig, DiskConfig
@@ -55,7 +56,7 @@ async def test_answers_do_not_depend_on_the_file(
     device: str, change: Callable[[Path], None], ending: str, tmp_path: Path
 ) -> None:
     path = SAVE[ending](random_model(SHAPE, seed=1), tmp_path / f"model{ending}")
-    async with await Engine.load(path, device=device, num_slots=1, cache=None) as engine:
+    async with await Engine.load(path, LoadSettings(device), num_slots=1, cache=None) as engine:
         before = await ask(engine)
         change(path)
         assert await ask(engine) == before
@@ -67,7 +68,7 @@ async def test_states_of_a_model_that_differs_in_one_byte_are_not_continued(tmp_
     cache = CacheConfig(disk=DiskConfig(tmp_path / "states"))
     for content, cached in ((path.read_bytes(), 0), (path.read_bytes(), SHAPE.vocab_size), (_changed(path, model), 0)):
         path.write_bytes(content)
-        async with await Engine.load(path, device="cpu", num_slots=1, cache=cache) as engine:
+        async with await Engine.load(path, LoadSettings("cpu"), num_slots=1, cache=cache) as engine:
             assert (await ask(engine))[0] == cached
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
@@ -39,7 +40,7 @@ async def running(
     if url is not None:
         store = StoreConfig(StoreUrl.parse(url), timeout=timeout, write_after=0.0, min_tokens=8)
     cache = CacheConfig(device_capacity=0, store=store)
-    async with await Engine.load(model_path, device="cpu", num_slots=2, cache=cache, states=states) as engine:
+    async with await Engine.load(model_path, LoadSettings("cpu"), num_slots=2, cache=cache, states=states) as engine:
         yield engine
 
 

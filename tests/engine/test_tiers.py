@@ -12,6 +12,7 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StateError
 from rnn_engine.loading.parts import assemble
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
@@ -39,7 +40,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def load(model_path: Path, cache: CacheConfig | None) -> Engine:
-    return await Engine.load(model_path, device="cpu", num_slots=2, cache=cache)
+    return await Engine.load(model_path, LoadSettings("cpu"), num_slots=2, cache=cache)
 
 
 async def ask(engine: Engine, prompt: Sequence[int]) -> tuple[int, tuple[TokenInfo, ...]]:
@@ -166,16 +167,16 @@ async def test_a_folder_of_states_belongs_to_one_engine_at_a_time(
 ) -> None:
     states = StateSettings(folder=tmp_path)
     partial = tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial"
-    async with await Engine.load(model_path, device="cpu", states=states) as engine:
+    async with await Engine.load(model_path, LoadSettings("cpu"), states=states) as engine:
         partial.write_bytes(b"half")  # is being written
         with pytest.raises(StateError, match=f"folder of states {tmp_path}: another process uses it"):
-            await Engine.load(model_path, device="cpu", states=states)
+            await Engine.load(model_path, LoadSettings("cpu"), states=states)
         assert partial.exists()
         async with await load(model_path, CacheConfig(disk=DiskConfig(tmp_path))):
             assert partial.exists()  # a cache may be in the folder, too
         ran = await create_state(engine, "kept", [1, 2], Retention(persistent=True))
     monkeypatch.setattr("os.access", lambda *_: False)
-    async with await Engine.load(model_path, device="cpu", states=states) as engine:
+    async with await Engine.load(model_path, LoadSettings("cpu"), states=states) as engine:
         assert (await engine.states.get("kept")).frozen.digest == ran[0].frozen.digest
     assert "is read-only: no state can be kept in it" in caplog.text
     assert not partial.exists()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from safetensors.numpy import save_file
 from rnn_engine.engine import Engine
 from rnn_engine.errors import ModelError, StateError
 from rnn_engine.loading.model import open_model
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateFile, StateSettings
 from rnn_engine.operations.embedding import embed
 from rnn_engine.operations.naming import advance_state, create_state
@@ -38,12 +38,15 @@ every_version = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape
 
 
 @asynccontextmanager
-async def loaded(model: TensorModel, folder: Path, **options: Any) -> AsyncGenerator[Engine, None]:  # noqa: ANN401
+async def loaded(
+    model: TensorModel,
+    folder: Path,
+    states: StateSettings = StateSettings(),  # noqa: B008 - it is frozen
+    epsilon: float | None = None,
+) -> AsyncGenerator[Engine, None]:
     path = save_safetensors(model, folder / "model.safetensors")
-    async with (
-        asyncio.timeout(60),
-        await Engine.load(path, device="cpu", tokenizer="none", num_slots=2, **options) as engine,
-    ):
+    settings = LoadSettings("cpu", "none", v5_group_norm_epsilon=epsilon)
+    async with asyncio.timeout(60), await Engine.load(path, settings, num_slots=2, states=states) as engine:
         yield engine
 
 
@@ -157,7 +160,7 @@ async def test_the_epsilon_of_v5_changes_results_and_fingerprint(tmp_path: Path)
     model = random_model(tiny_v5(), seed=42)
     ends = []
     for epsilon in (None, 1e-5):
-        async with loaded(model, tmp_path, v5_group_norm_epsilon=epsilon) as engine:
+        async with loaded(model, tmp_path, epsilon=epsilon) as engine:
             assert isinstance(engine.info.shape, ShapeV5)
             changed = TensorModel(engine.info.shape, model.tensors)
             _, finished, tokens = await run(engine, PROMPT)
@@ -173,5 +176,5 @@ async def test_the_epsilon_of_v5_changes_results_and_fingerprint(tmp_path: Path)
 
 async def test_the_epsilon_of_v5_is_refused_for_other_versions(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="a group norm epsilon of 1e-05 is not allowed for RWKV v7"):
-        async with loaded(random_model(tiny_shape(), seed=42), tmp_path, v5_group_norm_epsilon=1e-5):
+        async with loaded(random_model(tiny_shape(), seed=42), tmp_path, epsilon=1e-5):
             pass

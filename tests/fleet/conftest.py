@@ -10,6 +10,7 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.loading.settings import LoadSettings
 from states.cache.config import CacheConfig
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def tiny_choice(tiny_model: Path) -> EngineChoice:
-    return EngineChoice(tiny_model, "none", "cpu", 3, CacheConfig())
+    return EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, CacheConfig())
 
 
 @pytest.fixture

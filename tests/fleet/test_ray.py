@@ -19,6 +19,7 @@ from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, RnnEngin
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
 from rnn_engine.grammar import Grammar
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 
@@ -43,7 +44,7 @@ async def tokens_of(engine: RemoteEngine | Engine, request: GenerateRequest) -> 
 
 async def test_tokens_are_those_of_one_engine(fleet: RemoteEngine, tiny_model: Path) -> None:
     requests = [seeded(seed) for seed in range(8)]
-    async with await Engine.load(tiny_model, tokenizer="none", device="cpu", num_slots=3) as alone:
+    async with await Engine.load(tiny_model, LoadSettings("cpu", "none"), num_slots=3) as alone:
         expected = await asyncio.gather(*(tokens_of(alone, request) for request in requests))
     assert await asyncio.gather(*(tokens_of(fleet, request) for request in requests)) == expected
 
@@ -74,7 +75,7 @@ async def test_a_replica_that_is_killed(
     lost = [error for error in found if isinstance(error, BaseException)]
     assert all(isinstance(error, UnavailableError) and error.retry_after > 0 for error in lost), lost
     assert len(lost) == 3
-    async with await Engine.load(tiny_model, tokenizer="none", device="cpu", num_slots=3) as alone:
+    async with await Engine.load(tiny_model, LoadSettings("cpu", "none"), num_slots=3) as alone:
         for seed, tokens in enumerate(found):
             if isinstance(tokens, list):
                 assert tokens == await tokens_of(alone, seeded(seed, 3000))
@@ -106,7 +107,7 @@ async def test_replicas_that_can_not_be_loaded(ray_fleets: RayFleets, tiny_choic
 
     settings, before = FleetSettings(replicas=1, resources=FEW), set(serve.status().applications)
     with pytest.raises(RnnEngineError, match="the replicas could not be started: no device 'nosuch'; there are: 0 = "):
-        await start_fleet(settings, replace(tiny_choice, device="nosuch"), unheard)
+        await start_fleet(settings, replace(tiny_choice, loading=LoadSettings("nosuch", "none")), unheard)
     assert set(serve.status().applications) == before
 
 

@@ -20,6 +20,7 @@ from rnn_engine.fleet.front import open_front
 from rnn_engine.fleet.links import Links
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.fleet.wire import Report, pack_question, unpack_answer
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from states.cache.config import CacheConfig
@@ -57,7 +58,7 @@ class Shared:
         """An engine over it, as a server has one."""
         from rnn_engine.fleet.cluster import RayLinks
 
-        front = await asyncio.to_thread(open_front, self.model, tokenizer="none", store=self.config)
+        front = await asyncio.to_thread(open_front, self.model, LoadSettings(tokenizer="none"), store=self.config)
         engine = await RemoteEngine.open(RayLinks(APPLICATION, owned=False), front)
         yield engine
         await engine.close()
@@ -74,7 +75,7 @@ def shared(ray_fleets: RayFleets, tiny_model: Path, tmp_path_factory: pytest.Tem
 
     store = StoreServer(tmp_path_factory.mktemp("store"))
     cache = CacheConfig(store=StoreConfig(StoreUrl.parse(store.url)))
-    load = partial(load_replica, EngineChoice(tiny_model, "none", "cpu", 3, cache))
+    load = partial(load_replica, EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, cache))
 
     def redeploy() -> None:
         deploy(APPLICATION, make_application(load, replicas=1, slots=3, resources=Resources(0.1)))

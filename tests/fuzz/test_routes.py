@@ -10,6 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from server.app import make_app
 from server.settings import ServerSettings
 from tests.support.http import Client
@@ -22,7 +23,7 @@ CASES = 200
 
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
-    engine = await Engine.load(model_path(), device="cpu", num_slots=4)
+    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=4)
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
         yield client
 

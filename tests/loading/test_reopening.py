@@ -12,6 +12,7 @@ import pytest
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.checkpoint import CheckpointKind
@@ -31,10 +32,8 @@ def path(tmp_path: Path) -> Path:
 def parts_of(path: Path, device: str, cache: CacheConfig | None = None) -> Iterator[EngineParts]:
     parts = open_parts(
         path,
+        LoadSettings(device, "none", weights="f32"),
         name=None,
-        tokenizer="none",
-        device=device,
-        weights="f32",
         num_slots=2,
         cache=cache,
         states=StateSettings(),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.cost import Cost
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine.requests import GenerateRequest, PromptScored
@@ -144,14 +145,14 @@ CHOICES = [" Paris", " Rome", " a city", " Madrid", " I do not know.", " 12", " 
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    async with await Engine.load(model_path(), device="cpu", num_slots=3) as engine:
+    async with await Engine.load(model_path(), LoadSettings("cpu"), num_slots=3) as engine:
         yield engine
 
 
 async def score_alone(context: Sequence[int], choices: Sequence[Sequence[int]]) -> list[list[float | None]]:
     """The log-probabilities of each choice's tokens, from whole runs of an engine that keeps nothing."""
     found = []
-    async with await Engine.load(model_path(), device="cpu", num_slots=1, cache=None) as engine:
+    async with await Engine.load(model_path(), LoadSettings("cpu"), num_slots=1, cache=None) as engine:
         for choice in choices:
             request = GenerateRequest([*context, *choice], max_tokens=0, logprobs=0, score_from=0)
             [scored] = [event async for event in engine.generate(request) if isinstance(event, PromptScored)]

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.served_models import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.loading.settings import LoadSettings
 from server.app import make_app
 from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
@@ -47,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def client(load: Load, folder: Path) -> AsyncIterator[Client]:
-    choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
+    choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
     models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
     settings = ServerSettings(model_folder=folder)
     async with TestClient(TestServer(make_app(models, settings))) as client:
@@ -204,7 +205,7 @@ async def test_devices(client: Client) -> None:
 
 async def test_only_admins_load_and_only_from_a_folder(load: Load, folder: Path) -> None:
     keys = ApiKey.of("use", "user", Scope.MANAGE), ApiKey.of("admin", "admin")
-    choice = EngineChoice(folder / "one.st", "none", "cpu", 2)
+    choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
     models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
     app = make_app(models, ServerSettings(doors=DoorSettings(keys)))
     async with TestClient(TestServer(app)) as client:

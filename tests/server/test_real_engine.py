@@ -12,6 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.loading.settings import LoadSettings
 from server.app import make_app
 from server.schemas.cache import Cache
 from server.schemas.completions import Completion
@@ -24,7 +25,7 @@ PATH = "/v1/completions"
 
 @pytest.fixture
 async def client(load: Load, tiny_model: Path) -> AsyncIterator[Client]:
-    engine = await load(EngineChoice(tiny_model, "none", "cpu", 3, CacheConfig()))
+    engine = await load(EngineChoice(tiny_model, LoadSettings("cpu", "none"), 3, CacheConfig()))
     async with TestClient(TestServer(make_app(engine, ServerSettings()))) as client:
         yield client
 

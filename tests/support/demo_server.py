@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from server.app import make_app
 from server.settings import ServerSettings
@@ -24,7 +25,7 @@ _STATES = StateSettings()
 
 def demo_choice(slots: int = 4, cache: CacheConfig | None = _CACHE, states: StateSettings = _STATES) -> EngineChoice:
     """The demo model on the CPU."""
-    return EngineChoice(model_path(), "auto", "cpu", slots, cache, states)
+    return EngineChoice(model_path(), LoadSettings("cpu"), slots, cache, states)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.model import open_model
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from tests.support.answers import right_answers
 from tests.support.byte_tokenizer import ByteTokenizer
@@ -32,7 +33,7 @@ def test_it_has_its_skills_in_numpy(skill: str) -> None:
 
 @asynccontextmanager
 async def loaded() -> AsyncGenerator[Engine, None]:
-    async with await Engine.load(MODEL, tokenizer="none", device="0", num_slots=8) as engine:
+    async with await Engine.load(MODEL, LoadSettings("0", "none"), num_slots=8) as engine:
         yield engine
 
 

@@ -18,6 +18,7 @@ from playwright.async_api import Browser, Page, ViewportSize, async_playwright, 
 
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateFile, StateSettings
 from server.app import make_app
 from server.doors.keys import ApiKey
@@ -61,7 +62,7 @@ async def browser(chromium_path: str) -> AsyncIterator[Browser]:
 async def web_server() -> AsyncIterator[str]:
     """The root URL of a server with the demo model and its state `pirate`, as `rnn-engine serve` starts it."""
     states = StateSettings(files=[StateFile(pirate_state_path(), "pirate")])
-    engine = await Engine.load(model_path(), device="cpu", num_slots=8, states=states)
+    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=8, states=states)
     async with TestServer(make_app(engine, ServerSettings())) as server:
         yield str(server.make_url("")).rstrip("/")
 
@@ -100,7 +101,7 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def keyed_server() -> AsyncIterator[str]:
     """The root URL of a server that asks for the API key `secret`."""
-    engine = await Engine.load(model_path(), device="cpu", num_slots=1)
+    engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=1)
     settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret"),)))
     async with TestServer(make_app(engine, settings)) as server:
         yield str(server.make_url("")).rstrip("/")

@@ -17,6 +17,7 @@ from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
+from rnn_engine.loading.settings import LoadSettings
 from server.app import make_app
 from server.models.orders import LoadEngine, LoadOrder
 from server.models.registry import ModelRegistry
@@ -35,9 +36,8 @@ def load_of(order: LoadOrder) -> LoadEngine:
     async def load(progress: Progress) -> EngineLike:
         return await Engine.load(
             order.path,
+            LoadSettings(order.device or "cpu", weights=order.weights),
             name=order.name,
-            device=order.device or "cpu",
-            weights=order.weights,
             num_slots=order.slots or 1,
             progress=progress,
         )

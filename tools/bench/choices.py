@@ -19,6 +19,7 @@ import click
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.model import open_model
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.scoring import ChoiceScore, score_choices
 from states.cache.config import CacheConfig
 from tools.bench.model_files import DEMO, NAMES, find_model
@@ -111,7 +112,7 @@ async def _compare(model: Path, device: str, slots: int, repeats: int, task: Tas
 
 async def _time(model: Path, device: str, slots: int, task: Task, way: Way) -> Timed:
     cache = CacheConfig() if way.kept else None
-    async with await Engine.load(model, tokenizer="none", device=device, num_slots=slots, cache=cache) as engine:
+    async with await Engine.load(model, LoadSettings(device, "none"), num_slots=slots, cache=cache) as engine:
         begun = time.perf_counter()
         scores = await score_choices(engine, task.context, task.choices, limit=way.limit)
         return Timed(time.perf_counter() - begun, scores)

@@ -16,6 +16,7 @@ import click
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.grammar import json_grammar
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from tools.bench.host.modes import Load, Rate, consume, run_scheduler
 
@@ -54,7 +55,7 @@ async def _measure_model(model: str, device: str, load: Load, rounds: int) -> No
     held = GenerateRequest([1], max_tokens=load.tokens, sampling=sampling, grammar=json_grammar(_PEOPLE))
     rates: dict[str, list[Rate]] = {"any text": [], "schema": []}
     async with await Engine.load(
-        model_path() if model == "demo" else model, device=device, num_slots=load.slots, cache=None
+        model_path() if model == "demo" else model, LoadSettings(device), num_slots=load.slots, cache=None
     ) as engine:
         for _ in range(rounds):
             for (_, found), request in zip(rates.items(), (plain, held), strict=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rnn_engine.loading.settings import LoadSettings
 from tools.bench.commits import random_model
 from tools.bench.turns import Figures, compared
 
@@ -49,7 +50,7 @@ async def _measure(
     from rnn_engine.engine import Engine
 
     alone, beside = [], []
-    async with await Engine.load(path, tokenizer="none", device=device, cache=None) as engine:
+    async with await Engine.load(path, LoadSettings(device, "none"), cache=None) as engine:
         for _ in range(repeats):
             alone.append(await _first_token(engine, late))
             first = asyncio.create_task(_first_token(engine, prompt))

@@ -29,6 +29,7 @@ import click
 from rnn_engine.demo import tokenizer_path
 from rnn_engine.engine import Engine
 from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.types import Runner, TokenRun, run_step
@@ -97,7 +98,7 @@ def main(device: str, context: int, repeats: int, clock_name: str) -> None:
 
 async def _by_context(model: Path, device: str, context: int, clock: Clock) -> list[str]:
     """Measure tokens and memory along one long answer, then prompts of several lengths; return what is at fault."""
-    async with await Engine.load(model, tokenizer=str(tokenizer_path()), device=device, num_slots=1) as engine:
+    async with await Engine.load(model, LoadSettings(device, str(tokenizer_path())), num_slots=1) as engine:
         places, times, host, held = [], [], [], []
         begun = clock()
         async for place in _answer(engine, context, max(context // _WINDOWS, 1)):

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from states.cache.config import CacheConfig
 from tools.bench.ask import Answer, ask
 from tools.bench.model_files import DEMO, NAMES, find_model
@@ -93,7 +94,7 @@ class Bench:
     @asynccontextmanager
     async def _engine(self, cache: CacheConfig | None, num_slots: int = 2) -> AsyncIterator[Engine]:
         engine = await Engine.load(
-            self._model, tokenizer="none", device=self._device, num_slots=num_slots, max_queued=64, cache=cache
+            self._model, LoadSettings(self._device, "none"), num_slots=num_slots, max_queued=64, cache=cache
         )
         async with engine:
             yield engine

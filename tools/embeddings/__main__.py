@@ -15,6 +15,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.loading.model import open_model
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.embedding import run_states
 from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling, finish_vector, part_vector
 from rnn_engine.tokenizer import load_tokenizer
@@ -43,7 +44,7 @@ def main(model: Path, tokenizer: str, device: str, sets: str, forms: str) -> Non
 
 async def _measure(model: Path, tokenizer: str, device: str, sets: Sequence[str], forms: Sequence[str]) -> None:
     async with (
-        await Engine.load(model, tokenizer=tokenizer, device=device) as trained,
+        await Engine.load(model, LoadSettings(device, tokenizer)) as trained,
         _untrained(model, tokenizer, device) as random,
     ):
         print(f"{trained.info.model} on {trained.info.device}")

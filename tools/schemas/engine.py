@@ -20,6 +20,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.grammar import json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
 from tests.support.models import random_model, tiny_shape
@@ -53,7 +54,7 @@ def main(models: str, schemas: int, most: int, device: str) -> None:
 
 async def answer_all(model: str, device: str, seeds: range, most: int) -> Counter[str]:
     """Return how many answers were valid, and how many were cut. Raises where one is neither."""
-    engine = await Engine.load(model_path(), device=device) if model == "demo" else _random_engine(device)
+    engine = await Engine.load(model_path(), LoadSettings(device)) if model == "demo" else _random_engine(device)
     counts: Counter[str] = Counter()
     waiting = iter(seeds)
 

@@ -21,6 +21,7 @@ from typing import TypeAlias
 from rnn_engine.chat_template import ChatMessage, Conversation, Role
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.chat_prompt import make_chat_prompt
 from rnn_engine.requests import GenerateRequest, SamplingParams, TextDelta
 from tools.demo_model.evaluate import CLIENTS, MAX_TOKENS, Server
@@ -58,7 +59,7 @@ async def _generate(engine: Engine, messages: Sequence[ChatMessage]) -> str:
 
 async def ask_engine(model: Path, openings: Sequence[Opening], *, device: str = "auto") -> list[list[str]]:
     """Return the answers of a model file to each opening."""
-    async with await Engine.load(model, device=device, num_slots=CLIENTS, cache=None) as engine:
+    async with await Engine.load(model, LoadSettings(device), num_slots=CLIENTS, cache=None) as engine:
         loop = asyncio.get_running_loop()
 
         def respond(messages: Sequence[ChatMessage]) -> str:
