@@ -17,8 +17,6 @@ forward pass. A match that is not restored is given back by `release`.
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,19 +24,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason, position_missing
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats, TierStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
-from states.cache.ghosts import GhostEntries
-from states.cache.roots import is_of_state, is_within
+from states.cache.positions import Positions
+from states.cache.roots import is_of_state
 from states.cache.summary import CacheSummary
 from states.cache.tiers.moves import Access
 from states.cache.tiers.shared import Inquiry, SharedTier
 from states.cache.tiers.tier import FoundCopy, Tier
 from states.cache.tiers.tiered import TieredStore
-from states.cache.tree import TokenTree
 from states.payload import Payload
 from states.tokens import TOKEN_BYTES, pack
 
@@ -72,16 +69,12 @@ class StateCache:
 
         Takes in what earlier processes left in slow tiers.
         """
-        self._trees: dict[str, TokenTree[Checkpoint]] = {}
-        self._ghosts = GhostEntries(config.max_mark_tokens)
+        self._positions = Positions(config.max_mark_tokens, clock)
         self._stats = CacheStats(tuple(TierStats(tier.name, tier.queue.capacity) for tier in tiers))
-        self._tiers = TieredStore(live, tiers, self._stats, self._become_ghost, config, clock)
+        self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
         self._clock = clock
-        self._ids = itertools.count(secrets.randbits(40))  # so that an id of another process means nothing
         self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
         self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
-        self._tree_bytes = 0
-        self.summary: CacheSummary | None = None  # after `summarise`
         for tier in tiers:
             self._adopt_copies(tier)
 
@@ -106,7 +99,7 @@ class StateCache:
             return
         found = answer.found
         if found is not None and not self._is_too_long(found.tokens):
-            checkpoint = self._record(found.root, found.tokens, found.kind)
+            checkpoint = self._positions.record(found.root, found.tokens, found.kind)
             if not checkpoint.resumable:
                 self._adopt(self._shared, checkpoint, found)
         self._learn_path(answer.root, answer.known)
@@ -115,9 +108,9 @@ class StateCache:
         """Take in that the path of another server leads along `tokens`, so that prompts that leave it branch there."""
         if not tokens or self._is_too_long(tokens):
             return
-        tree = self._trees.get(root)
+        tree = self._positions.tree(root)
         if tree is None or tree.follow(tokens).length * TOKEN_BYTES < len(tokens):
-            self._become_ghost(self._record(root, tokens, CheckpointKind.BRANCH))
+            self._positions.become_ghost(self._positions.record(root, tokens, CheckpointKind.BRANCH))
             self._trim()
 
     def prefetch(
@@ -148,14 +141,14 @@ class StateCache:
         self._tiers.settle()
         self._stats.look_ups += 1
         self._stats.tokens_looked_up += len(tokens)
-        tree = self._trees.get(root)
+        tree = self._positions.tree(root)
         if tree is None:
             return self._missed(len(tokens), 0, MissReason.NO_PATHS)
         place = tree.follow(pack(tokens))
         reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
         for checkpoint in place.values_back():
             if not checkpoint.resumable:
-                self._ghosts.touch(checkpoint)
+                self._positions.touch_ghost(checkpoint)
             obstacle = self._obstacle(checkpoint, len(tokens), limit)
             if obstacle is not None:
                 reason = _weightier(reason, obstacle)
@@ -215,48 +208,47 @@ class StateCache:
         if self._is_too_long(packed):
             self._stats.not_stored += 1
             return False
-        checkpoint = self._record(root, packed, kind)
+        checkpoint = self._positions.record(root, packed, kind)
         checkpoint.used = self._clock()
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
             self._tiers.touch(checkpoint)
             return True
         self._tiers.drop(checkpoint)
-        self._ghosts.discard(checkpoint)
+        self._positions.leave_ghosts(checkpoint)
         checkpoint.kind = kind
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         try:
             stored = self._tiers.save(checkpoint, slot, None if logits is None else _kept(logits))
         finally:
             if not checkpoint.resumable:
-                self._become_ghost(checkpoint)
+                self._positions.become_ghost(checkpoint)
         if stored:
             checkpoint.absence = MissReason.EVICTED
-            self._note_kept(checkpoint)
+            self._positions.note_kept(checkpoint)
             self._trim()
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
         """Forget all checkpoints of an initial state, in every scope, but the locked ones; returns how many went."""
-        return self._drop_trees([root for root in self._trees if is_of_state(root, initial_state)])
+        return self._drop_all([each for each in self._positions if is_of_state(each.root, initial_state)])
 
     def drop_all(self) -> int:
         """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
-        return self._drop_trees(list(self._trees))
+        return self._drop_all(list(self._positions))
 
     def drop_position(self, position: str) -> bool:
         """Forget the position with this id; False where it is locked. Raises NotFoundError."""
         checkpoint = self.find_position(position)
-        if checkpoint.locks > 0:
-            return False
-        self._drop(checkpoint)
-        return True
+        return self._drop_all([checkpoint]) == 1
 
     def summarise(self) -> None:
         """Begin to keep a `summary`, which tells others what is kept. Does nothing the second time."""
-        if self.summary is None:
-            self.summary = CacheSummary()
-            for checkpoint in self.checkpoints():
-                self._note_kept(checkpoint)
+        self._positions.summarise()
+
+    @property
+    def summary(self) -> CacheSummary | None:
+        """None before `summarise`."""
+        return self._positions.summary
 
     def lose_device(self) -> None:
         """Forget the states on the device, and those on their way from it: it has failed."""
@@ -269,16 +261,11 @@ class StateCache:
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
         """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.snapshot`
         and `states.cache.browse`."""
-        trees = (tree for root, tree in self._trees.items() if scope is None or is_within(root, scope))
-        return [checkpoint for tree in trees for checkpoint in tree]
+        return self._positions.within(scope)
 
     def find_position(self, position: str) -> Checkpoint:
         """The position with this id. Raises NotFoundError."""
-        for tree in self._trees.values():
-            for checkpoint in tree:
-                if str(checkpoint.id) == position:
-                    return checkpoint
-        raise position_missing(position)
+        return self._positions.find(position)
 
     def now(self) -> float:
         """This moment, by the clock of `Checkpoint.used`."""
@@ -286,14 +273,14 @@ class StateCache:
 
     def stats(self) -> CacheStats:
         """The counts and sizes of this moment. Thread-safe; single numbers may be from neighbouring moments."""
-        tiers, ghosts = self._tiers.tiers, len(self._ghosts)
+        tiers = self._tiers.tiers
         return replace(
             self._stats,
             misses=dict(self._stats.misses),
             writes_refused=sum(tier.writes_refused for tier in tiers),
             failed_writes=sum(tier.failed_writes for tier in tiers),
-            checkpoints=sum(len(tree) for tree in list(self._trees.values())) - ghosts,
-            ghosts=ghosts,
+            checkpoints=self._positions.num_checkpoints,
+            ghosts=self._positions.num_ghosts,
             device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
             index_bytes=self._index_bytes,
             index_capacity=self._index_capacity,
@@ -329,15 +316,17 @@ class StateCache:
         self._tiers.flush()
         self._tiers.close()
 
-    def _drop_trees(self, roots: Sequence[str]) -> int:
-        going = [checkpoint for root in roots for checkpoint in self._trees[root] if checkpoint.locks == 0]
+    def _drop_all(self, checkpoints: Sequence[Checkpoint]) -> int:
+        """Forget those that are not locked; return how many they are."""
+        going = [checkpoint for checkpoint in checkpoints if checkpoint.locks == 0]
         for checkpoint in going:
-            self._drop(checkpoint)
+            self._tiers.drop(checkpoint)
+            self._positions.forget(checkpoint)
         return len(going)
 
     def _best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
         """The longest checkpoint from which a prompt can go on, whatever tier it lies in."""
-        tree = self._trees.get(root)
+        tree = self._positions.tree(root)
         if tree is None:
             return None
         checkpoints = tree.follow(pack(tokens)).values_back()
@@ -372,71 +361,29 @@ class StateCache:
         self._stats.misses[reason] += 1
         return Match(length, 0, known, reason, None, None, None, None, False)
 
-    def _record(self, root: str, tokens: bytes, kind: CheckpointKind) -> Checkpoint:
-        tree = self._trees.get(root)
-        if tree is None:
-            tree = self._trees[root] = TokenTree()
-            self._tree_bytes += tree.num_bytes
-        checkpoint = tree.get(tokens)
-        if checkpoint is None:
-            checkpoint = Checkpoint(root, kind, next(self._ids), self._clock())
-            before = tree.num_bytes
-            checkpoint.place = tree.put(tokens, checkpoint)
-            self._tree_bytes += tree.num_bytes - before
-        return checkpoint
-
     def _tokens_to_shorter(self, checkpoint: Checkpoint) -> int:
         above = checkpoint.known_place().values_back()
         shorter = next((other for other in above if other is not checkpoint and other.resumable), None)
         return checkpoint.length - (0 if shorter is None else shorter.length)
 
-    def _note_kept(self, checkpoint: Checkpoint) -> None:
-        if self.summary is not None and checkpoint.resumable:
-            self.summary.keep(checkpoint)
-
-    def _note_lost(self, checkpoint: Checkpoint) -> None:
-        if self.summary is not None:
-            self.summary.lose(checkpoint)
-
-    def _become_ghost(self, checkpoint: Checkpoint) -> None:
-        self._note_lost(checkpoint)
-        for forgotten in self._ghosts.add(checkpoint):
-            self._forget(forgotten)
-
-    def _drop(self, checkpoint: Checkpoint) -> None:
-        self._tiers.drop(checkpoint)
-        self._ghosts.discard(checkpoint)
-        self._forget(checkpoint)
-
-    def _forget(self, checkpoint: Checkpoint) -> None:
-        self._note_lost(checkpoint)
-        tree = self._trees[checkpoint.root]
-        before = tree.num_bytes
-        tree.remove(checkpoint.known_place())
-        self._tree_bytes += tree.num_bytes - before
-        checkpoint.place = None
-        if len(tree) == 0:
-            self._tree_bytes -= tree.num_bytes
-            del self._trees[checkpoint.root]
-
     def _is_too_long(self, tokens: bytes) -> bool:
         """Whether packed tokens have no room in the index, even alone."""
-        return _EMPTY_TREE.cost(tokens) + _EMPTY_TREE.num_bytes + _COPY_BYTES > self._index_capacity
+        return self._positions.cost(tokens) + _COPY_BYTES > self._index_capacity
 
     @property
     def _index_bytes(self) -> int:
         logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
-        return self._tree_bytes + _COPY_BYTES * self._tiers.num_copies + logits
+        return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
 
     def _trim(self) -> None:
         """Forget ghost entries and then checkpoints until the index is within its bound."""
         while self._index_bytes > self._index_capacity:
-            if len(self._ghosts) > 0:
-                self._forget(self._ghosts.pop_oldest())
-            elif (evicted := self._tiers.evict()) is not None:
-                self._forget(evicted)
-            else:
+            if self._positions.forget_oldest_ghost():
+                continue
+            evicted = self._tiers.evict()
+            if evicted is None:
                 return
+            self._positions.forget(evicted)
 
     def _adopt_copies(self, tier: Tier) -> None:
         copies = tier.find_copies()
@@ -446,20 +393,19 @@ class StateCache:
                 excess -= found.num_bytes
                 tier.discard(found)
                 continue
-            self._adopt(tier, self._record(found.root, found.tokens, found.kind), found)
+            self._adopt(tier, self._positions.record(found.root, found.tokens, found.kind), found)
 
     def _adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        self._ghosts.discard(checkpoint)
+        self._positions.leave_ghosts(checkpoint)
         checkpoint.absence = MissReason.EVICTED
         checkpoint.has_logits = found.has_logits
         checkpoint.saves = self._tokens_to_shorter(checkpoint)
         tier.adopt(checkpoint, found)
-        self._note_kept(checkpoint)
+        self._positions.note_kept(checkpoint)
         self._trim()
 
 
 _COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
-_EMPTY_TREE: TokenTree[Checkpoint] = TokenTree()
 _LIGHTEST_FIRST = list(MissReason)
 
 

@@ -390,7 +390,7 @@ async def test_a_change_whose_client_left_is_made_or_not_and_the_next_knows(flee
 
 
 async def test_calls_of_a_client_that_is_closed_meanwhile_are_told_so(fleet: Fleet, store: StoreServer) -> None:
-    proxy = SlowProxy(store.port, 0.2)
+    proxy = SlowProxy(store.port, 30.0)
     try:
         server = fleet.server(url=proxy.url)
         waiting = asyncio.ensure_future(server.list())
