@@ -25,6 +25,7 @@ from rnn_engine.types import F32, InitialState, ModelShape, State
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
+MAX_DRAFT = 64  # tokens
 
 BEGINNING = (0,)  # the token that ends a text also begins one
 
@@ -80,6 +81,7 @@ class GenerateRequest:
     cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     report_progress: bool = False  # give `PromptProgress` before `Started`
+    speculate: int | None = None  # tokens of a draft at most, as far as the engine drafts; None = the engine's choice
     priority: int = 0  # of those that wait for a slot, the greatest comes first
     embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
@@ -106,6 +108,8 @@ class GenerateRequest:
         for name, positions in (("turn", self.turn_positions), ("checkpoint", self.checkpoint_positions)):
             for position in positions:
                 check_range(f"{name} position", position, 0, len(self.prompt))
+        if self.speculate is not None:
+            check_range("speculate", self.speculate, 0, MAX_DRAFT)
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_token_ids("prompt token", self.prompt, shape.vocab_size)
         check_token_ids("stop_token_ids token", self.stop_tokens, shape.vocab_size)

@@ -85,6 +85,8 @@ class EngineCounters:
         self.prefill_tokens = 0  # that the device has run of prompts
         self.decode_tokens = 0  # that the device has run at decode
         self.generated_tokens = 0
+        self.draft_tokens = 0  # that were run before it was known whether they would be drawn
+        self.accepted_tokens = 0  # those of them that were drawn
         self.whole_rows = 0  # of logits that were read, since the candidates did not settle a draw
         self.step_device_seconds = Histogram(STEP_SECONDS)  # from the submit until the read-out is on the host
         self.step_host_seconds = Histogram(STEP_SECONDS)  # before the submit, while the device has nothing to do

@@ -1,9 +1,21 @@
 """Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings, text."""
 
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
+from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, Inbox
 from rnn_engine.scheduler.inboxes import Inboxes
 from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Worker
 
-__all__ = ["EAGER", "BatchingPolicy", "Delivery", "Inbox", "Inboxes", "Scheduler", "Worker", "parse_policy"]
+__all__ = [
+    "EAGER",
+    "NO_DRAFTS",
+    "BatchingPolicy",
+    "Delivery",
+    "DraftSettings",
+    "Inbox",
+    "Inboxes",
+    "Scheduler",
+    "Worker",
+    "parse_policy",
+]

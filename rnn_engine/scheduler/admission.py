@@ -9,6 +9,8 @@ from functools import partial
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import JointDraws
+from rnn_engine.scheduler.drafting import DraftingSequence
+from rnn_engine.scheduler.drafts import Drafts
 from rnn_engine.scheduler.halts import Halts
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.prefixes import Prefixes, Start
@@ -40,6 +42,7 @@ class Admission:
         prefixes: Prefixes,
         draws: JointDraws,
         meter: Meter,
+        drafts: Drafts,
     ) -> None:
         self._runner = runner
         self._draws = draws
@@ -47,6 +50,7 @@ class Admission:
         self._slots = slots
         self._prefixes = prefixes
         self._meter = meter
+        self._drafts = drafts
         self._queue = Queue()
         self._halts = Halts(runner.shape.vocab_size, infos.data)
 
@@ -123,7 +127,8 @@ class Admission:
         started = self._meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))
-        live = LiveSequence(
+        drafter = self._drafts.drafter_of(waiting.request)
+        live = (LiveSequence if drafter is None else DraftingSequence)(
             waiting.key,
             waiting.request,
             slots[0],
@@ -137,6 +142,8 @@ class Admission:
             waiting.context,
             self._halts.of(waiting.request) if self._runner.max_draws else None,
         )
+        if isinstance(live, DraftingSequence) and drafter is not None:
+            live.drafter = drafter
         self._draws.join(slots[0], live.sampler)
         for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
             live.join(member.request, slot, start)

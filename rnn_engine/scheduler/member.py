@@ -26,6 +26,12 @@ DECODE = TokenDemand(1)  # a token that was drawn, from which the next one follo
 TAKE_IN = TokenDemand(1)  # a token that was drawn, for the state after it alone
 
 
+class DraftDemand(TokenDemand):
+    """Tokens that were drawn, and a draft of those that may be drawn after them."""
+
+    __slots__ = ()
+
+
 class Member(ABC):
     """A prompt and what was generated after it, in `slot`.
 
@@ -156,6 +162,10 @@ class Member(ABC):
             )
         rows = int(self._plan.at(end) is not None)
         return TokenRun(self.slot, tokens, rows=rows, embeddings=self._embeddings_of(start, end))
+
+    def drop_draft(self) -> bool:
+        """Undo the run whose outcome has come, if it had a draft, and make no more of them; return whether it had."""
+        return False
 
     def _embeddings_of(self, start: int, end: int) -> F32 | None:
         """Return the embeddings that the request brings for a part of its prompt."""

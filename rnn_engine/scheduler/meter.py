@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rnn_engine.scheduler.batching import TokenDemand
-from rnn_engine.scheduler.member import DECODE, TAKE_IN
+from rnn_engine.scheduler.member import DECODE, TAKE_IN, DraftDemand
 from rnn_engine.telemetry import EngineCounters, Timing
 
 
@@ -22,6 +22,10 @@ class StepTimes:
         self.tokens = sum(counts)
         self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
         self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
+        if self.tokens > len(demands):
+            drafts = [count for demand, count in zip(demands, counts, strict=True) if isinstance(demand, DraftDemand)]
+            self.drawn_tokens += len(drafts)
+            self.decode_tokens += sum(drafts)
 
 
 class Meter:

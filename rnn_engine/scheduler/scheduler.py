@@ -13,6 +13,8 @@ from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.admission import Admission, FailedStart
 from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
+from rnn_engine.scheduler.drafting import choose_drafts
+from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepTimes
@@ -49,13 +51,15 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
         max_draws: int = MAX_DRAWS,
+        drafts: DraftSettings = NO_DRAFTS,
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
 
         Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` says whether a step
         waits for more requests, by the seconds of `clock`, which may begin at any moment. `wake` is called on another
         thread when a request that waited for its state to be read may start. The device draws at most `max_draws`
-        tokens of a sequence before the host sees them, as far as the runner can; with 0 the host draws all.
+        tokens of a sequence before the host sees them, as far as the runner can; with 0 the host draws all. `drafts`
+        are those of texts that repeat themselves.
         """
         self._runner = runner
         self._prefixes = Prefixes(runner, cache, wake)
@@ -68,8 +72,9 @@ class Scheduler:
         self._policy = policy
         self._clock = clock
         self._meter = Meter(clock)
+        self._drafts = Drafts(runner, drafts)
         infos = TokenInfos(token_bytes)
-        self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter)
+        self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._last_collect = 0.0
         self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
@@ -195,6 +200,7 @@ class Scheduler:
         self._runner = runner
         self._prefixes.replace_runner(runner)
         self._admission.replace_runner(runner)
+        self._drafts.replace_runner(runner)
         self.failed_in_a_row = 0
 
     def step(self) -> list[Delivery]:
@@ -246,12 +252,14 @@ class Scheduler:
         live = self._slots.runnable()
         if not live:
             return []
+        begun = self._clock()
+        choose_drafts(self._drafts, live)
         demands = [one.demand for one in live]
         counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows)
         num_draws = self._count_draws(live)
         runs = [(one, one.run(count, num_draws)) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for _, run in runs if run.draw is not None], default=1)
-        times = StepTimes(self._clock(), demands, counts, num_steps)
+        times = StepTimes(begun, demands, counts, num_steps)
         try:
             ticket = self._runner.submit([run for _, run in runs])
         except Exception as error:
@@ -294,6 +302,7 @@ class Scheduler:
         deliveries: list[Delivery] = []
         for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._slots.end_run, self._draws):
             self._conclude(outcome, deliveries)
+        self._drafts.note_step(step.times, len(step.runs), self._clock())
         return deliveries
 
     def _note_time(self, step: StepInFlight) -> None:
@@ -301,7 +310,7 @@ class Scheduler:
         seconds = now - max(step.times.begun, self._last_collect)
         self._last_collect = now
         self._policy.stepped(seconds)
-        if step.times.decode_tokens == step.times.tokens:
+        if step.times.decode_tokens == step.times.tokens == len(step.runs):
             self._token_seconds = running_mean(self._token_seconds, seconds / step.times.num_steps)
         if not any(live.awaits_token for live, _ in step.runs):
             self._chunk_seconds = running_mean(self._chunk_seconds, seconds)

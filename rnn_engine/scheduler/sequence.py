@@ -202,17 +202,20 @@ class LiveSequence(Member):
         """Take in the token that was drawn from `row`, and those that are given after it; return the events."""
         self.draws = None
         self.decodes = self.request.mix is None
-        logprobs = self.request.logprobs
-        info = self._answer.describe(draw.token)
-        if logprobs is not None:
-            info.logprob, info.top = draw.logprob, top_logprobs(row(), logprobs)
-        goes_on = self._answer.take(info)
-        if not goes_on:
+        if not self._take(draw, row):
             return self._follow(row)
         if self._mask is None:
             return self._go_on_or_end()
         self._mask.advance()
         return self._follow(row, self._take_given(self._mask))
+
+    def _take(self, draw: Draw, row: RowSource) -> bool:
+        """Take in a token that was drawn from `row`; return False where the text ends there."""
+        logprobs = self.request.logprobs
+        info = self._answer.describe(draw.token)
+        if logprobs is not None:
+            info.logprob, info.top = draw.logprob, top_logprobs(row(), logprobs)
+        return self._answer.take(info)
 
     def cut(self) -> bool:
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""

@@ -23,7 +23,7 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from rnn_engine.sampling import LogitRow, Mask, SequenceSampler, top_logprobs
-from rnn_engine.scheduler import Delivery, Scheduler
+from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
@@ -68,6 +68,7 @@ class Clients:
     token_bytes: Callable[[int], bytes]
     cache: StateCache | None = None
     run_ahead: bool = False
+    drafts: DraftSettings = NO_DRAFTS
     heard: dict[int, Heard] = field(default_factory=dict)
     requests: dict[int, GenerateRequest] = field(default_factory=dict)
     num_sent: int = 0
@@ -75,7 +76,15 @@ class Clients:
     def __post_init__(self) -> None:
         self._fetched = threading.Event()
         clock = (lambda: 0.0) if self.run_ahead else itertools.count().__next__
-        self.scheduler = Scheduler(self.runner, self.token_bytes, self.cache, clock=clock, wake=self._fetched.set)
+        self.scheduler = Scheduler(
+            self.runner,
+            self.token_bytes,
+            self.cache,
+            self.runner.num_slots - len(self.drafts.spare_slots),
+            clock=clock,
+            wake=self._fetched.set,
+            drafts=self.drafts,
+        )
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
         """A state to start from, which has taken in `tokens`."""

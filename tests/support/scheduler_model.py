@@ -16,6 +16,7 @@ from functools import partial
 from rnn_engine.errors import EngineClosedError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, StateMix
 from rnn_engine.sampling import MixKind
+from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import Batch, InitialState
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
@@ -47,6 +48,7 @@ class Setting:
     cache_states: int | None = 6
     run_ahead: bool = False
     mixes: bool = False  # requests may mix states
+    draft_tokens: int = 0  # at most, of a sequence in a step; two of them at a time
 
 
 class SchedulerModel:
@@ -54,10 +56,11 @@ class SchedulerModel:
 
     def __init__(self, setting: Setting) -> None:
         self.operations: Counter[str] = Counter()
+        spare = range(setting.slots, setting.slots + 2) if setting.draft_tokens else ()
         self.runner = FakeRunner(
             table_logits(VOCAB_SIZE),
             shape=tiny_shape(vocab=VOCAB_SIZE),
-            num_slots=setting.slots,
+            num_slots=setting.slots + len(spare),
             max_tokens=setting.tokens,
             max_rows=setting.rows,
             num_candidates=setting.candidates,
@@ -65,7 +68,8 @@ class SchedulerModel:
             on_step=self._look_on,
         )
         self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
-        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead)
+        drafts = DraftSettings(setting.draft_tokens, spare)
+        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead, drafts)
         # Those that have neither ended nor left -> what each of their states has taken in
         self.open: dict[int, tuple[Tokens, ...]] = {}
         self.paused: set[int] = set()

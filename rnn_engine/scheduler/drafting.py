@@ -1,0 +1,137 @@
+"""A sequence whose text is drafted: it runs several tokens in a step that its model has not drawn yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from rnn_engine.requests import Event
+from rnn_engine.sampling import RunRows
+from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.scheduler.drafts import Drafter, Drafts
+from rnn_engine.scheduler.given import GivenTokens
+from rnn_engine.scheduler.member import DraftDemand, Member
+from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.types import TokenRun
+
+logger = logging.getLogger(__name__)
+
+
+class DraftingSequence(LiveSequence):
+    """Draws each token from the row and with the random number that it would be drawn with one token at a time.
+
+    What it has drawn and not run, its certain tokens, come first in a run, and its draft behind them. Where a token was
+    drafted wrongly, those that were drawn are certain ones of the next run, from the state before this one.
+    """
+
+    drafter: Drafter  # to be set before anything is run
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether the next run may have a draft behind its certain tokens."""
+        return (self.decodes or self._given is not None) and self._answer.ending is None
+
+    @property
+    def num_certain(self) -> int:
+        """How many tokens that were drawn are still to be run."""
+        return self._prompt_length + len(self._generated) - self._submitted
+
+    @property
+    def demand(self) -> TokenDemand:
+        if not self.may_draft or (self.decodes and not self.drafter.draft):
+            return super().demand
+        num_drafted = len(self.drafter.draft)
+        return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
+
+    @property
+    def draws_ahead(self) -> bool:
+        return super().draws_ahead and not self.drafter.draft
+
+    def run(self, count: int, num_draws: int = 0) -> TokenRun:
+        draft, self.drafter.draft = self.drafter.draft, ()
+        num_certain = self.num_certain
+        draft = draft[: max(count - num_certain, 0)]
+        if not draft or not self._branch():
+            return super().run(min(count, num_certain) if self.may_draft else count, num_draws)
+        self.runs_in_flight += 1
+        self._submitted += num_certain + len(draft)
+        self._counters.draft_tokens += len(draft)
+        self._draw_in_flight = True
+        return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft))
+
+    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        if self.drafter.spare is None:
+            return super().advance(run, rows)
+        num_certain = len(run.tokens) - len(rows) + 1
+        draft, before = run.tokens[num_certain:], self.position
+        self._draw_in_flight = False
+        num_run, goes_on = self._draw_along(draft, rows)
+        self._given, self.decodes = None, True
+        self.position += num_certain + num_run  # those that count
+        if num_run == len(draft):
+            self.drafter.join()
+            return self._go_on_or_end() if goes_on else self._follow(rows.last)
+        self.drafter.go_back(self.slot)
+        events = self._go_on_or_end() if goes_on else self._answer.events()
+        ending = None if goes_on else self._answer.ending
+        self._given, self.decodes = GivenTokens(self._end_of_run(ending, ())), False
+        self.position = self._submitted = before
+        return events
+
+    def drop_draft(self) -> bool:
+        if self.drafter.spare is None:
+            return False
+        self.drafter.go_back(self.slot)
+        self.drafter.is_off = True
+        self._draw_in_flight = False
+        self._submitted = self.position
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self.drafter.join()
+
+    def propose(self, most: int) -> list[int]:
+        """Return a draft of at most so many tokens."""
+        return self.drafter.propose(self._generated, most)
+
+    def _branch(self) -> bool:
+        """Copy the state before a draft is run; return False where the device refuses."""
+        try:
+            self.drafter.branch(self.slot)
+        except Exception:
+            logger.exception("a state was not copied; its sequence goes on without a draft")
+            return False
+        return True
+
+    def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
+        """Take the tokens that are drawn while `draft` has them, and one more.
+
+        Return how many of `draft` lie before the last that was drawn, and whether the text goes on.
+        """
+        for place in range(len(rows)):
+            row = rows.row(place)
+            draw = self.sampler.draw(row)
+            goes_on = self._take(draw, partial(rows.row, place))
+            is_right = place < len(draft) and draw.token == draft[place]
+            self._counters.accepted_tokens += is_right
+            if not (goes_on and is_right):
+                break
+        return place, goes_on
+
+
+def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
+    """Say what the sequences of a step draft, where all of them decode and it pays."""
+    if not drafts.may_pay(len(live)):
+        return
+    drafting = [one for one in live if isinstance(one, DraftingSequence) and one.may_draft]
+    if not drafting or not all(one.decodes or one in drafting for one in live):
+        return
+    num_again = sum(one.num_certain - 1 for one in drafting)
+    plan = drafts.plan(len(live), len(live) + num_again)
+    for one in drafting:
+        if plan.is_full:
+            return
+        draft = one.propose(plan.room)
+        one.drafter.draft = draft[: plan.take(len(draft), one.drafter.chance)]

@@ -1,0 +1,196 @@
+"""Which sequences run a draft of their next tokens in a step, and how long: as many tokens as are worth their time.
+
+A run of a draft gives a row for each of its tokens. The first token that is drawn otherwise than it was drafted counts,
+and what was run behind the one before it does not: a recurrent state can't be cut back, so it is copied to a spare slot
+before the run, and the tokens that count are run again from there, in the next step and with what follows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.lookup import Lookup
+from rnn_engine.scheduler.meter import StepTimes
+from rnn_engine.scheduler.step_costs import StepCosts
+from rnn_engine.types import Runner
+
+logger = logging.getLogger(__name__)
+
+_LEAST_GAIN = 1.05  # times the tokens a second without a draft, for the times that this rests on are not exact
+_LEAST_SECONDS = 1e-9  # of a step, by any clock
+_OFF = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """How many tokens a draft has at most, and the slots of a runner in which no sequence runs and nothing is kept."""
+
+    max_tokens: int = _OFF
+    spare_slots: Sequence[int] = ()
+
+
+NO_DRAFTS = DraftSettings()
+
+
+class Drafter:
+    """The drafts of one sequence."""
+
+    def __init__(self, drafts: Drafts, request: GenerateRequest) -> None:
+        self.draft: Sequence[int] = ()  # to be run in the next step, behind the tokens that are certain
+        self.spare: int | None = None  # the slot that has the state from before the run of a draft
+        self._drafts = drafts
+        self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
+        self._max_tokens = request.max_tokens
+        self._ends = frozenset(request.stop_tokens)
+        self._lookup = Lookup(request.prompt)
+        self._num_known = 0  # tokens of the answer that the look-up knows
+        self.is_off = False  # nothing is to be drafted any more
+
+    @property
+    def chance(self) -> float:
+        """How likely a token of a draft is to be drawn, if those before it are."""
+        return self._lookup.chance
+
+    def propose(self, generated: Sequence[int], most: int) -> list[int]:
+        """Return a draft of what follows `generated`, as long as it can be: all but the text's last token at most."""
+        if self.is_off:
+            return []
+        self._lookup.extend(generated[self._num_known :])
+        self._num_known = len(generated)
+        draft = self._lookup.draft(min(self._most, most, self._max_tokens - len(generated) - 1))
+        # Behind what ends the text nothing is run, so that the state is the right one there.
+        end = next((place for place, token in enumerate(draft) if token in self._ends), len(draft))
+        return draft[:end]
+
+    def branch(self, slot: int) -> None:
+        """Copy the state of `slot`, in which the draft is about to be run."""
+        self.spare = self._drafts.copy_from(slot)
+
+    def join(self) -> None:
+        """Forget the copy, as all of the draft counts or nobody wants it any more. Idempotent."""
+        if self.spare is not None:
+            self._drafts.give_back(self.spare)
+            self.spare = None
+
+    def go_back(self, slot: int) -> None:
+        """Put the state from before the run back into `slot`."""
+        assert self.spare is not None, "no draft was run"
+        self._drafts.copy_back(self.spare, slot)
+        self.join()
+
+
+class Drafts:
+    """What the sequences of one scheduler share for their drafts: spare slots, and what steps have taken."""
+
+    def __init__(self, runner: Runner, settings: DraftSettings) -> None:
+        self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
+        self._runner = runner
+        self._spare = list(settings.spare_slots)
+        self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
+        self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
+        self._last_noted = 0.0
+
+    def replace_runner(self, runner: Runner) -> None:
+        """Go on with another runner of the same model and sizes. No sequence may have a copy of its state."""
+        self._runner = runner
+
+    def drafter_of(self, request: GenerateRequest) -> Drafter | None:
+        """Return what drafts the answer to `request`; None where nothing does."""
+        if _OFF in (self.max_tokens, request.speculate) or request.mix is not None or request.token_mask is not None:
+            return None
+        return Drafter(self, request)
+
+    def copy_from(self, slot: int) -> int:
+        """Copy the state of `slot` into a spare one; return that."""
+        spare = self._spare.pop()
+        try:
+            self._runner.copy_state(slot, spare)
+        except Exception:
+            self._spare.append(spare)
+            raise
+        return spare
+
+    def copy_back(self, spare: int, slot: int) -> None:
+        """Copy the state of a spare slot to `slot`."""
+        self._runner.copy_state(spare, slot)
+
+    def give_back(self, spare: int) -> None:
+        self._spare.append(spare)
+
+    def note_step(self, times: StepTimes, num_runs: int, now: float) -> None:
+        """Count a step whose outcome has been taken in, where all of its sequences decode."""
+        seconds = max(now - max(times.begun, self._last_noted), _LEAST_SECONDS) / times.num_steps
+        self._last_noted = now
+        if times.decode_tokens == times.tokens:
+            (self._plain if times.tokens == num_runs else self._longer).note(times.tokens, seconds)
+
+    def may_pay(self, num_runs: int) -> bool:
+        """Whether a draft pays in a step of so many sequences, if all of it is right."""
+        if not self._spare or self._plain.of(num_runs) is None:
+            return False
+        plan = self.plan(num_runs, num_runs)
+        return plan.take(min(self.max_tokens, plan.room), 1.0) > 0
+
+    def plan(self, num_runs: int, num_tokens: int) -> DraftPlan:
+        """Return how to fill a step that has `num_runs` sequences, for which it `may_pay`.
+
+        Without drafts it has `num_tokens`: one of each sequence, and those that are to be run again.
+        """
+        seconds = self._plain.of(num_runs)
+        assert seconds is not None, "nothing is known that may pay"
+        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens
+        seconds_of = partial(self._longer.beyond, num_runs, seconds)
+        return DraftPlan(seconds_of, num_runs, num_tokens, room, len(self._spare))
+
+
+class DraftPlan:
+    """A step's tokens and time as drafts are added."""
+
+    def __init__(
+        self, seconds_of: Callable[[int], float], num_runs: int, num_tokens: int, room: int, num_spare: int
+    ) -> None:
+        """`seconds_of` says what a step of so many tokens takes; `num_spare` drafts can be added."""
+        self.room = room  # tokens that can be added
+        self._seconds_of = seconds_of
+        self._num_left = num_spare
+        self._tokens = num_tokens
+        self._gained = float(num_runs)  # tokens that are drawn in the step, as far as one can expect
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further draft can be added."""
+        return self._num_left == 0 or self.room == 0
+
+    def take(self, longest: int, chance: float) -> int:
+        """Add a draft of at most `longest` tokens, each of which is right by `chance`; return how long it is.
+
+        It is as long as most tokens are drawn a second, and 0 where it does not pay.
+        """
+        best, best_rate = 0, _LEAST_GAIN * self._gained / self._seconds_of(self._tokens)
+        count = min(longest, self.room)
+        while count > 0:
+            rate = (self._gained + _expected(count, chance)) / self._seconds_with(count, chance)
+            if rate > best_rate:
+                best, best_rate = count, rate
+            count //= 2
+        if best:
+            self.room -= best
+            self._num_left -= 1
+            self._tokens += best
+            self._gained += _expected(best, chance)
+        return best
+
+    def _seconds_with(self, count: int, chance: float) -> float:
+        """Return the seconds of the step with a draft, and those that the next one takes longer where it fails."""
+        seconds = self._seconds_of(self._tokens + count)
+        again = sum(chance**right * (1.0 - chance) * (right + 1) for right in range(count))  # tokens
+        return seconds + again * (seconds - self._seconds_of(self._tokens)) / count
+
+
+def _expected(count: int, chance: float) -> float:
+    """Return how many tokens of a draft are right, up to the first wrong one."""
+    return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)

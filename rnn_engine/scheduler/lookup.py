@@ -1,0 +1,113 @@
+"""Drafts of what comes next in a text that repeats itself: what followed where its end has stood before.
+
+It is prompt look-up decoding. As in LZ77, all places where the last few tokens have stood are chained, and the place
+that agrees for longest is followed as long as the text goes on as it did.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+MIN_MATCH = 3  # tokens that must agree
+_LONGEST = 32  # tokens that are compared
+_MOST_PLACES = 8  # that are compared
+_WINDOW = 1 << 15  # tokens of a prompt, its last ones, that are looked at
+_MOST_AT_ONCE = 1 << 12  # tokens that one call takes in, about 1 ms
+_CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
+_PRIOR = 4.0  # tokens that what is expected of a match counts for
+_MEMORY = 32.0  # tokens after which what was seen of a class counts for half
+
+_TOKEN_BITS = 21  # of a key of `MIN_MATCH` tokens; any number of the last ones is as good, as places are compared
+_KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
+
+
+class Lookup:
+    """One text, and the place in it that its end is thought to repeat.
+
+    Whether each token is the one that the place foretells is counted, so that one knows how good a draft would be
+    without running any.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._text = array("I", prompt[-_WINDOW:])
+        self._num_known = 0  # tokens of the text that can be found
+        self._num_given = len(self._text)  # tokens of the prompt
+        self._key = 0  # of the last known tokens
+        self._latest: dict[int, int] = {}  # key -> the place after its latest occurrence
+        self._earlier = array("i")  # [num_known] the place after the occurrence before
+        self._place: int | None = None  # what stands there is thought to come next
+        self._length = 0  # tokens before the place that agree with the end of the text
+        self._seen = [0.0] * len(_CLASSES)  # tokens that matches have foretold
+        self._right = [0.0] * len(_CLASSES)  # those of them that came
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take in tokens that have been generated."""
+        self._text.extend(tokens)
+        for _ in range(min(len(self._text) - self._num_known, _MOST_AT_ONCE)):
+            self._take_in()
+
+    def draft(self, count: int) -> list[int]:
+        """Return the next `count` tokens as far as they are foretold: all, or none."""
+        text, place = self._text, self._place
+        if place is None or self._num_known < len(text):
+            return []
+        draft = text[place : place + count].tolist()
+        while len(draft) < count:  # the text repeats what has just come, and goes on with the draft's own tokens
+            draft.append(draft[len(draft) - (len(text) - place)])
+        return draft
+
+    @property
+    def chance(self) -> float:
+        """The share of tokens that matches as the present one have foretold rightly, or would have by experience."""
+        which = _class_of(self._length)
+        expected = self._length / (self._length + 2.0)
+        return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
+
+    def _take_in(self) -> None:
+        """Make the next token of the text known."""
+        place = self._num_known
+        token = self._text[place]
+        if self._place is not None:
+            self._judge(is_right=self._text[self._place] == token)
+        self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
+        self._num_known = end = place + 1
+        before = self._latest.get(self._key, -1) if end >= MIN_MATCH else -1
+        self._latest[self._key] = end
+        self._earlier.append(before)
+        if self._place is None and before >= 0 and end >= self._num_given:
+            self._find(before)
+
+    def _judge(self, *, is_right: bool) -> None:
+        which = _class_of(self._length)
+        if self._seen[which] >= _MEMORY:
+            self._seen[which] /= 2.0
+            self._right[which] /= 2.0
+        self._seen[which] += 1.0
+        if is_right and self._place is not None:
+            self._right[which] += 1.0
+            self._place += 1
+            self._length += 1
+        else:
+            self._place, self._length = None, 0
+
+    def _find(self, place: int) -> None:
+        """Follow the place that agrees for longest with what is known, from `place` on the earlier ones."""
+        end = self._num_known
+        for _ in range(_MOST_PLACES):
+            length = self._agreement(place, end)
+            if length > self._length:
+                self._place, self._length = place, length
+            place = self._earlier[place - 1]
+            if place < 0 or self._length == _LONGEST:
+                return
+
+    def _agreement(self, place: int, end: int) -> int:
+        text, length = self._text, 0
+        while length < min(place, _LONGEST) and text[place - 1 - length] == text[end - 1 - length]:
+            length += 1
+        return length
+
+
+def _class_of(length: int) -> int:
+    return sum(length >= least for least in _CLASSES[1:])

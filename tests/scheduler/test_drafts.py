@@ -1,0 +1,250 @@
+"""Drafts: what a client hears, what is kept and the state at the end are those of one token at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rnn_engine.errors import TimeLimitError
+from rnn_engine.requests import Finished, GenerateRequest, MixedState, SamplingParams, StateMix
+from rnn_engine.scheduler import NO_DRAFTS, DraftSettings
+from rnn_engine.types import F32, Batch
+from states.cache.cache import StateCache
+from states.cache.config import CacheConfig
+from states.cache.make import make_cache
+from tests.support.clients import Clients, assert_heard, run_alone
+from tests.support.fake_runner import FakeRunner, Tokens, table_logits
+from tests.support.models import tiny_shape
+from tests.support.token_masks import Residues
+
+TOKEN_BYTES = (b"", b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xff", b"c", b"d", b"ca", b"bd")
+VOCAB_SIZE = len(TOKEN_BYTES)
+NUM_SLOTS, NUM_SPARE = 3, 2
+DRAFTS = DraftSettings(6, range(NUM_SLOTS, NUM_SLOTS + NUM_SPARE))
+TABLE = table_logits(VOCAB_SIZE, spread=4.0)
+LATE = TimeLimitError("late")
+
+
+def repeating(tokens: Tokens) -> F32:
+    """Rows that depend on the last two tokens alone, so that texts repeat themselves."""
+    return TABLE(tokens[-2:])
+
+
+def make_runner(num_slots: int = NUM_SLOTS + NUM_SPARE) -> FakeRunner:
+    return FakeRunner(
+        repeating, shape=tiny_shape(vocab=VOCAB_SIZE), num_slots=num_slots, max_tokens=24, num_candidates=6
+    )
+
+
+def make_cache_of(runner: FakeRunner) -> StateCache:
+    num_bytes = 100 * (runner.shape.state_bytes + 4 * VOCAB_SIZE)
+    return make_cache(runner.shape, "a model", runner, CacheConfig(host_capacity=num_bytes))
+
+
+def make_clients(drafts: DraftSettings = DRAFTS, *, cached: bool = False) -> Clients:
+    runner = make_runner(NUM_SLOTS + len(drafts.spare_slots))
+    return Clients(runner, TOKEN_BYTES.__getitem__, make_cache_of(runner) if cached else None, drafts=drafts)
+
+
+def num_drafted(clients: Clients) -> tuple[int, int]:
+    counters = clients.scheduler.counters
+    return counters.draft_tokens, counters.accepted_tokens
+
+
+tokens = st.integers(1, VOCAB_SIZE - 1)
+requests = st.builds(
+    GenerateRequest,
+    prompt=st.lists(tokens, min_size=1, max_size=12),
+    max_tokens=st.integers(0, 40),
+    min_tokens=st.sampled_from([0, 0, 20]),
+    stop=st.lists(st.sampled_from([b"abc", b"dd", "é".encode(), b"ca\n"]), max_size=2),
+    stop_tokens=st.lists(tokens, max_size=1),
+    sampling=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.5, 1.0]),
+        top_p=st.sampled_from([0.5, 1.0]),
+        min_p=st.sampled_from([0.0, 0.0, 0.1]),
+        presence_penalty=st.sampled_from([0.0, 0.5]),
+        repeat_penalty=st.sampled_from([1.0, 1.1]),
+        logit_bias=st.sampled_from([{}, {2: 3.0}]),
+        seed=st.integers(0, 2**64 - 1),
+    ),
+    logprobs=st.sampled_from([None, None, 3]),
+    keep_end=st.booleans(),
+    speculate=st.sampled_from([None, None, 0, 2]),
+)
+masked = requests.map(lambda one: replace(one, stop_tokens=(), token_mask=lambda: Residues(VOCAB_SIZE)))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request, and the steps at which it comes, leaves or is cut, or its reader pauses."""
+
+    request: GenerateRequest
+    step: int = 0
+    leaves: int | None = None
+    is_cut: bool = False
+    pauses: frozenset[int] = field(default_factory=frozenset)
+
+
+arrivals = st.builds(
+    Arrival,
+    requests | requests | masked,
+    step=st.integers(0, 30),
+    leaves=st.none() | st.integers(1, 40),
+    is_cut=st.booleans(),
+    pauses=st.frozensets(st.integers(0, 40), max_size=3),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(arrivals, min_size=1, max_size=5), st.booleans())
+def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cached: bool) -> None:
+    clients = make_clients(cached=cached)
+    keys: dict[int, Arrival] = {}
+    last = max(max(one.step, one.leaves or 0, *one.pauses, 0) for one in comings)
+    step = 0
+    while step <= last + 1 or clients.scheduler.has_work:
+        for one in comings:
+            if one.step == step:
+                keys[clients.send(one.request)] = one
+        for key, one in keys.items():
+            is_heard = not clients.heard[key].ended
+            clients.scheduler.pause(key, is_heard and step in one.pauses)
+            if is_heard and one.leaves == step:
+                if one.is_cut:
+                    clients.take(clients.scheduler.expire(key, LATE))
+                else:
+                    clients.scheduler.cancel(key)
+        clients.step()
+        step += 1
+    for key, one in keys.items():
+        heard = clients.heard[key]
+        expected = run_alone(one.request, repeating, TOKEN_BYTES.__getitem__)
+        if heard.error is not None:
+            assert heard.error is LATE
+        elif one.leaves is None or (heard.ended and heard.finished.reason == "stop"):
+            assert_heard(heard, expected)
+        else:  # a beginning; `Clients` has looked at the state at its end
+            assert [info.token for info in heard.tokens] == [info.token for info in expected.tokens][
+                : len(heard.tokens)
+            ]
+    assert clients.scheduler.num_live == 0
+    assert len(clients.scheduler._drafts._spare) == NUM_SPARE
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.lists(requests, min_size=1, max_size=3))
+def test_the_same_states_are_kept(asked: list[GenerateRequest]) -> None:
+    kept = []
+    for drafts in (NO_DRAFTS, DRAFTS):
+        clients = make_clients(drafts, cached=True)
+        for one in asked:
+            clients.ask(one)
+        cache = clients.cache
+        assert cache is not None
+        kept.append(sorted((one.known_place().tokens(), one.kind) for one in cache.checkpoints() if one.resumable))
+    assert kept[0] == kept[1]
+
+
+def request(
+    prompt: Tokens = (1, 2, 3),
+    max_tokens: int = 60,
+    temperature: float = 0.0,
+    **fields: Any,  # noqa: ANN401 - those of a request
+) -> GenerateRequest:
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    return replace(GenerateRequest(prompt, max_tokens=max_tokens, stop_tokens=(), sampling=sampling), **fields)
+
+
+def test_a_text_that_repeats_itself_takes_few_steps() -> None:
+    clients = make_clients()
+    clients.send(request())
+    steps = clients.run()
+    drafted, accepted = num_drafted(clients)
+    assert accepted > 0.9 * drafted > 20
+    assert steps < 35
+
+
+def test_what_is_not_run_is_not_drafted() -> None:
+    clients = make_clients()
+    clients.send(request(max_tokens=57))
+    clients.run()
+    drafted, accepted = num_drafted(clients)
+    assert sum(len(run.tokens) for batch in clients.runner.batches for run in batch) <= 3 + 57 + 2 * (
+        drafted - accepted
+    )
+
+
+@pytest.mark.parametrize("without", [{"speculate": 0}, {"token_mask": lambda: Residues(VOCAB_SIZE)}])
+def test_some_requests_draft_nothing(without: dict[str, Any]) -> None:
+    clients = make_clients()
+    clients.ask(request(**without))
+    assert num_drafted(clients) == (0, 0)
+
+
+def test_a_mix_drafts_nothing() -> None:
+    clients = make_clients()
+    clients.ask(request(mix=StateMix(1.0, [MixedState(1.0)])))
+    assert num_drafted(clients) == (0, 0)
+
+
+def test_a_request_bounds_its_drafts() -> None:
+    clients = make_clients()
+    clients.ask(request(speculate=2))
+    assert max(run.rows for batch in clients.runner.batches for run in batch) == 3
+
+
+def test_numbers_that_are_not_finite_behind_a_wrong_token_harm_nobody() -> None:
+    asked = request(temperature=0.7, max_tokens=100)
+    heard = make_clients().ask(asked)
+    right = (*asked.prompt, *(info.token for info in heard.tokens))
+
+    def poisoned(tokens: Tokens) -> F32:
+        return repeating(tokens) if tokens == right[: len(tokens)] else np.full(VOCAB_SIZE, np.nan, np.float32)
+
+    clients = make_clients()
+    clients.runner.logits = poisoned
+    again = clients.ask(asked)
+    assert again.error is None
+    assert (again.text, again.tokens) == (heard.text, heard.tokens)
+    drafted, accepted = num_drafted(clients)
+    assert clients.scheduler.counters.unsound_runs == 0
+    assert drafted > accepted
+
+
+def test_a_device_that_copies_no_state_drafts_nothing() -> None:
+    clients = make_clients()
+
+    def refuse(source: int, target: int) -> None:
+        raise RuntimeError(f"no copy of {source} to {target}")
+
+    clients.runner.copy_state = refuse  # type: ignore[method-assign]
+    heard = clients.ask(request())
+    assert_heard(heard, run_alone(request(), repeating, TOKEN_BYTES.__getitem__))
+    assert num_drafted(clients) == (0, 0)
+
+
+def test_a_failed_step_gives_its_spare_slots_back() -> None:
+    clients = make_clients()
+    clients.runner.fail_when = lambda batch: any(run.rows > 1 for run in batch)
+    assert clients.ask(request()).error is not None
+    clients.runner.fail_when = lambda batch: False
+    for _ in range(NUM_SPARE + 1):
+        assert isinstance(clients.ask(request()).events[-1], Finished)
+    assert num_drafted(clients)[1] > 0
+
+
+def test_no_more_drafts_than_spare_slots_and_tokens_of_a_step() -> None:
+    clients = make_clients()
+    seen: list[Batch] = []
+    clients.runner.on_step = seen.append
+    for first in (1, 2, 3):
+        clients.send(request((first, 2, 3), max_tokens=100))
+    clients.run()
+    assert max(sum(run.rows > 1 for run in batch) for batch in seen) == NUM_SPARE
