@@ -6,7 +6,6 @@ bits, here the seed, and a counter of 128 bits into four words. philox.wgsl is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -49,11 +48,12 @@ def uniforms(seeds: NDArray[np.uint64], tokens: NDArray[np.integer], kinds: NDAr
     return numbers
 
 
-def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> Sequence[Sequence[float]]:
-    """Return for each of `count` tokens, from the place `first` on, its random numbers of all kinds."""
+def uniforms_from(seed: int, first: int, count: int, num_kinds: int) -> list[float]:
+    """Return the random numbers of `count` tokens from the place `first` on: those of all kinds of each, in a row.
+
+    They are in one flat list, since a list a token is one more object that the garbage collector walks through.
+    """
     places = np.repeat(np.arange(first, first + count), num_kinds)
     kinds = np.tile(np.arange(num_kinds), count)
-    numbers: Sequence[Sequence[float]] = (
-        uniforms(np.array([seed], np.uint64), places, kinds).reshape(count, num_kinds).tolist()
-    )
+    numbers: list[float] = uniforms(np.array([seed], np.uint64), places, kinds).tolist()
     return numbers

@@ -7,7 +7,7 @@ numbers: the token depends on the row, the parameters and the seed, not on how m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ class SequenceSampler:
         self._note_whole_row = note_whole_row
         self.seed = seed
         self.index = 0  # of the next token in the text: how many were drawn or given before it
-        self._uniforms: Sequence[Sequence[float]] = ()  # of the tokens from `_first` on
+        self._uniforms: list[float] = []  # of the tokens from `_first` on
         self._first = 0
         sampler, joins = self._sampler, self.adjustments.only_penalises
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
@@ -65,7 +65,10 @@ class SequenceSampler:
     @property
     def next_uniform(self) -> float:
         """The random number of the next draw, where that takes one; 0 for those that take none."""
-        return self._next_uniforms()[0] if self._sampler.num_uniforms else 0.0
+        if self._sampler.num_uniforms == 0:
+            return 0.0
+        place = self._find_uniforms()
+        return self._uniforms[place]
 
     def settle(self, token: int) -> None:
         """Count `token` as drawn by `next_uniform` and generated."""
@@ -93,7 +96,8 @@ class SequenceSampler:
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
         self.adjustments.begin_draw()
-        uniforms = self._next_uniforms()
+        first = self._find_uniforms()
+        uniforms = self._uniforms[first : first + self._sampler.num_uniforms]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -112,13 +116,13 @@ class SequenceSampler:
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
-    def _next_uniforms(self) -> Sequence[float]:
-        """Return the random numbers of the next draw, as many as it takes."""
-        place = self.index - self._first
+    def _find_uniforms(self) -> int:
+        """Return where in `_uniforms` the random numbers of the next draw begin."""
+        place = (self.index - self._first) * self._sampler.num_uniforms
         if place >= len(self._uniforms):
             self._first, place = self.index, 0
             self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, self._sampler.num_uniforms)
-        return self._uniforms[place]
+        return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""

@@ -62,7 +62,7 @@ def test_whole_rows_are_drawn_from_as_the_definition_says(case: tuple[list[F32],
     [row, *_], sampling, seed = case
     assume(sampling.temperature > 0.01)
     drawn = SequenceSampler(sampling, seed).draw(Device(len(row)).row(row))
-    [[uniform]] = uniforms_from(seed, 0, 1, 1)
+    [uniform] = uniforms_from(seed, 0, 1, 1)
     allowed = {token for nudge in (-1e-9, 0.0, 1e-9) for token in by_definition(row, sampling, uniform, nudge)}
     assert drawn.token in allowed
     logits = row.astype(np.float64)

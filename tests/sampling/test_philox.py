@@ -40,12 +40,12 @@ def test_numbers_that_are_made_together_are_those_that_are_made_alone(seeds: lis
     together = uniforms(np.array(seeds, np.uint64), places, kind)
     assert ((together >= 0.0) & (together < 1.0)).all()
     for number, (seed, place) in enumerate(zip(seeds, places.tolist(), strict=True)):
-        assert uniforms_from(seed, place, 1, 4)[0][kind] == together[number]
-        assert uniforms_from(seed, max(place - 3, 0), 9, 4)[min(place, 3)][kind] == together[number]
+        assert uniforms_from(seed, place, 1, 4)[kind] == together[number]
+        assert uniforms_from(seed, max(place - 3, 0), 9, 4)[4 * min(place, 3) + kind] == together[number]
 
 
 def test_numbers_are_even_and_differ_by_seed_place_and_kind() -> None:
-    numbers = np.array([uniforms_from(seed, 0, 500, 2) for seed in range(20)])
+    numbers = np.array([uniforms_from(seed, 0, 500, 2) for seed in range(20)]).reshape(20, 500, 2)
     assert len(np.unique(numbers)) == numbers.size
     counts, _ = np.histogram(numbers, 10, (0.0, 1.0))
     assert np.abs(counts - numbers.size / 10).max() < 5 * np.sqrt(numbers.size / 10)
