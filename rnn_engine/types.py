@@ -118,6 +118,27 @@ DRAW_TEMPERATURES: Final = (0.01, 100.0)
 """The least and the greatest that a device draws with."""
 
 
+DRAW_PENALTIES: Final = (1e-6, 100.0)
+"""The least and the greatest presence or frequency penalty that a device takes off, but for 0."""
+
+DRAW_DECAYS: Final = (0.1, 1.0)
+"""The least and the greatest decay of penalties on a device."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawPenalties:
+    """What a device takes off the logits of the tokens that a text has, as `rnn_engine.sampling.Adjustments` does.
+
+    A device keeps the penalties in a sequence's slot, and counts each token that it draws. It begins anew, with
+    `earlier`, where a draw comes with another object than the slot's draw before.
+    """
+
+    presence: float  # 0 or one of `DRAW_PENALTIES`, as is the next
+    frequency: float
+    decay: float  # one of `DRAW_DECAYS`
+    earlier: F32 | None = None  # [V] the penalties at the beginning, none negative; None: there are none yet
+
+
 @dataclass(slots=True)
 class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
@@ -134,6 +155,8 @@ class TokenDraw:
     temperature: float  # one of `DRAW_TEMPERATURES`
     count: int = 1
     halts: NDArray[np.uint32] | None = None  # [ceil(V / 32)] a bit for each token after which none is drawn
+    penalties: DrawPenalties | None = None
+    counts_input: bool = False  # whether the last token of the run is to be counted: one that the device did not draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +291,11 @@ class Runner(Protocol):
     @property
     def max_draws(self) -> int:
         """The most tokens that one step draws after a run; 0 where the device draws none."""
+        ...
+
+    @property
+    def num_penalty_slots(self) -> int:
+        """How many slots there are, from the first on, in which a draw may have penalties."""
         ...
 
     def submit(self, batch: Batch) -> Ticket:

@@ -5,6 +5,7 @@
 
 #include batch
 #include readout
+#include sum_over_workgroup
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;           // [R, VOCAB]
 @group(0) @binding(2) var<storage, read> masks: array<u32>;            // [masks, MASK_WORDS]
@@ -12,7 +13,6 @@
 
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 
-var<workgroup> partial: array<f32, THREADS>;
 var<workgroup> bins: array<atomic<u32>, 256>;
 var<workgroup> num_taken: atomic<u32>;
 var<workgroup> num_not_finite: atomic<u32>;
@@ -49,19 +49,6 @@ fn max_over_workgroup(value: f32, thread: u32) -> f32 {
     for (var half = THREADS / 2u; half > 0u; half /= 2u) {
         if thread < half {
             partial[thread] = max(partial[thread], partial[thread + half]);
-        }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
-
-fn sum_over_workgroup(value: f32, thread: u32) -> f32 {
-    workgroupBarrier();
-    partial[thread] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            partial[thread] += partial[thread + half];
         }
         workgroupBarrier();
     }

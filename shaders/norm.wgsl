@@ -1,19 +1,6 @@
 // Mean and 1 / standard deviation of WIDTH floats of `x`, by all THREADS threads of a workgroup together.
 
-var<workgroup> partial: array<f32, THREADS>;
-
-fn sum_over_workgroup(value: f32, thread: u32) -> f32 {
-    workgroupBarrier();
-    partial[thread] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            partial[thread] += partial[thread + half];
-        }
-        workgroupBarrier();
-    }
-    return partial[0];
-}
+#include sum_over_workgroup
 
 fn mean_and_scale(start: u32, thread: u32) -> vec2<f32> {
     var sum = 0.0;

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.types import (
+    DRAW_DECAYS,
+    DRAW_PENALTIES,
     DRAW_TEMPERATURES,
     F32,
     Batch,
+    DrawPenalties,
     ModelShape,
     State,
     Ticket,
@@ -27,23 +30,28 @@ from states.checks import check_fields
 T = TypeVar("T")
 
 
-def check_batch(
-    batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int, max_draws: int = 0
-) -> None:
+def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int, max_rows: int) -> None:
     """Raise InvalidRequestError for the first thing in `batch` that a step does not take."""
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
     for position, run in enumerate(batch):
         _check_run(f"run {position}", run, shape, num_slots)
+    _check_slots_differ(batch)
+    _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
+    _check_total("rows", [run.rows for run in batch], max_rows)
+
+
+def check_draws(batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0) -> None:
+    """Raise InvalidRequestError for the first draw in `batch` that a step does not take."""
+    for position, run in enumerate(batch):
         if run.draw is not None:
-            _check_draw(f"run {position}", run, run.draw, shape.vocab_size, max_draws)
+            _check_draw(f"run {position}", run, run.draw, vocab_size, max_draws)
+            if run.draw.penalties is not None:
+                _check_penalties(f"run {position}", run, run.draw.penalties, vocab_size, num_penalty_slots)
         if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
             raise InvalidRequestError(f"run {position}: follows", True, "a run of one token with a draw, no embeddings")
     if any(run.draw is not None and run.draw.count > 1 for run in batch):
         _check_draws_alone(batch)
-    _check_slots_differ(batch)
-    _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
-    _check_total("rows", [run.rows for run in batch], max_rows)
 
 
 def given_ids(batch: Batch, vocab_size: int) -> list[Sequence[int] | NDArray[np.intp]]:
@@ -154,6 +162,19 @@ def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_
     expected = (mask_words(vocab_size),)
     if draw.halts is not None and (draw.halts.dtype != np.uint32 or draw.halts.shape != expected):
         raise InvalidRequestError(f"{name}: draw halts", f"{draw.halts.dtype} {draw.halts.shape}", f"uint32 {expected}")
+
+
+def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_size: int, num_slots: int) -> None:
+    name = f"{name}: draw penalties"
+    if run.slot >= num_slots:
+        raise InvalidRequestError(name, penalties, f"null beyond the first {num_slots} slots of this runner")
+    for part, value in (("presence", penalties.presence), ("frequency", penalties.frequency)):
+        if value != 0.0:
+            check_range(f"{name}: {part}", value, *DRAW_PENALTIES)
+    check_range(f"{name}: decay", penalties.decay, *DRAW_DECAYS)
+    earlier = penalties.earlier
+    if earlier is not None and (earlier.dtype != np.float32 or earlier.shape != (vocab_size,)):
+        raise InvalidRequestError(f"{name}: earlier", f"{earlier.dtype} {earlier.shape}", f"float32 {(vocab_size,)}")
 
 
 def _check_draws_alone(batch: Batch) -> None:

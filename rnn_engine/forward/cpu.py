@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import StepError
 from rnn_engine.forward.contract import (
     check_batch,
+    check_draws,
     check_slot,
     check_state,
     given_ids,
@@ -84,9 +85,14 @@ class CpuRunner:
     def max_draws(self) -> int:
         return 0
 
+    @property
+    def num_penalty_slots(self) -> int:
+        return 0
+
     @np.errstate(over="ignore", invalid="ignore")  # the read-out says whose rows are not finite
     def submit(self, batch: Batch) -> Ticket:
         check_batch(batch, self._shape, self._num_slots, self._max_tokens, self._max_rows)
+        check_draws(batch, self._shape.vocab_size)
         if self._weights is None:
             raise StepError("the runner is closed")
         slots = [run.slot for run in batch]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.gpu import Buffer, Dispatch, Memory
-from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, mask_words
+from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, DrawPenalties, TokenDraw, mask_words
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_NUM_DRAWN, _OUTCOME, _TOKENS = 7, 8, 9  # words of struct Draw
+_PENALTIES, _COUNTS_INPUT, _NUM_DRAWN, _OUTCOME, _TOKENS = 7, 13, 14, 15, 16  # words of struct Draw
 _SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
+_LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
+_ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
 
 
 def count_draws(batch: Batch) -> int:
@@ -23,18 +26,26 @@ def count_draws(batch: Batch) -> int:
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
 
 
-def encode_draws(batch: Batch, limits: StepLimits) -> NDArray[np.uint32]:
-    """Return a `struct Draw` for each row of `batch`, [R, words]; zeros are a row that is not drawn from."""
+def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
+    """Return a `struct Draw` for each row of `batch`, [R, words]; zeros are a row that is not drawn from.
+
+    `penalties` are brought to what the draws begin with.
+    """
     ends = np.cumsum([run.rows for run in batch])
     drawing = [run.draw is not None for run in batch]
     draws = [run.draw for run in batch if run.draw is not None]
     words = np.zeros((ends.item(-1), limits.draw_words), np.uint32)
+    floats = words.view(np.float32)
     rows = ends[drawing] - 1
     seeds = np.array([draw.seed for draw in draws], np.uint64)
     words[rows, 0] = seeds & np.uint64(2**32 - 1)
     words[rows, 1] = seeds >> np.uint64(32)
     words[rows, 2:5] = [(draw.index, draw.count, draw.top_k or _ALL) for draw in draws]
-    words.view(np.float32)[rows, 5:7] = [(draw.top_p, draw.temperature) for draw in draws]
+    floats[rows, 5:7] = [(draw.top_p, draw.temperature) for draw in draws]
+    for run, end in zip(batch, ends.tolist(), strict=True):
+        if run.draw is not None and run.draw.penalties is not None:
+            floats[end - 1, _PENALTIES:_COUNTS_INPUT] = penalties.prepare(run.slot, run.draw, run.draw.penalties)
+            words[end - 1, _COUNTS_INPUT] = run.draw.counts_input
     return words
 
 
@@ -90,3 +101,49 @@ class SlotHalts:
             if halts is not self._masks[run.slot]:
                 self._memory.upload(self._buffer, run.slot * self._num_bytes, halts)
                 self._masks[run.slot] = halts
+
+
+class SlotPenalties:
+    """The penalties of the sequences in the first slots, on a device: see penalties.wgsl."""
+
+    def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
+        """`buffer`: [slots, V] f32."""
+        self._buffer = buffer
+        self._memory = memory
+        self._texts: list[_Text | None] = [None] * num_slots  # by slot: whose numbers it holds
+
+    def prepare(self, slot: int, draw: TokenDraw, penalties: DrawPenalties) -> tuple[float, ...]:
+        """Return the floats of struct Draw from `presence` to `penalty_error`; upload what there was before a text."""
+        counted = draw.index - draw.counts_input  # tokens of the text that are counted in the numbers
+        text, rescale = self._texts[slot], 1.0
+        if text is None or text.penalties is not penalties:
+            self._texts[slot] = text = _Text(penalties, counted, counted)
+            if penalties.earlier is None:
+                rescale = 0.0
+            else:
+                self._memory.upload(self._buffer, slot * penalties.earlier.nbytes, penalties.earlier)
+        decay, ahead = penalties.decay, draw.count + 1
+        if decay ** (counted + ahead - text.base) < _LEAST_SCALE:
+            rescale, text.base = decay ** (counted - text.base), counted
+        scale = decay ** (counted - text.base)
+        length = counted + ahead - text.first
+        return penalties.presence, penalties.frequency, decay, scale, rescale, _penalty_error(decay, length)
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text whose penalties are kept: from which of its tokens on, and at which of them the scale was 1."""
+
+    penalties: DrawPenalties
+    first: int
+    base: int
+
+
+def _penalty_error(decay: float, length: int) -> float:
+    """Bound what a penalty is off by, as a part of itself, after `length` tokens.
+
+    A number is a sum of f32, and each addition to it may be off by half a unit in the last place, which later ones
+    make less of a part where the penalties decay. The scale is a product of up to ten, and is a part of what is
+    added and of what is read: 24 units. All that is taken twice.
+    """
+    return _ERROR * (64.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))

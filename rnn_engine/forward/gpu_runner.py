@@ -10,8 +10,8 @@ from functools import lru_cache, partial
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.forward.contract import check_batch, check_slot, check_state, given_rows, take_oldest
-from rnn_engine.forward.draws import SlotHalts, count_draws, decode_draws, encode_draws
+from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, given_rows, take_oldest
+from rnn_engine.forward.draws import SlotHalts, SlotPenalties, count_draws, decode_draws, encode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.open_runs import OpenRuns
@@ -95,6 +95,7 @@ class GpuRunner:
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
         self._halts = SlotHalts(self._forward.buffers.halts, self._shape.vocab_size, limits.num_slots, memory)
         self._open = OpenRuns(self._states)
+        self._penalties = SlotPenalties(self._forward.buffers.penalties, limits.num_penalty_slots, memory)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -121,6 +122,10 @@ class GpuRunner:
     @property
     def max_draws(self) -> int:
         return self._limits.max_draws
+
+    @property
+    def num_penalty_slots(self) -> int:
+        return self._limits.num_penalty_slots
 
     @property
     def device(self) -> Device:
@@ -151,7 +156,9 @@ class GpuRunner:
         return self._plan(size, side=0)
 
     def submit(self, batch: Batch) -> Ticket:
-        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows, self.max_draws)
+        limits = self._limits
+        check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
+        check_draws(batch, self._shape.vocab_size, limits.max_draws, limits.num_penalty_slots)
         if self._closed:
             raise StepError("the runner is closed")
         self._open.check(batch)
@@ -234,7 +241,7 @@ class GpuRunner:
             self._forward.given.upload(given)
         if num_draws:
             self._halts.upload(batch)
-            memory.upload(buffers.draws, 0, encode_draws(batch, limits))
+            memory.upload(buffers.draws, 0, encode_draws(batch, limits, self._penalties))
         num_tokens = sum(len(run.tokens) for run in batch)
         size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
         first = replace(size, has_following=any(run.follows for run in batch))

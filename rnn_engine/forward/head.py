@@ -54,7 +54,7 @@ class Head:
         )
 
     def _draw(self, outputs: HeadOutputs) -> KernelStage:
-        context = self._context
+        context, buffers = self._context, self._context.buffers
         return context.kernel_stage(
             "draw",
             "draw",
@@ -66,9 +66,11 @@ class Head:
             },
             {
                 "readout": outputs.readout,
-                "halts": context.buffers.halts,
-                "draws": context.buffers.draws,
-                "last_drawn": context.buffers.last_drawn,
+                "halts": buffers.halts,
+                "draws": buffers.draws,
+                "last_drawn": buffers.last_drawn,
+                "logits": outputs.logits,
+                "penalties": buffers.penalties,
             },
             lambda step: (step.num_rows, 1),
         )

@@ -145,6 +145,7 @@ def _load_gpu_runner(
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
         size.rows_of(shape),
         size.candidates_of(shape),
+        num_penalty_slots=min(size.num_slots, device.max_binding_bytes // (4 * shape.vocab_size)),
     )
     with ExitStack() as undo:
         memory = device.allocate()

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import I32
+from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, I32, DrawPenalties
 
 F64: TypeAlias = NDArray[np.float64]
 
@@ -21,6 +21,7 @@ NEVER = -1e30
 """A bias below every logit: such a token is drawn only where nothing else is left. Finite, for sums to have a value."""
 
 _FIRST_ROOM = 64  # tokens
+_LEAST_ON_DEVICE = 1e-30  # for a token that has been seen, however long ago
 _LEAST_SCALE = 1e-100  # penalties are counted anew where they have decayed by more
 
 
@@ -120,6 +121,23 @@ class Adjustments:
         return self._penalises
 
     @property
+    def fit_device(self) -> bool:
+        """Whether a device can take them off: there are penalties alone, in its ranges."""
+        amounts_fit = all(
+            amount == 0.0 or DRAW_PENALTIES[0] <= amount <= DRAW_PENALTIES[1]
+            for amount in (self._presence, self._frequency)
+        )
+        return amounts_fit and self.only_penalises and DRAW_DECAYS[0] <= self._decay <= DRAW_DECAYS[1]
+
+    def for_device(self) -> DrawPenalties:
+        """Return what a device is to take off, where they `fit_device`; it goes on from the tokens so far."""
+        earlier = None
+        if self._size > 0:
+            earlier = np.zeros(len(self._penalty), np.float32)
+            earlier[self.tokens] = np.maximum(self._penalty[self.tokens] * self._scale, _LEAST_ON_DEVICE)
+        return DrawPenalties(self._presence, self._frequency, self._decay, earlier)
+
+    @property
     def scale(self) -> float:
         """What the numbers in the row of `keep_in` stand for: the penalties are so many times as great."""
         return self._scale
@@ -200,7 +218,9 @@ class Adjustments:
     def generated(self, token: int) -> None:
         """Decay every penalty by one token, then count `token` as seen."""
         if self._penalises:
-            self._decay_all()
+            self._scale *= self._decay
+            if self._scale < _LEAST_SCALE:
+                self._rescale()
             amount = self._frequency
             if token not in self._seen:
                 self._seen.add(token)
@@ -218,12 +238,10 @@ class Adjustments:
         for rule in self._rules:
             rule.generated(token)
 
-    def _decay_all(self) -> None:
-        self._scale *= self._decay
-        if self._scale < _LEAST_SCALE:
-            self._penalty[self.tokens] *= self._scale
-            self._total *= self._scale
-            self._scale = 1.0
+    def _rescale(self) -> None:
+        self._penalty[self.tokens] *= self._scale
+        self._total *= self._scale
+        self._scale = 1.0
 
     def _plain(self, tokens: I32) -> F64:
         """Return what is added to `tokens` but for `repeat_penalty`."""

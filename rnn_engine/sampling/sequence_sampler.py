@@ -7,7 +7,8 @@ numbers: the token depends on the row, the parameters and the seed, not on how m
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,7 @@ from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.philox import uniforms_from
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.types import DRAW_TEMPERATURES, TokenDraw
+from rnn_engine.types import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
 
 _AHEAD = 256  # tokens whose random numbers are made at once: 141 us, and 113 us for a quarter of them
 WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time
@@ -61,14 +62,14 @@ class SequenceSampler:
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
         """How `JointDraws` draws for it; None: it has to draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
+        self._uncounted = array("I")  # tokens that a device has drawn, and that are no part of `adjustments` yet
+        self._on_device: DrawPenalties | None = None  # what the device takes off
+        self._num_on_device = 0  # how many tokens of the text the device has counted in that, or knew of before
 
     @property
     def next_uniform(self) -> float:
-        """The random number of the next draw, where that takes one; 0 for those that take none."""
-        if self._sampler.num_uniforms == 0:
-            return 0.0
-        place = self._find_uniforms()
-        return self._uniforms[place]
+        """The random number of the next draw on the host, where that takes one; 0 for those that take none."""
+        return next(iter(self._next_uniforms()), 0.0)
 
     def settle(self, token: int) -> None:
         """Count `token` as drawn by `next_uniform` and generated."""
@@ -76,10 +77,9 @@ class SequenceSampler:
         if self.adjustments.penalises:
             self.adjustments.generated(token)
 
-    @property
-    def draws_on_device(self) -> bool:
-        """Whether a device can draw for it, as `device_draw` tells it to."""
-        if self.nucleus is None or self.adjustments.penalises:
+    def draws_on_device(self, *, has_penalties: bool) -> bool:
+        """Whether a device can draw for it, as `device_draw` tells it to; one that `has_penalties` or not."""
+        if self.nucleus is None or (self.adjustments.penalises and not (has_penalties and self.adjustments.fit_device)):
             return False
         return DRAW_TEMPERATURES[0] <= self.nucleus.temperature <= DRAW_TEMPERATURES[1]
 
@@ -87,17 +87,33 @@ class SequenceSampler:
         """Have a device draw the next `count` tokens, or up to one that `halts` says."""
         nucleus = self.nucleus
         assert nucleus is not None, "a device draws a nucleus alone"
-        return TokenDraw(self.seed, self.index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
+        draw = TokenDraw(self.seed, self.index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
+        if self.adjustments.penalises:
+            if self._on_device is None or self.index > self._num_on_device + 1:
+                self.count_drawn()
+                self._on_device, self._num_on_device = self.adjustments.for_device(), self.index
+            draw.penalties, draw.counts_input = self._on_device, self.index > self._num_on_device
+            self._num_on_device = self.index
+        return draw
 
-    def drew_on_device(self, count: int) -> None:
-        """Count so many tokens as generated that a device has drawn."""
-        self.index += count
+    def drew_on_device(self, tokens: Sequence[int]) -> None:
+        """Count `tokens` as generated, which a device has drawn."""
+        self.index += len(tokens)
+        self._num_on_device = self.index
+        if self.adjustments.penalises:
+            self._uncounted.extend(tokens)
+
+    def count_drawn(self) -> None:
+        """Count what a device has drawn in `adjustments`, which no draw on the device asks for."""
+        for token in self._uncounted:
+            self.adjustments.generated(token)
+        del self._uncounted[:]
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""
+        self.count_drawn()
         self.adjustments.begin_draw()
-        first = self._find_uniforms()
-        uniforms = self._uniforms[first : first + self._sampler.num_uniforms]
+        uniforms = self._next_uniforms()
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -112,17 +128,19 @@ class SequenceSampler:
 
     def given(self, token: int) -> None:
         """Count `token` as generated, which was not drawn."""
+        self.count_drawn()
         self.index += 1
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
-    def _find_uniforms(self) -> int:
-        """Return where in `_uniforms` the random numbers of the next draw begin."""
-        place = (self.index - self._first) * self._sampler.num_uniforms
-        if place >= len(self._uniforms):
+    def _next_uniforms(self) -> list[float]:
+        """Return the random numbers of the next draw, as many as it takes."""
+        count = self._sampler.num_uniforms
+        place = (self.index - self._first) * count
+        if place >= len(self._uniforms) and count > 0:
             self._first, place = self.index, 0
-            self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, self._sampler.num_uniforms)
-        return place
+            self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, count)
+        return self._uniforms[place : place + count]
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""

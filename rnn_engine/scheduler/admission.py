@@ -141,6 +141,7 @@ class Admission:
             self._meter.counters,
             waiting.context,
             self._halts.of(waiting.request) if self._runner.max_draws else None,
+            penalises_on_device=slots[0] < self._runner.num_penalty_slots,
         )
         if isinstance(live, DraftingSequence) and drafter is not None:
             live.drafter = drafter

@@ -64,12 +64,14 @@ class LiveSequence(Member):
         counters: EngineCounters,
         context: Context,
         halts: NDArray[np.uint32] | None = None,
+        *,
+        penalises_on_device: bool = False,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
         `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take.
 
         `context` is that of whoever asked. `halts` are the tokens that may end the text, as `Halts` makes them; None
-        where the device is to draw nothing.
+        where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties.
         """
         super().__init__(key, request, slot, start, context)
         self._followers: list[Follower] = []
@@ -83,7 +85,8 @@ class LiveSequence(Member):
         self._mask = _make_mask(request, vocab_size)
         self._answer = Answer(request, self._generated, self._mask, infos, counters)
         on_device = halts is not None and self._mask is None and request.logprobs is None and request.mix is None
-        self._halts = halts if on_device and self.sampler.draws_on_device else None
+        on_device = on_device and self.sampler.draws_on_device(has_penalties=penalises_on_device)
+        self._halts = halts if on_device else None
         self._draw_in_flight = False  # the device draws tokens that nobody has seen
         self._is_cut = False  # the text ends after these
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
@@ -191,7 +194,7 @@ class LiveSequence(Member):
         num_run = len(drawn.tokens) - drawn.is_settled
         self.position += num_run
         self._submitted += num_run
-        self.sampler.drew_on_device(len(drawn.tokens))
+        self.sampler.drew_on_device(drawn.tokens)
         goes_on = self._answer.take_all(drawn.tokens)
         if not drawn.is_settled:
             return []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
+from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.types import F32, ModelShape, TokenDraw, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels
 from tests.support.gpu import make_gpu_runner
@@ -16,21 +20,41 @@ from tests.support.logit_rows import make_row, peaked
 from tests.support.models import random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES
 
-NO_HALTS = None
-SIZES = [DrawKernels(257, 16), DrawKernels(5, 8), DrawKernels(1000, 128), DrawKernels(257, 16, "discrete")]
+SIZES = [
+    DrawKernels(257, 16),
+    DrawKernels(1, 8),
+    DrawKernels(7, 16),
+    DrawKernels(1244, 128),
+    DrawKernels(65536, 128),
+    DrawKernels(257, 16, "discrete"),
+]
 
 
-def draw_of(sampling: SamplingParams, seed: int, index: int, vocab_size: int) -> TokenDraw:
-    sampler = SequenceSampler(sampling, seed)
-    sampler.drew_on_device(index)
-    assert sampler.draws_on_device
-    return sampler.device_draw(1, np.zeros(mask_words(vocab_size), np.uint32))
+@dataclass(frozen=True)
+class Text:
+    """A text of which `index` tokens were drawn, after some of `earlier` replies."""
 
+    sampling: SamplingParams
+    seed: int
+    index: int
+    vocab_size: int
+    earlier: Sequence[int] = ()
 
-def draw_by_host(row: F32, sampling: SamplingParams, seed: int, index: int) -> int:
-    sampler = SequenceSampler(sampling, seed)
-    sampler.drew_on_device(index)
-    return sampler.draw(LogitRow.of_full(row, len(row))).token
+    def sampler(self) -> SequenceSampler:
+        earlier = [token % self.vocab_size for token in self.earlier]
+        sampler = SequenceSampler(
+            self.sampling, self.seed, SequenceContext(earlier=earlier, vocab_size=self.vocab_size)
+        )
+        sampler.index = self.index
+        return sampler
+
+    def draw_on_device(self) -> TokenDraw:
+        sampler = self.sampler()
+        assert sampler.draws_on_device(has_penalties=True)
+        return sampler.device_draw(1, np.zeros(mask_words(self.vocab_size), np.uint32))
+
+    def draw_on_host(self, row: F32) -> int:
+        return self.sampler().draw(LogitRow.of_full(row, len(row))).token
 
 
 nuclei = st.builds(
@@ -38,44 +62,59 @@ nuclei = st.builds(
     temperature=st.sampled_from([0.0, 0.01, 0.3, 1.0, 1.0, 1.7, 100.0]),
     top_p=st.sampled_from([0.0, 0.3, 0.5, 0.9, 0.999, 1.0]),
     top_k=st.sampled_from([0, 1, 2, 15, 16, 17, 128, 300]),
+    presence_penalty=st.sampled_from([0.0, 0.3, 1.0, 50.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, 1e-6]),
+    penalty_decay=st.sampled_from([0.1, 0.9, 0.99654026, 1.0]),
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kernels", SIZES, ids=str)
 def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, data: st.DataObject) -> None:
+    count = 2 if kernels.vocab_size > 10_000 else 8
     seed = data.draw(st.integers(0, 2**32 - 1))
-    sampling = data.draw(st.lists(nuclei, min_size=8, max_size=8))
-    rows = np.stack([make_row(seed + number, kernels.vocab_size) for number in range(8)])
+    sampling = data.draw(st.lists(nuclei, min_size=count, max_size=count))
+    rows = np.stack([make_row(seed + number, kernels.vocab_size) for number in range(count)])
     rows = np.where(np.isfinite(rows), rows, np.float32(-60.0))
     if data.draw(st.booleans()):
         rows = np.round(rows)  # many are equal
-    seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=8, max_size=8))
-    places = range(8)
-    draws = [draw_of(*one, kernels.vocab_size) for one in zip(sampling, seeds, places, strict=True)]
-    readout, drawn = kernels.run(rows, draws)
+    greatest = np.argsort(-rows, axis=1, kind="stable")[:, :20]
+    chance = np.random.default_rng(seed)
+    earlier = [chance.choice(row, 12).tolist() if number % 2 else [] for number, row in enumerate(greatest)]
+    seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count))
+    texts = list(map(Text, sampling, seeds, range(count), [kernels.vocab_size] * count, earlier))
+    readout, drawn = kernels.run(rows, [text.draw_on_device() for text in texts])
     order = np.argsort(-rows, axis=1, kind="stable")[:, : readout.ids.shape[1]]
     np.testing.assert_array_equal(readout.ids, order)
     np.testing.assert_array_equal(readout.logits, np.take_along_axis(rows, order, axis=1))
-    for number, one in enumerate(drawn):
+    for text, row, one in zip(texts, rows, drawn, strict=True):
         if one.is_settled:
-            assert list(one.tokens) == [draw_by_host(rows[number], sampling[number], seeds[number], number)]
+            assert list(one.tokens) == [text.draw_on_host(row)]
         else:
             assert list(one.tokens) == []
-            assert sampling[number].temperature > 0.0
-            assert sampling[number].top_k != 1
+            assert text.earlier or (text.sampling.temperature > 0.0 and text.sampling.top_k != 1)
 
 
-def test_nearly_all_draws_of_ordinary_rows_are_settled() -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(top_p=0.95, temperature=0.8),
+        SamplingParams(top_k=0, top_p=1.0),
+        SamplingParams(presence_penalty=0.3, frequency_penalty=0.3),
+        SamplingParams(presence_penalty=1.0, frequency_penalty=0.5, top_p=0.95, temperature=0.8),
+    ],
+)
+def test_nearly_all_draws_of_ordinary_rows_are_settled(sampling: SamplingParams) -> None:
     rows = np.stack([np.roll(peaked(), number) for number in range(100)])
-    for sampling in (SamplingParams(), SamplingParams(top_p=0.95, temperature=0.8), SamplingParams(top_k=0, top_p=1.0)):
-        draws = [draw_of(sampling, seed, 3 * seed, 1000) for seed in range(100)]
-        _, drawn = SIZES[2].run(rows, draws)
-        assert sum(one.is_settled for one in drawn) >= 98
-        for number, one in enumerate(drawn):
-            if one.is_settled:
-                assert one.tokens[0] == draw_by_host(rows[number], sampling, number, 3 * number)
+    chance = np.random.default_rng(7)
+    texts = [Text(sampling, seed, 3 * seed, 1000, (seed + chance.zipf(1.5, 30) - 1).tolist()) for seed in range(100)]
+    _, drawn = DrawKernels(1000, 128).run(rows, [text.draw_on_device() for text in texts])
+    assert sum(one.is_settled for one in drawn) >= 95
+    for text, row, one in zip(texts, rows, drawn, strict=True):
+        if one.is_settled:
+            assert one.tokens[0] == text.draw_on_host(row)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rnn_engine.forward.draws import SlotHalts, decode_draws, encode_draws
+from rnn_engine.forward.draws import SlotHalts, SlotPenalties, decode_draws, encode_draws
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.gpu import BufferCopy, Dispatch, Plan, Recorder
@@ -25,7 +25,8 @@ class DrawKernels:
         """Return the read-out of rows [R, V], and what was drawn from each: at most one token a row."""
         device, tuning = open_checked(self.kind)
         num_rows = len(logits)
-        limits = StepLimits(num_rows, num_rows, num_rows, min(self.num_candidates, self.vocab_size))
+        candidates = min(self.num_candidates, self.vocab_size)
+        limits = StepLimits(num_rows, num_rows, num_rows, candidates, num_penalty_slots=num_rows)
         batch: Batch = [TokenRun(slot, (0,), rows=1, draw=draw) for slot, draw in enumerate(draws)]
         memory, recorder = device.allocate(), Recorder(device)
         try:
@@ -37,14 +38,16 @@ class DrawKernels:
                 "halts": num_rows * -(-self.vocab_size // 32),
                 "draws": num_rows * limits.draw_words,
                 "last_drawn": num_rows,
+                "penalties": logits.size,
             }
             buffers = {name: memory.create_buffer(name, 4 * size) for name, size in sizes.items()}
             answer = memory.create_buffer("answer", 4 * (sizes["readout"] + sizes["draws"]), mappable=True)
             memory.upload(buffers["logits"], 0, logits)
             memory.upload(buffers["batch"], 0, encode_batch(batch, limits, [0] * num_rows, self.vocab_size))
             SlotHalts(buffers["halts"], self.vocab_size, num_rows, memory).upload(batch)
+            penalties = SlotPenalties(buffers["penalties"], num_rows, memory)
             if any(draws):
-                memory.upload(buffers["draws"], 0, encode_draws(batch, limits))
+                memory.upload(buffers["draws"], 0, encode_draws(batch, limits, penalties))
             common = {
                 **limits.constants(),
                 "THREADS": tuning.candidate_threads,
@@ -54,7 +57,7 @@ class DrawKernels:
             dispatches = []
             for name, own, bound in (
                 ("candidates", {"HAS_MASKS": False}, ("batch", "logits", "masks", "readout")),
-                ("draw", {"MAX_DRAWS": limits.max_draws}, ("batch", "readout", "halts", "draws", "last_drawn")),
+                ("draw", {"MAX_DRAWS": limits.max_draws}, tuple(name for name in buffers if name != "masks")),
             ):
                 kernel = device.kernels.get(name, {**common, **own})
                 group = device.kernels.bind(kernel.source, {key: buffers[key] for key in bound})

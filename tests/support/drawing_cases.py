@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.sampling.ai00 import PENALTY_DECAY
 from rnn_engine.scheduler import Scheduler
 from rnn_engine.types import Runner
 from tests.support.gpu import make_gpu_runner
@@ -37,12 +38,14 @@ def make_request(number: int) -> GenerateRequest:
     """The request of this number; all of them have a seed, and their end is kept."""
     chance = np.random.default_rng([52, number])
     vocab = SHAPE.vocab_size
-    penalises = chance.random() < 0.15
+    penalises = chance.random() < 0.5
     sampling = SamplingParams(
         temperature=float(chance.choice([0.0, 0.3, 1.0, 1.0, 1.5, 1000.0], p=[0.25, 0.15, 0.25, 0.2, 0.1, 0.05])),
         top_p=float(chance.choice([0.3, 0.7, 0.95, 1.0])),
         top_k=int(chance.choice([0, 5, 40, 128])),
-        presence_penalty=0.5 if penalises else 0.0,
+        presence_penalty=float(chance.choice([0.0, 0.3, 0.5, 2.0])) if penalises else 0.0,
+        frequency_penalty=float(chance.choice([0.0, 0.3, 0.7])) if penalises else 0.0,
+        penalty_decay=float(chance.choice([0.0, 0.2, 0.9, PENALTY_DECAY, PENALTY_DECAY, 1.0])),
         min_p=0.1 if chance.random() < 0.05 else 0.0,
         seed=int(chance.integers(2**63)),
     )
@@ -54,6 +57,9 @@ def make_request(number: int) -> GenerateRequest:
         stop=tuple(bytes(chance.choice(list(b"abcdefghij"), size=chance.integers(1, 5))) for _ in range(num_strings)),
         stop_tokens=tuple(chance.integers(0, vocab, size=num_stops).tolist()),
         sampling=sampling,
+        penalised_prompt=chance.integers(0, vocab, size=chance.integers(1, 30)).tolist()
+        if chance.random() < 0.3
+        else (),
         token_mask=(lambda: Residues(vocab)) if chance.random() < 0.05 else None,
         logprobs=1 if chance.random() < 0.1 else None,
         keep_end=True,

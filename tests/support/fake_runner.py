@@ -74,6 +74,7 @@ class FakeRunner:
     max_tokens: int = 32
     max_rows: int = 16
     max_draws: int = 0
+    num_penalty_slots: int = 0
     num_candidates: int = 8
     fail_when: Callable[[Batch], bool] = lambda batch: False
     on_step: Callable[[Batch], None] = lambda batch: None

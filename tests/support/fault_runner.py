@@ -108,6 +108,10 @@ class FaultRunner:
     def max_draws(self) -> int:
         return self.inner.max_draws
 
+    @property
+    def num_penalty_slots(self) -> int:
+        return self.inner.num_penalty_slots
+
     def submit(self, batch: Batch) -> Ticket:
         faults = self._faults
         faults.steps += 1

@@ -36,7 +36,13 @@ def make_gpu_runner(
     memory = device.allocate()
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
-    limits = StepLimits(num_slots, max_tokens, max_rows, min(num_candidates, model.shape.vocab_size))
+    limits = StepLimits(
+        num_slots,
+        max_tokens,
+        max_rows,
+        min(num_candidates, model.shape.vocab_size),
+        num_penalty_slots=num_slots,
+    )
     return GpuRunner(
         model,
         VERSIONS.get(model.shape.version).load_layers,

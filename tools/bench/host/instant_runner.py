@@ -39,6 +39,7 @@ class InstantRunner:
         self.num_slots = num_slots
         self.max_tokens = self.max_rows = max(256, num_slots)
         self.max_draws = max_draws
+        self.num_penalty_slots = num_slots if max_draws else 0
         self._targets = np.full(self.max_rows, np.nan, np.float32)
         self._sound = np.ones(num_slots, np.bool_)
         self._fields = {field.name for field in fields(Readout)}
