@@ -13,15 +13,18 @@ from server.app import ServerSettings, make_app
 
 
 @asynccontextmanager
-async def served(engine: EngineLike, clients: int) -> AsyncIterator[int]:
-    """Serve an engine to so many clients at a time; gives the port. The engine is closed with the server."""
+async def served(engine: EngineLike, clients: int, port: int = 0) -> AsyncIterator[int]:
+    """Serve an engine to so many clients at a time; gives the port, a free one for 0.
+
+    The engine is closed with the server.
+    """
     runner = web.AppRunner(make_app(engine, ServerSettings(port=0)), access_log=None, handler_cancellation=True)
     await runner.setup()
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # the clients break off in the middle
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2 * clients)
+        site = web.TCPSite(runner, "127.0.0.1", port, backlog=2 * clients)
         await site.start()
-        port: int = runner.addresses[0][1]
-        yield port
+        bound: int = runner.addresses[0][1]
+        yield bound
     finally:
         await runner.cleanup()

@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 
 from tests.support.store_server import SlowProxy, StoreServer
-from tools.live_server.process import ServerProcess
+from tools.live_server.process import CLI, ServerProcess
 
 SLOTS = 4  # of a replica
 
@@ -36,7 +36,7 @@ class Machines:
             self.network = SlowProxy(self.store.port, 0.0)
             undo.callback(self.network.close)
             fleet = ("--replicas", str(replicas), "--replica-cpus", "0.1", "--store", self.network.url)
-            self.server = ServerProcess(folder / "log", (*_ENGINE, *_KEPT, *fleet, *options), command="fleet")
+            self.server = ServerProcess(folder / "log", (*_ENGINE, *_KEPT, *fleet, *options), command=(CLI, "fleet"))
             undo.callback(self.server.kill)
             self._undo = undo.pop_all()
 

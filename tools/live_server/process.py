@@ -1,4 +1,4 @@
-"""Start `rnn-engine serve` or `rnn-engine fleet` as a process, and end it."""
+"""Start a server, such as `rnn-engine serve` or `rnn-engine fleet`, as a process, and end it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+CLI = "rnn_engine.cli"
 SECONDS_TO_START = 120.0
 SECONDS_TO_STOP = 60.0
 
@@ -27,17 +28,17 @@ class ServerProcess:
         log: Path,
         options: Sequence[str] = (),
         *,
-        command: str = "serve",
+        command: Sequence[str] = (CLI, "serve"),
         root: Path = ROOT,
         max_memory_mb: int | None = None,
     ) -> None:
         """Start the process and return once it takes requests. Raises RuntimeError if it ends or takes too long.
 
-        `command` is that of `rnn-engine`, `root` the checkout that is served; `max_memory_mb` bounds the address space,
-        where that can be done.
+        `command` is a module and its first arguments, `root` the checkout that it is of; `max_memory_mb` bounds the
+        address space, where that can be done.
         """
         self.log = log
-        arguments = [sys.executable, "-m", "rnn_engine.cli", command, "--port", "0", *options]
+        arguments = [sys.executable, "-m", *command, "--port", "0", *options]
         if max_memory_mb is not None:
             arguments = ["sh", "-c", f'ulimit -v {1024 * max_memory_mb}; exec "$@"', "sh", *arguments]
         with log.open("ab") as output:

@@ -10,6 +10,7 @@ from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.remote import Front
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.states import make_registry
+from rnn_engine.tokenizer import Tokenizer
 from states.cache.make import make_cache
 from states.named.store import LocalStateStore
 from tools.bench.host.modes import WordTokenizer
@@ -20,11 +21,12 @@ MODEL = "modelled"
 _QUEUE = 1000
 
 
-def make_engine(hardware: Hardware) -> Engine:
-    """Return an engine of one machine. Needs an event loop that runs."""
+def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engine:
+    """Return an engine of one machine, of words unless a tokenizer is given. Needs an event loop that runs."""
+    tokenizer = tokenizer or WordTokenizer(SHAPE.vocab_size)
     runner = ModelledRunner(SHAPE, hardware, time.perf_counter, _sleep_until)
     cache = make_cache(SHAPE, MODEL, runner, cache_config(hardware))
-    parts = assemble(runner, WordTokenizer(SHAPE.vocab_size), model=MODEL, device="none", weights="f32", cache=cache)
+    parts = assemble(runner, tokenizer, model=MODEL, device="none", weights="f32", cache=cache)
     return Engine(parts, max_queued=_QUEUE)
 
 

@@ -16,18 +16,25 @@ from tools.bench.load.traffic import Conversation, Traffic, arrivals, conversati
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer, by the client's clock, in seconds."""
+    """One answer. Times are in seconds from the beginning of the load."""
 
     asked: float
-    first: float  # its first token
-    ended: float
+    moments: Sequence[float]  # when each piece of text came, at least one
     tokens: int
     prompt_tokens: int
     cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of a load: the answers, in the order of their ends, and how many questions were refused."""
+
+    answers: Sequence[Answered]
+    refused: int
+
+
 class Clients:
-    """Chats with one server. What they were answered is in `answers`, in the order of their ends."""
+    """Chats with one server."""
 
     def __init__(self, session: ClientSession, url: str, traffic: Traffic) -> None:
         self.answers: list[Answered] = []
@@ -35,14 +42,19 @@ class Clients:
         self._session = session
         self._url = f"{url}/v1/chat/completions"
         self._traffic = traffic
+        self._begun = time.perf_counter()
 
-    async def chat(self, conversation: Conversation) -> None:
-        """Have one conversation."""
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self._begun
+
+    async def chat(self, conversation: Conversation, until: float = float("inf")) -> None:
+        """Have one conversation, in which nothing is asked after `until`."""
         messages = [{"role": "system", "content": conversation.system}]
         for turn in conversation.turns:
             await asyncio.sleep(turn.pause)
             messages.append({"role": "user", "content": turn.question})
-            if (text := await self._ask(messages)) is None:
+            if self.now >= until or (text := await self._ask(messages)) is None:
                 return
             messages.append({"role": "assistant", "content": text})
 
@@ -56,7 +68,7 @@ class Clients:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        asked, first, parts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
+        asked, moments, parts, usage = self.now, list[float](), list[str](), dict[str, Any]()
         async with self._session.post(self._url, json=body) as answer:
             if answer.status in (429, 503):
                 self.refused += 1
@@ -68,52 +80,43 @@ class Clients:
                 event = json.loads(line[6:])
                 usage = event.get("usage") or usage
                 if event["choices"] and (text := event["choices"][0]["delta"].get("content")):
-                    first = first or time.perf_counter()
+                    moments.append(self.now)
                     parts.append(text)
-        self.answers.append(
-            Answered(
-                asked,
-                first or time.perf_counter(),
-                time.perf_counter(),
-                usage["completion_tokens"],
-                usage["prompt_tokens"],
-                usage["prompt_tokens_details"]["cached_tokens"],
-            )
-        )
+        counts = usage["completion_tokens"], usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+        self.answers.append(Answered(asked, moments or [self.now], *counts))
         return "".join(parts)
 
 
-async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -> Clients:
-    """Have as many people chat at the same time, one conversation after another, until `seconds` are over."""
+async def run_closed(url: str, traffic: Traffic, clients: int, seconds: float) -> Asked:
+    """Have as many people chat at the same time, one conversation after another, who ask nothing after `seconds`.
+
+    All that was asked is waited for: answers that take long would be missing otherwise.
+    """
     async with _session() as session:
         together = Clients(session, url, traffic)
 
         async def person(seed: int) -> None:
             for conversation in conversations(traffic, seed):
-                await together.chat(conversation)
+                await together.chat(conversation, seconds)
+                if together.now >= seconds:
+                    return
 
-        people = [asyncio.ensure_future(person(seed)) for seed in range(clients)]
-        done, _ = await asyncio.wait(people, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-        for task in people:
-            task.cancel()
-        await asyncio.gather(*people, return_exceptions=True)
-        for task in done:
-            task.result()
-        return together
+        await asyncio.gather(*map(person, range(clients)))
+        return Asked(together.answers, together.refused)
 
 
-async def run_open(url: str, traffic: Traffic, per_second: float, seconds: float) -> Clients:
+async def run_open(url: str, traffic: Traffic, per_second: float, seconds: float) -> Asked:
     """Have conversations begin at random moments, `per_second` in the mean, and wait until all have ended."""
     async with _session() as session:
-        together, begun = Clients(session, url, traffic), time.perf_counter()
+        together = Clients(session, url, traffic)
 
         async def person(moment: float, conversation: Conversation) -> None:
-            await asyncio.sleep(max(0.0, begun + moment - time.perf_counter()))
+            await asyncio.sleep(max(0.0, moment - together.now))
             await together.chat(conversation)
 
         moments = arrivals(per_second, seconds, seed=1)
         await asyncio.gather(*map(person, moments, conversations(traffic, seed=1)))
-        return together
+        return Asked(together.answers, together.refused)
 
 
 def _session() -> ClientSession:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import quantiles
 
-from tools.bench.load.client import Answered
+from tools.bench.load.client import Asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,45 +21,55 @@ class Figures:
     refused: int
     first_median: float
     first_95: float
-    between_median: float
-    between_95: float
-    tokens_per_second: float  # of all answers
+    between_median: float  # of the answers' means, so that a piece of several tokens counts as these
+    gap_99: float  # between two pieces of one answer
+    tokens_per_second: float  # while questions were asked
     saved: float  # the share of the prompts' tokens that the cache had
 
 
-def summarise(answers: Sequence[Answered], *, cache: bool, load: str, size: float, refused: int) -> Figures:
-    """Summarise at least two answers."""
-    firsts = [1e3 * (answer.first - answer.asked) for answer in answers]
-    between = [1e3 * (answer.ended - answer.first) / max(1, answer.tokens - 1) for answer in answers]
-    seconds = max(answer.ended for answer in answers) - min(answer.asked for answer in answers)
+def summarise(asked: Asked, *, cache: bool, load: str, size: float, seconds: float) -> Figures:
+    """Summarise a load of so many seconds with at least one answer."""
+    answers = asked.answers
+    firsts = [1e3 * (answer.moments[0] - answer.asked) for answer in answers]
+    between = [
+        1e3 * (answer.moments[-1] - answer.moments[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1
+    ]
+    gaps = [1e3 * (later - earlier) for answer in answers for earlier, later in pairwise(answer.moments)]
+    # A piece may hold several tokens; those of an answer are taken to be spread evenly over its pieces.
+    in_time = (
+        answer.tokens * sum(moment < seconds for moment in answer.moments) / len(answer.moments) for answer in answers
+    )
     return Figures(
         cache=cache,
         load=load,
         size=size,
         answers=len(answers),
-        refused=refused,
+        refused=asked.refused,
         first_median=_percentile(firsts, 50),
         first_95=_percentile(firsts, 95),
         between_median=_percentile(between, 50),
-        between_95=_percentile(between, 95),
-        tokens_per_second=sum(answer.tokens for answer in answers) / seconds,
+        gap_99=_percentile(gaps, 99),
+        tokens_per_second=sum(in_time) / seconds,
         saved=sum(answer.cached_tokens for answer in answers) / sum(answer.prompt_tokens for answer in answers),
     )
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
+    if len(values) < 2:
+        return values[0] if values else 0.0
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def table(lines: Sequence[Figures]) -> str:
     """Return the figures as a table in Markdown."""
-    head = "load | cache | answers | refused | first token ms | 95 % | between tokens ms | 95 % | tokens/s | saved"
+    head = "load | cache | answers | refused | first token ms | 95 % | between tokens ms | longest gaps, 99 %"
+    head += " | tokens/s | saved"
     rows = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
     for line in lines:
         size = f"{line.size:g} clients" if line.load == "closed" else f"{line.size:g} conversations/s"
         rows.append(
             f"| {size} | {'on' if line.cache else 'off'} | {line.answers} | {line.refused}"
-            f" | {line.first_median:.0f} | {line.first_95:.0f} | {line.between_median:.1f} | {line.between_95:.1f}"
+            f" | {line.first_median:.0f} | {line.first_95:.0f} | {line.between_median:.1f} | {line.gap_99:.0f}"
             f" | {line.tokens_per_second:.0f} | {100 * line.saved:.0f} % |"
         )
     return "\n".join(rows)

@@ -1,38 +1,113 @@
-"""Draws the figures of a load. Needs matplotlib, which the checks do not install."""
+"""Draws the figures of loads as one SVG, which follows the reader's light or dark scheme. Zeros are left out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from matplotlib.figure import Figure
+from jinja2 import Environment
 
 from tools.bench.load.figures import Figures
 
-_PANELS = (
-    ("first_median", "time to the first token, median (ms)"),
-    ("first_95", "time to the first token, 95 % (ms)"),
-    ("between_median", "time between tokens, median (ms)"),
-    ("tokens_per_second", "tokens per second"),
+_WIDTH, _HEIGHT = 230, 150  # of a panel
+_LEFT, _TOP = 60, 90  # of the first one
+_STEP_X, _STEP_Y = 310, 225  # from one to the next
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    name: str
+    cache: bool
+    high: bool  # the 95th percentile, not the median
+
+    @property
+    def style(self) -> str:
+        return f"{'on' if self.cache else 'off'}{' high' if self.high else ''}"
+
+
+_CURVES: Final = (
+    _Curve("with the cache", True, False),
+    _Curve("95 %", True, True),
+    _Curve("without the cache", False, False),
+    _Curve("95 %", False, True),
 )
+_LOADS: Final = {"closed": "clients", "open": "conversations that begin in a second"}
+_PANELS: Final = {  # title -> the field of its medians, or of all; that of its 95th percentiles
+    "to the first token (ms)": ("first_median", "first_95"),
+    "between tokens (ms)": ("between_median", None),
+    "tokens a second": ("tokens_per_second", None),
+}
 
 
-def draw(lines: Sequence[Figures], load: str, title: str, path: Path) -> None:
-    """Draw the lines of a closed or an open load, with the cache and without, over the load's size."""
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    figure.suptitle(title)
-    for axes, (field, label) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for cache, style in ((True, "o-"), (False, "s--")):
-            chosen = [line for line in lines if line.load == load and line.cache == cache]
-            axes.plot(
-                [line.size for line in chosen],
-                [getattr(line, field) for line in chosen],
-                style,
-                label=f"cache {'on' if cache else 'off'}",
-            )
-        axes.set(xlabel="clients" if load == "closed" else "conversations per second", ylabel=label, xscale="log")
-        axes.set_ylim(bottom=0)
-        axes.grid(True, alpha=0.3)
-        axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Places on a logarithmic axis."""
+
+    least: float
+    greatest: float
+    length: float
+
+    def place(self, value: float) -> float:
+        share = math.log(value / self.least) / math.log(self.greatest / self.least)
+        return round(self.length * share, 1)
+
+
+def draw(lines: Sequence[Figures], title: str) -> str:
+    """Return a row of panels for closed loads and one for open loads, those that there are."""
+    loads = [load for load in _LOADS if any(line.load == load for line in lines)]
+    panels = [
+        {"left": _LEFT + column * _STEP_X, "top": _TOP + row * _STEP_Y}
+        | _panel([line for line in lines if line.load == load], name, *fields)
+        | {"axis": _LOADS[load]}
+        for row, load in enumerate(loads)
+        for column, (name, fields) in enumerate(_PANELS.items())
+    ]
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(Path(__file__).with_suffix(".svg").read_text("utf-8"))
+    width, height = _LEFT + len(_PANELS) * _STEP_X - 10, _TOP + len(loads) * _STEP_Y - 25
+    return template.render(title=title, legend=_CURVES, panels=panels, width=width, height=height)
+
+
+def _panel(lines: Sequence[Figures], title: str, field: str, high: str | None) -> dict[str, object]:
+    """Return what the template wants of a panel: its ticks, and its curves in places of the panel."""
+    values = [value for line in lines for name in (field, high) if name is not None and (value := getattr(line, name))]
+    sizes = sorted({line.size for line in lines})
+    least, greatest = _decades(values)
+    down = _Scale(greatest, least, _HEIGHT)
+    across = _Scale(sizes[0], max(sizes[-1], 2 * sizes[0]), _WIDTH)
+    curves = []
+    for curve in _CURVES:
+        if (name := high if curve.high else field) is not None:
+            chosen = [line for line in lines if line.cache == curve.cache and getattr(line, name)]
+            points = [(across.place(line.size), down.place(getattr(line, name))) for line in chosen]
+            curves.append({"style": curve.style, "points": points})
+    return {
+        "title": title,
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "rows": [{"place": down.place(tick), "label": f"{tick:,g}"} for tick in _ticks(least, greatest)],
+        "columns": [{"place": across.place(size), "label": f"{size:g}"} for size in sizes],
+        "curves": curves,
+    }
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """Return the greatest 1, 2 or 5 times a power of ten below all values, and the least above; 1 and 10 for none."""
+    return (_round(min(values), up=False), _round(max(values), up=True)) if values else (1.0, 10.0)
+
+
+def _round(value: float, *, up: bool) -> float:
+    power = 10.0 ** math.floor(math.log10(value))
+    steps = [factor * power for factor in (1, 2, 5, 10)]
+    return next(step for step in steps if step > value) if up else max(step for step in steps if step <= value)
+
+
+def _ticks(least: float, greatest: float) -> list[float]:
+    """Return the ticks from `least` to `greatest`: powers of ten, with twice and five times them on a short axis."""
+    factors = (1, 2, 5) if greatest / least <= 200 else (1,)
+    powers = range(math.floor(math.log10(least)), math.ceil(math.log10(greatest)) + 1)
+    ticks = {least, greatest} | {factor * 10.0**power for power in powers for factor in factors}
+    return sorted(tick for tick in ticks if least <= tick <= greatest)
