@@ -314,7 +314,8 @@ class Runner(Protocol):
         """Wait for a step and return its read-out. Waits for no later step, nor for one that has no rows.
 
         Each ticket is collected once, in the order of submission; InvalidRequestError otherwise. Raises StepError
-        where the device failed; the states of the batch's slots are then undefined.
+        where the device failed; the states of the batch's slots are then undefined, but for those of runs that did
+        nothing, until others are put there, which may have been done since the submission.
         """
         ...
 

@@ -11,9 +11,10 @@ from functools import cached_property
 
 import wgpu
 
+from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
-from rnn_engine.gpu.device_errors import device_errors
+from rnn_engine.gpu.device_errors import device_errors, is_lost
 from rnn_engine.gpu.kernels import BindGroup, Kernel
 from rnn_engine.gpu.memory import Buffer
 
@@ -84,6 +85,8 @@ class Download:
         """
         if not self._mapping.is_ready:
             native.wait(self._device, self.submission)
+        if is_lost(self._device):  # where the mapping may have succeeded, but there are no bytes
+            raise DeviceError(f"{self._label} can't be read: the device is lost")
         with device_errors(f"{self._label} can't be read"):
             return self._mapping.take()
 

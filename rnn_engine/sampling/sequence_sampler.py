@@ -83,11 +83,12 @@ class SequenceSampler:
             return False
         return DRAW_TEMPERATURES[0] <= self.nucleus.temperature <= DRAW_TEMPERATURES[1]
 
-    def device_draw(self, count: int, halts: NDArray[np.uint32]) -> TokenDraw:
-        """Have a device draw the next `count` tokens, or up to one that `halts` says."""
+    def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
+        """Have a device draw `count` tokens, or up to one that `halts` says, after `ahead` which it draws before."""
         nucleus = self.nucleus
         assert nucleus is not None, "a device draws a nucleus alone"
-        draw = TokenDraw(self.seed, self.index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
+        index = self.index + ahead
+        draw = TokenDraw(self.seed, index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
         if self.adjustments.penalises:
             if self._on_device is None or self.index > self._num_on_device + 1:
                 self.count_drawn()

@@ -77,7 +77,10 @@ class Answer:
         return self.ending is None
 
     def take_all(self, tokens: Sequence[int]) -> bool:
-        """Append tokens of which only the last may end the text; return False where it does. There is no mask."""
+        """Append one or more tokens, of which only the last may end the text; return False where it does.
+
+        There is no mask.
+        """
         *earlier, last = tokens
         if earlier:
             infos = [self._infos[token] for token in earlier]

@@ -30,6 +30,8 @@ class DraftingSequence(LiveSequence):
     @property
     def may_draft(self) -> bool:
         """Whether the next run may have a draft behind its certain tokens."""
+        if self._awaits_draw:
+            return False
         return (self.decodes or self._given is not None) and self._answer.ending is None
 
     @property
@@ -57,7 +59,6 @@ class DraftingSequence(LiveSequence):
         self.runs_in_flight += 1
         self._submitted += num_certain + len(draft)
         self._counters.draft_tokens += len(draft)
-        self._draw_in_flight = True
         return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft))
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
@@ -65,7 +66,6 @@ class DraftingSequence(LiveSequence):
             return super().advance(run, rows)
         num_certain = len(run.tokens) - len(rows) + 1
         draft, before = run.tokens[num_certain:], self.position
-        self._draw_in_flight = False
         num_run, goes_on = self._draw_along(draft, rows)
         self._given, self.decodes = None, True
         self.position += num_certain + num_run  # those that count
@@ -84,9 +84,12 @@ class DraftingSequence(LiveSequence):
             return False
         self.drafter.go_back(self.slot)
         self.drafter.is_off = True
-        self._draw_in_flight = False
         self._submitted = self.position
         return True
+
+    @property
+    def _awaits_draw(self) -> bool:
+        return super()._awaits_draw or self.drafter.spare is not None
 
     def close(self) -> None:
         super().close()
@@ -119,6 +122,14 @@ class DraftingSequence(LiveSequence):
             if not (goes_on and is_right):
                 break
         return place, goes_on
+
+
+def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
+    """Whether a sequence of the next step has something to draft as soon as the tokens in flight are known."""
+    if not drafts.may_pay(len(live)):
+        return False
+    room = drafts.plan(len(live), len(live)).room
+    return any(isinstance(one, DraftingSequence) and one.propose(room) for one in live)
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:

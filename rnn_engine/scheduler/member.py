@@ -36,7 +36,7 @@ class Member(ABC):
     """A prompt and what was generated after it, in `slot`.
 
     The scheduler calls `run` for each step and, when the step is done, `advance` and then `passed`. Up to two runs may
-    be in flight while they lie in the prompt.
+    be in flight while they lie in the prompt, or where a device draws.
     """
 
     def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
@@ -47,11 +47,11 @@ class Member(ABC):
         self.start = start
         self.context = context
         self.position = start.cached_tokens  # tokens that have been run
-        self.runs_in_flight = 0
+        self.runs_in_flight = 0  # those that do something
         self.draws: SequenceSampler | None = None  # what is to draw the next token; None where none is due
         self.decodes = False  # it runs the token that was drawn last, from whose row the next one is drawn
         self.finished = False
-        self.released = False  # it holds its slot only for the runs in flight, whose outcome nobody wants
+        self.released = False  # it has no slot, and nobody wants the outcome of runs in flight
         self.row: F32 | None = None  # [V] of a mix: the next token's logits, until all have theirs and one is drawn
         self._submitted = start.cached_tokens  # tokens that have been run or are in flight
         self._prompt_length = len(request.prompt)
@@ -82,7 +82,7 @@ class Member(ABC):
 
     @property
     def awaits_token(self) -> bool:
-        """Whether the runs in flight give a token, from which the next run follows."""
+        """Whether the runs in flight give a token, which the host has to see before the next run."""
         return self.runs_in_flight > 0 and self._submitted >= self._prompt_length
 
     @property

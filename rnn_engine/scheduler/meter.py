@@ -27,6 +27,11 @@ class StepTimes:
             self.drawn_tokens += len(drafts)
             self.decode_tokens += sum(drafts)
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs tokens that were drawn, and none of a prompt."""
+        return self.decode_tokens == self.tokens
+
 
 class Meter:
     """Fills `counters`. For the scheduler's thread; `counters` may be read from any."""

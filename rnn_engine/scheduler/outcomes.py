@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rnn_engine.errors import StepError
@@ -49,23 +49,21 @@ def take_in(
     runs: Sequence[tuple[Member, TokenRun]],
     readout: Readout,
     vocab_size: int,
-    end_run: Callable[[Member], None],
     draws: JointDraws,
 ) -> Iterator[RunOutcome]:
     """Give each run of a step its rows, and yield what follows from those that are still wanted.
 
-    `end_run` is called for every run. An outcome must be concluded before the next one is asked for, since it may
-    release the members of its request.
+    An outcome must be concluded before the next one is asked for, since it may release the members of its request.
     """
     drawing: list[RunOutcome] = []
     first = 0
     on_device = readout.drawn or [NOTHING_DRAWN] * len(runs)
     for (live, run), tokens, is_sound in zip(runs, on_device, readout.sound.tolist(), strict=True):
-        end_run(live)
         rows = RunRows(readout, first, run.rows, vocab_size)
         first += run.rows
-        if live.released:
+        if live.released or tokens.num_run == 0:
             continue
+        live.runs_in_flight -= 1
         outcome = RunOutcome(live, rows)
         if not is_sound and live.drop_draft():  # without it, the numbers may be finite
             yield outcome
@@ -96,9 +94,9 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn) -> None:
         if run.masks is not None:
             outcome.rows.allowed = live.allowed
         outcome.events = live.advance(run, outcome.rows)
-        if drawn.tokens and live.draws is not None:
+        if run.draw is not None:
             assert isinstance(live, LiveSequence), "no other member draws"
-            outcome.events = [*outcome.events, *live.take_drawn(drawn, outcome.rows.last)]
+            outcome.events = [*outcome.events, *live.take_drawn(run.draw, drawn, outcome.rows.last)]
     except Exception as error:
         _fail(outcome, error)
 

@@ -11,9 +11,9 @@ from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.admission import Admission, FailedStart
-from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens, running_mean
+from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, Load, allocate_tokens
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
-from rnn_engine.scheduler.drafting import choose_drafts
+from rnn_engine.scheduler.drafting import awaits_draft, choose_drafts
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
@@ -22,6 +22,7 @@ from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
+from rnn_engine.scheduler.step_seconds import StepSeconds
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, Runner, TokenRun, run_step
@@ -30,8 +31,6 @@ from states.cache.cache import StateCache
 logger = logging.getLogger(__name__)
 
 MAX_DRAWS = 8  # tokens that the device draws of a sequence at a time, where nothing else limits them
-DRAW_SECONDS = 0.02  # for which the device may draw by itself: an arrival, and who reads along, wait no longer
-SHORT_STEP = 0.02  # seconds; behind longer steps the host's time between two of them is nothing to speak of
 
 
 class Scheduler:
@@ -76,9 +75,7 @@ class Scheduler:
         infos = TokenInfos(token_bytes)
         self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts)
         self._ready_since: float | None = None  # since when the next step could have been run
-        self._last_collect = 0.0
-        self._chunk_seconds: float | None = None  # a running mean over steps of chunks alone
-        self._token_seconds: float | None = None  # the same over steps that run one token of each sequence
+        self._step_seconds = StepSeconds()
         self._answered = False  # the last step gave first tokens and ran no batch
         self.failure: str | None = None  # what has failed in the last step, perhaps by the device's fault
         self.failed_in_a_row = 0  # steps
@@ -140,7 +137,7 @@ class Scheduler:
     def cancel(self, key: int) -> None:
         """Forget a request that waits or runs. Does nothing for one that has ended.
 
-        Its slot is free at once, or as soon as the step in flight that it is part of has been collected.
+        Its slot is free at once, whatever steps in flight run there.
         """
         self._admission.discard(key)
         if (live := self._slots.live.get(key)) is not None:
@@ -230,26 +227,32 @@ class Scheduler:
         if self._answered:
             return deliveries
         if not self._steps:
-            deliveries += self._submit_step()
-            if self._may_run_ahead():
+            deliveries += self._submit_step(self._slots.runnable())
+            if self._runnable_ahead():
                 return deliveries
-        elif self._may_run_ahead():
-            deliveries += self._submit_step()
+        elif live := self._runnable_ahead():
+            deliveries += self._submit_step(live)
         return deliveries + self._collect()
 
-    def _may_run_ahead(self) -> bool:
-        """Whether to submit a step before the one in flight is done.
+    def _runnable_ahead(self) -> list[Member]:
+        """Return what to run in a step that is submitted before the one in flight is done.
 
-        Not where that one gives a token, for the sequence that waits for it would then wait for both; nor where steps
-        are long, for a request that arrives waits for both too.
+        Nothing where that one gives a token that the host has to see, for the sequence that waits for it would then
+        wait for both; nor where steps are long, for a request that arrives waits for both too; nor where the next step
+        is likely to have a draft.
         """
-        if len(self._steps) != 1 or self._chunk_seconds is None or self._chunk_seconds >= SHORT_STEP:
-            return False
-        return not self._slots.any_awaits_token() and bool(self._slots.runnable())
-
-    def _submit_step(self) -> list[Delivery]:
-        """Submit a step of all sequences that can run; return the errors of those that it fails."""
+        if len(self._steps) != 1 or self._slots.any_awaits_token():
+            return []
         live = self._slots.runnable()
+        if awaits_draft(self._drafts, live):
+            return []
+        num_tokens = None if all(one.draws_ahead for one in live) else self._runner.max_tokens
+        in_flight = self._steps[0].times
+        both = (None if in_flight.is_decode else in_flight.tokens, num_tokens)
+        return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
+
+    def _submit_step(self, live: list[Member]) -> list[Delivery]:
+        """Submit a step of sequences that can run; return the errors of those that it fails."""
         if not live:
             return []
         begun = self._clock()
@@ -275,11 +278,9 @@ class Scheduler:
         More than one where all decode, nobody waits for a slot that is free, and they come within a short time.
         """
         most = min(self._max_draws, self._runner.max_draws)
-        if most <= 1 or self._token_seconds is None or self._admission.can_start:
+        if most <= 1 or self._admission.can_start:
             return min(most, 1)
-        if not all(one.draws_ahead for one in live):
-            return 1
-        return min(max(int(DRAW_SECONDS / max(self._token_seconds, 1e-6)), 1), most)
+        return self._step_seconds.count_draws(most) if all(one.draws_ahead for one in live) else 1
 
     def _collect(self) -> list[Delivery]:
         """Wait for the oldest step in flight, if there is one; return what follows from it."""
@@ -292,28 +293,19 @@ class Scheduler:
             logger.exception("a step over %d requests failed", len(step.runs))
             return self._fail_step(step.runs, error)
         finally:
-            self._note_time(step)
-        num_ahead = sum(len(drawn.tokens) - drawn.is_settled for drawn in readout.drawn)
-        self._meter.collected(step.times, self._last_collect, num_ahead)
+            now = self._clock()
+            self._policy.stepped(self._step_seconds.note(step.times, now))
+        num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
+        self._meter.collected(step.times, now, num_ahead)
         if readout.sound.any():
             self.failed_in_a_row = 0
         else:
             self.failure = "no request of a step had finite logits"
         deliveries: list[Delivery] = []
-        for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._slots.end_run, self._draws):
+        for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._draws):
             self._conclude(outcome, deliveries)
         self._drafts.note_step(step.times, len(step.runs), self._clock())
         return deliveries
-
-    def _note_time(self, step: StepInFlight) -> None:
-        now = self._clock()
-        seconds = now - max(step.times.begun, self._last_collect)
-        self._last_collect = now
-        self._policy.stepped(seconds)
-        if step.times.decode_tokens == step.times.tokens == len(step.runs):
-            self._token_seconds = running_mean(self._token_seconds, seconds / step.times.num_steps)
-        if not any(live.awaits_token for live, _ in step.runs):
-            self._chunk_seconds = running_mean(self._chunk_seconds, seconds)
 
     def _admit(self) -> list[Delivery]:
         deliveries: list[Delivery] = []
@@ -368,12 +360,10 @@ class Scheduler:
         self._slots.release(live)
 
     def _fail_step(self, runs: Sequence[tuple[Member, TokenRun]], error: Exception) -> list[Delivery]:
-        """End the runs of a step that failed, and the requests that still want their outcome."""
+        """End the requests that still want the outcome of a step that failed."""
         self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)
-        for live, _ in runs:
-            self._slots.end_run(live)
         return [self._fail(live, error) for live, _ in runs if not live.released]
 
     def _fail(self, live: Member, error: Exception) -> Delivery:

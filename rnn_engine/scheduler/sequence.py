@@ -42,9 +42,10 @@ from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.prompt_scores import PromptScores
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, Timing
-from rnn_engine.types import F32, Drawn, State, TokenRun
+from rnn_engine.types import F32, Drawn, State, TokenDraw, TokenRun
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
+_NOT_KNOWN = (0,)  # the token of a run that follows one in flight
 
 
 class LiveSequence(Member):
@@ -87,7 +88,7 @@ class LiveSequence(Member):
         on_device = halts is not None and self._mask is None and request.logprobs is None and request.mix is None
         on_device = on_device and self.sampler.draws_on_device(has_penalties=penalises_on_device)
         self._halts = halts if on_device else None
-        self._draw_in_flight = False  # the device draws tokens that nobody has seen
+        self._num_drawing = 0  # tokens that the runs in flight draw where they come to their ends
         self._is_cut = False  # the text ends after these
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
         self._scores = None if request.score_from is None else _begin_scores(request, request.score_from, infos.data)
@@ -123,17 +124,36 @@ class LiveSequence(Member):
 
     @property
     def draws_ahead(self) -> bool:
-        return self.decodes and self._halts is not None
+        return (self.decodes or self._num_drawing > 0) and self._halts is not None
+
+    @property
+    def awaits_token(self) -> bool:
+        if self._num_drawing:  # the next run follows it, but for a state that is to be kept
+            return self._plan.at(self._submitted) is not None
+        return super().awaits_token
+
+    @property
+    def can_run(self) -> bool:
+        if self._num_drawing:
+            return not (self._is_cut or self.awaits_token or self._num_left == 0)
+        return super().can_run
+
+    @property
+    def _awaits_draw(self) -> bool:
+        """Whether a run in flight gives tokens of the text that nobody has seen."""
+        return self._num_drawing > 0
+
+    @property
+    def _num_left(self) -> int:
+        """How many more tokens may be drawn."""
+        return self.request.max_tokens - len(self._generated) - self._num_drawing
 
     def run(self, count: int, num_draws: int = 0) -> TokenRun:
-        if self.decodes:
+        if self.decodes or self._num_drawing:
             self.runs_in_flight += 1
             self._submitted += 1
             if num_draws and self._halts is not None:
-                self._draw_in_flight = True
-                num_draws = min(num_draws, self.request.max_tokens - len(self._generated))
-                draw = self.sampler.device_draw(num_draws, self._halts)
-                return TokenRun(self.slot, (self._generated[-1],), rows=1, draw=draw)
+                return self._run_and_draw(num_draws, self._halts)
             masks = None if self._mask is None else self._make_masks(1)
             return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=masks)
         if self._given is None:
@@ -150,17 +170,23 @@ class LiveSequence(Member):
         is_last = self._submitted == self._given.end
         return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._make_masks(1) if is_last else None)
 
+    def _run_and_draw(self, num_draws: int, halts: NDArray[np.uint32]) -> TokenRun:
+        follows = self._num_drawing > 0
+        draw = self.sampler.device_draw(min(num_draws, self._num_left), halts, ahead=self._num_drawing)
+        self._num_drawing += draw.count
+        tokens = _NOT_KNOWN if follows else (self._generated[-1],)
+        return TokenRun(self.slot, tokens, rows=1, draw=draw, follows=follows)
+
     def _run_prompt(self, count: int, num_draws: int) -> TokenRun:
         in_prompt = self._submitted < self._prompt_length
         run = super().run(count)
         at_end = in_prompt and self._submitted == self._prompt_length
         if at_end and num_draws and self._halts is not None and self.request.max_tokens > 0:
-            self._draw_in_flight = True
+            self._num_drawing = 1
             run.draw = self.sampler.device_draw(1, self._halts)
         return run
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        self._draw_in_flight = False
         if self.decodes:
             self.position += 1
             self.draws = self.sampler
@@ -186,16 +212,20 @@ class LiveSequence(Member):
         member.row = row.read_full().copy()
         return self._draw_mixed(self.request.mix)
 
-    def take_drawn(self, drawn: Drawn, row: RowSource) -> list[Event]:
+    def take_drawn(self, draw: TokenDraw, drawn: Drawn, row: RowSource) -> list[Event]:
         """Take in the tokens that the device has drawn and run after the last run; return the events.
 
         `row` is that of the last token that was run. The host is to draw from it where `draws` is still set then.
         """
-        num_run = len(drawn.tokens) - drawn.is_settled
-        self.position += num_run
-        self._submitted += num_run
+        num_more = drawn.num_run - 1
+        self.position += num_more
+        self._submitted += num_more
+        self._num_drawing -= draw.count
+        if not drawn.goes_on:  # runs in flight that follow do nothing
+            self._submitted = self.position
+            self._num_drawing = self.runs_in_flight = 0
         self.sampler.drew_on_device(drawn.tokens)
-        goes_on = self._answer.take_all(drawn.tokens)
+        goes_on = not drawn.tokens or self._answer.take_all(drawn.tokens)
         if not drawn.is_settled:
             return []
         self.draws, self.decodes = None, True
@@ -224,7 +254,7 @@ class LiveSequence(Member):
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
         if self._generated and self._answer.ending is None:
             self._is_cut = True
-            if not self._draw_in_flight:
+            if not self._awaits_draw:
                 self._end_here()
         return len(self._generated) > 0
 
@@ -235,7 +265,7 @@ class LiveSequence(Member):
 
     def _go_on_or_end(self) -> list[Event]:
         """Return the events of the tokens that were taken, which do not end the text by themselves."""
-        if self._is_cut:
+        if self._is_cut and not self._awaits_draw:
             self._end_here()
         return self._answer.events()
 

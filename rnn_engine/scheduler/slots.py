@@ -1,4 +1,8 @@
-"""The slots of a runner in which sequences run: which are free, and who holds the others."""
+"""The slots of a runner in which sequences run: which are free, and who holds the others.
+
+A slot is free although a run of the sequence before is in flight there: the state that the next one starts from is
+written after it.
+"""
 
 from __future__ import annotations
 
@@ -63,22 +67,15 @@ class Slots:
         return [member.use(paused=member.key in self._paused) for member in list(self._members.values())]
 
     def any_awaits_token(self) -> bool:
-        """Whether a step in flight gives a token, which a live request waits for."""
+        """Whether a live request can't go on before the host has seen a token of a step in flight."""
         return any(one.awaits_token for one in self._members.values())
 
     def release(self, live: Member) -> None:
-        """Take the request of `live` out; each of its slots is free once no run there is in flight."""
+        """Take the request of `live` out and free its slots."""
         del self.live[live.key]
         self._paused.discard(live.key)
         for member in live.members:
             del self._members[member.slot]
             member.close()
             member.released = True
-            if member.runs_in_flight == 0:
-                self.give_back(member.slot)
-
-    def end_run(self, live: Member) -> None:
-        """Note that a run of a member, released or not, is in flight no more."""
-        live.runs_in_flight -= 1
-        if live.released and live.runs_in_flight == 0:
-            self.give_back(live.slot)
+            self.give_back(member.slot)

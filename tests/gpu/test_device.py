@@ -168,3 +168,16 @@ def test_memory_of_a_lost_device_can_be_freed(monkeypatch: pytest.MonkeyPatch) -
     assert device.is_lost
     memory.close()
     assert device.allocated_bytes == 0
+
+
+def test_bytes_on_their_way_from_a_lost_device_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rnn_engine.gpu.device._opened", {})
+    device = open_device()
+    memory, recorder = device.allocate(), Recorder(device)
+    source, answer = memory.create_buffer("source", 64), memory.create_buffer("answer", 64, mappable=True)
+    submission = recorder.submit(copies=[BufferCopy(source, 0, answer, 0, 64)])
+    download = recorder.download(answer, 64, submission)
+    device.wgpu_device.destroy()
+    with pytest.raises(DeviceError, match="answer can't be read: the device is lost"):
+        download.take()
+    memory.close()

@@ -64,6 +64,7 @@ class AnyOrder(RuleBasedStateMachine):
             candidates=st.integers(1, 8),
             cache_states=st.sampled_from([None, 0, 3, 100]),
             run_ahead=st.booleans(),
+            draws=st.sampled_from([0, 1, 3, 8]),
         )
     )
     def start(self, setting: Setting) -> None:
@@ -120,10 +121,10 @@ AnyOrder.TestCase.settings = settings(max_examples=40, stateful_step_count=25, d
 TestAnyOrder = AnyOrder.TestCase
 
 
-@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize(("run_ahead", "draws"), [(False, 0), (True, 0), (True, 1), (True, 8)])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cache_states", [None, 3, 40])
-def test_a_long_run_loses_nothing(cache_states: int | None, seed: int, run_ahead: bool) -> None:
-    model = SchedulerModel(Setting(cache_states=cache_states, run_ahead=run_ahead))
+def test_a_long_run_loses_nothing(cache_states: int | None, seed: int, run_ahead: bool, draws: int) -> None:
+    model = SchedulerModel(Setting(cache_states=cache_states, run_ahead=run_ahead, draws=draws))
     run_random(model, seed, operations=400, check_every=5)
     assert (model.steps_ahead > 20) == run_ahead

@@ -1,7 +1,8 @@
 """A runner without a model: the logits are a function, which the test chooses, of a sequence's tokens so far.
 
 It keeps a slot's tokens as its state, refuses every batch that breaks the `Runner` contract, can be told to fail,
-and, as a real runner's, its read-out's whole rows can be read only until the next but one step.
+and, as a real runner's, its read-out's whole rows can be read only until the next but one step. With `max_draws` it
+draws as a device does, and leaves some rows to the host.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,13 +18,28 @@ import numpy as np
 from rnn_engine.errors import StepError
 from rnn_engine.forward.contract import allowed_tokens, make_masks
 from rnn_engine.forward.host_readout import read_out
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
+from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
+from rnn_engine.types import (
+    F32,
+    NOTHING_DRAWN,
+    Batch,
+    Drawn,
+    ModelShape,
+    PendingState,
+    Readout,
+    ReadyState,
+    State,
+    Ticket,
+    TokenDraw,
+    TokenRun,
+)
 from tests.support.models import tiny_shape
 
 Tokens: TypeAlias = tuple[int, ...]
 Logits: TypeAlias = Callable[[Tokens], F32]  # the tokens so far -> [V]
 
 NEVER_STEPPED = 0  # the number of a state that holds no token
+UNDECIDED = 7  # of so many rows the device leaves one to the host
 
 
 def random_logits(vocab_size: int, spread: float = 3.0) -> Logits:
@@ -90,6 +106,7 @@ class FakeRunner:
         self._tickets = itertools.count()
         self._in_flight: dict[Ticket, Readout | StepError] = {}
         self._undefined: set[int] = set()  # slots of a step that failed, until a state is written to them
+        self._drawn_last: dict[int, int | None] = {}  # by slots whose last run has a draw; None = it has halted
 
     def submit(self, batch: Batch) -> Ticket:
         self._check(batch)
@@ -123,12 +140,15 @@ class FakeRunner:
         self._steps += 1
         self.on_step(batch)
         if self.fail_when(batch):
-            self._undefined.update(run.slot for run in batch)
+            self._undefined.update(run.slot for run in batch if not self._has_halted(run))
             raise StepError("told to fail")
-        return self._read_out(batch, [row for run in batch for row in self._run(run)])
+        ran = [(self._run(run), NOTHING_DRAWN) if run.draw is None else self._draw(run, run.draw) for run in batch]
+        readout = self._read_out(batch, [row for rows, _ in ran for row in rows])
+        return replace(readout, drawn=[drawn for _, drawn in ran]) if any(run.draw for run in batch) else readout
 
     def write_state(self, slot: int, state: State | None) -> None:
         self._undefined.discard(slot)
+        self._drawn_last.pop(slot, None)
         self.slots[slot] = self.known_states[NEVER_STEPPED] if state is None else self.tokens_of(state)
 
     def start_read(self, slot: int) -> PendingState:
@@ -152,6 +172,7 @@ class FakeRunner:
 
     def copy_state(self, source: int, target: int) -> None:
         self._undefined.discard(target)
+        self._drawn_last.pop(target, None)
         self.slots[target] = self._tokens(source)
 
     def close(self) -> None:
@@ -166,9 +187,32 @@ class FakeRunner:
     def _run(self, run: TokenRun) -> list[F32]:
         if run.slot in self._undefined:  # its step was submitted before the one that failed was collected
             return [np.full(self.shape.vocab_size, np.nan, np.float32)] * run.rows
+        self._drawn_last.pop(run.slot, None)
         before = self._tokens(run.slot)
         after = self.slots[run.slot] = before + tuple(run.tokens)
         return [self.logits(after[: len(after) - left]) for left in reversed(range(run.rows))]
+
+    def _has_halted(self, run: TokenRun) -> bool:
+        return run.follows and run.slot not in self._undefined and self._drawn_last[run.slot] is None
+
+    def _draw(self, run: TokenRun, draw: TokenDraw) -> tuple[list[F32], Drawn]:
+        """Return the rows of a run and what is drawn after it."""
+        if self._has_halted(run):
+            return [self.logits(self._tokens(run.slot))], Drawn((), is_settled=True)
+        if run.follows and (token := self._drawn_last.get(run.slot)) is not None:
+            run = replace(run, tokens=(token,))
+        rows = self._run(run)
+        tokens: list[int] = []
+        self._drawn_last[run.slot] = None
+        while not np.isnan(rows[-1]).any() and zlib.crc32(rows[-1].tobytes()) % UNDECIDED:
+            tokens.append(_draw_one(draw, draw.index + len(tokens), rows[-1]))
+            has_halted = draw.halts is not None and bool(draw.halts[tokens[-1] // 32] >> (tokens[-1] % 32) & 1)
+            if has_halted or len(tokens) == draw.count:
+                self._drawn_last[run.slot] = None if has_halted else tokens[-1]
+                return rows, Drawn(tokens, is_settled=True, goes_on=not has_halted)
+            rows = [*rows[:-1], *self._run(TokenRun(run.slot, tokens[-1:], rows=1))]
+            self._drawn_last[run.slot] = None
+        return rows, Drawn(tokens, is_settled=False)
 
     def _read_out(self, batch: Batch, rows: list[F32]) -> Readout:
         step = self._steps
@@ -195,3 +239,19 @@ class FakeRunner:
             assert 0 <= run.rows <= len(run.tokens) > 0, f"a run without sense: {run}"
             assert all(0 <= token < self.shape.vocab_size for token in run.tokens), f"no such token: {run}"
             assert run.targets is None or len(run.targets) == run.rows, f"not a target a row: {run}"
+            if run.draw is not None:
+                assert run.rows > 0, f"no row to draw from: {run}"
+                assert run.masks is None, f"a draw with a mask: {run}"
+                assert 0 < run.draw.count <= self.max_draws, f"not so many draws: {run}"
+            assert not run.follows or run.slot in self._drawn_last or run.slot in self._undefined, (
+                f"follows none: {run}"
+            )
+        if any(run.draw is not None and run.draw.count > 1 for run in batch):
+            assert all(run.draw is not None and len(run.tokens) == 1 for run in batch), "several draws beside others"
+
+
+def _draw_one(draw: TokenDraw, index: int, row: F32) -> int:
+    sampling = SamplingParams(temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k)
+    sampler = SequenceSampler(sampling, draw.seed)
+    sampler.index = index
+    return sampler.draw(LogitRow.of_full(row, len(row))).token

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
+from rnn_engine.types import F32, NOTHING_DRAWN, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
 
 HANG_SECONDS = 30.0  # until a device that hangs, and is not released, fails its step
 
@@ -85,6 +85,7 @@ class FaultRunner:
         self._faults = faults
         self._lost = False
         self._batches: dict[Ticket, Batch] = {}
+        self._holding: dict[Ticket, set[int]] = {}  # slots of a step that were not written since
         self._failing: set[Ticket] = set()
         self._unsound: set[Ticket] = set()
 
@@ -122,6 +123,7 @@ class FaultRunner:
             raise StepError("told to refuse a step")
         ticket = self.inner.submit(batch)
         self._batches[ticket] = batch
+        self._holding[ticket] = {run.slot for run in batch}
         if faults.strikes(Fault.COLLECT):
             self._failing.add(ticket)
         if faults.strikes(Fault.UNSOUND):
@@ -138,18 +140,19 @@ class FaultRunner:
             self._lose()
         self._check_lost()
         readout = self.inner.collect(ticket)
-        batch = self._batches.pop(ticket)
+        batch, slots = self._batches.pop(ticket), self._holding.pop(ticket)
         if ticket in self._failing:
-            self._spoil(batch)
+            self._spoil(slots)
             raise StepError("told to fail a step")
         if ticket in self._unsound:
-            self._spoil([run for run in batch if run.rows > 0])
-            nothing = np.full_like(readout.logits, np.nan)
-            return replace(readout, logits=nothing, sound=np.array([run.rows == 0 for run in batch]))
+            self._spoil(slots & {run.slot for run in batch if run.rows > 0})
+            nothing, sound = np.full_like(readout.logits, np.nan), np.array([run.rows == 0 for run in batch])
+            return replace(readout, logits=nothing, sound=sound, drawn=[NOTHING_DRAWN] * len(readout.drawn))
         return readout
 
     def write_state(self, slot: int, state: State | None) -> None:
         self._fail_if(Fault.WRITE)
+        self._replace_state(slot)
         self.inner.write_state(slot, state)
 
     def start_read(self, slot: int) -> PendingState:
@@ -161,6 +164,7 @@ class FaultRunner:
 
     def copy_state(self, source: int, target: int) -> None:
         self._fail_if(Fault.COPY)
+        self._replace_state(target)
         self.inner.copy_state(source, target)
 
     def close(self) -> None:
@@ -181,10 +185,14 @@ class FaultRunner:
         if self._faults.on_lost is not None:
             self._faults.on_lost(self.inner)
 
-    def _spoil(self, batch: Batch) -> None:
-        """Put something into the slots of a step that failed that they should not hold."""
-        for run in batch:
-            self.inner.write_state(run.slot, None)
+    def _replace_state(self, slot: int) -> None:
+        for slots in self._holding.values():
+            slots.discard(slot)
+
+    def _spoil(self, slots: Collection[int]) -> None:
+        """Put something into slots of a step that failed that they should not hold."""
+        for slot in slots:
+            self.inner.write_state(slot, None)
 
 
 class _Read:

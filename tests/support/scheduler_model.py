@@ -49,6 +49,7 @@ class Setting:
     run_ahead: bool = False
     mixes: bool = False  # requests may mix states
     draft_tokens: int = 0  # at most, of a sequence in a step; two of them at a time
+    draws: int = 0  # the most that the device draws after a run; see `FakeRunner`
 
 
 class SchedulerModel:
@@ -64,6 +65,7 @@ class SchedulerModel:
             max_tokens=setting.tokens,
             max_rows=setting.rows,
             num_candidates=setting.candidates,
+            max_draws=setting.draws,
             fail_when=lambda batch: self._failing,
             on_step=self._look_on,
         )
@@ -76,6 +78,7 @@ class SchedulerModel:
         self.tokens_run = 0
         self.steps_ahead = 0  # submitted while another was in flight
         self.may_mix = setting.mixes
+        self.device_draws = setting.draws > 0
         self._failing = False
         self._may_fail = False  # a step that fails is or was in flight in this step
 
@@ -262,6 +265,8 @@ def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[
     if kind == "send" and len(model.open) < 30:
         before = _random_before(chance)
         request = random_request(chance, bool(before))
+        if model.device_draws and chance.random() < 0.9:
+            request = replace(request, logprobs=None, max_tokens=chance.randint(0, 40))
         if not model.may_mix or chance.random() < 0.5:
             return partial(model.send, request, before, logits_known=True)
         others = [_random_before(chance) for _ in range(chance.randrange(model.clients.scheduler.capacity))]

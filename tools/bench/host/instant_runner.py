@@ -34,7 +34,9 @@ class InstantRunner:
     """Answers with the prepared rows in turn. Token 0 never is a candidate. Its states hold nothing."""
 
     def __init__(self, shape: ModelShape, num_slots: int, step_seconds: float = 0.0, max_draws: int = 8) -> None:
-        """`step_seconds` is how long a step takes from its submission on, `max_draws` how many tokens it draws."""
+        """Without `step_seconds` it answers at once; else it is a device that does one step after the other, each of
+        which takes so long, and one for each token that is drawn after a run. `max_draws` is how many that may be.
+        """
         self.shape = shape
         self.num_slots = num_slots
         self.max_tokens = self.max_rows = max(256, num_slots)
@@ -49,13 +51,17 @@ class InstantRunner:
         self._tickets: Iterator[Any] | None = None
         self._in_flight: dict[Any, tuple[Readout, float]] = {}  # with when it is done
         self._step_seconds = step_seconds
+        self._busy_until = 0.0
 
     def submit(self, batch: Batch) -> Any:  # noqa: ANN401
         """Return a ticket of this commit's type."""
         if self._tickets is None:
             self._tickets = map(find("Ticket", "rnn_engine.types"), count())
         ticket = next(self._tickets)
-        self._in_flight[ticket] = self.step(batch), time.perf_counter() + self._step_seconds
+        draws = [getattr(run, "draw", None) for run in batch]  # not in all commits
+        num_steps = max([draw.count for draw in draws if draw is not None], default=1)
+        self._busy_until = max(self._busy_until, time.perf_counter()) + num_steps * self._step_seconds
+        self._in_flight[ticket] = self.step(batch), self._busy_until
         return ticket
 
     def collect(self, ticket: Any) -> Readout:  # noqa: ANN401
@@ -87,8 +93,9 @@ class InstantRunner:
         from rnn_engine.types import NOTHING_DRAWN, Drawn
 
         tokens = _prepare(self.shape.vocab_size, self.max_rows).tokens
+        settled = {"is_settled": True, "goes_on": True} if hasattr(NOTHING_DRAWN, "goes_on") else {"is_settled": True}
         return [
-            NOTHING_DRAWN if run.draw is None else Drawn(tokens[first + number][: run.draw.count], is_settled=True)
+            NOTHING_DRAWN if run.draw is None else Drawn(tokens[first + number][: run.draw.count], **settled)
             for number, run in enumerate(batch)
         ]
 
