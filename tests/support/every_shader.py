@@ -21,7 +21,7 @@ from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
 from shaders import specialise
 from tests.support.models import deep_embedded, random_model, tiny_shape
-from tests.support.older_models import OLDER_SHAPES
+from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6
 
 VARIANTS: tuple[MatMulVariant, ...] = (
     *(StreamVariant(tokens, 2, 4, 1, inputs) for tokens in (1, 8) for inputs in ("direct", "broadcast", "by_token")),
@@ -49,7 +49,8 @@ def _each() -> Iterator[tuple[str, str]]:
         yield f"peak, {number}", specialise("peak", {"THREADS": 64, "ROUNDS": 256}, {"NUMBER": number}).text
     yield from _variants()
     shape = tiny_shape()
-    shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20))
+    heads_of_64 = (tiny_shape(head_size=64), tiny_v5(head_size=64), tiny_v6(head_size=64))
+    shapes = (*OLDER_SHAPES, shape, deep_embedded(shape), tiny_shape(layers=1, width=40, head_size=20), *heads_of_64)
     for kind in ("software", "discrete"):
         info = DeviceInfo(0, kind, kind, "none", "none")
         for can_broadcast in (False, True):

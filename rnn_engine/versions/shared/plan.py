@@ -21,6 +21,7 @@ from rnn_engine.versions.shared.shape import HeadsShape
 from shaders import Constant
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows so many in a workgroup
+_HEAD_BY_LANES: Final = 64  # the size for which head_by_lanes.wgsl is written; all published models have it
 
 
 def check_head_size(shape: HeadsShape) -> None:
@@ -195,8 +196,12 @@ def head_stage(
     constants: Mapping[str, Constant],
     buffers: Mapping[str, Buffer],
 ) -> KernelStage:
-    """The stage of a recurrence with its group norm: a workgroup for each head of each run."""
+    """The stage of a recurrence with its group norm: a workgroup for each head of each run.
+
+    Where lanes may share what they load, heads of 64 are run by another kernel, which has `_by_lanes` in its name.
+    """
     context, starts, num_heads = builder.context, builder.vectors.starts, shape.num_heads
+    by_lanes = context.tuning.broadcast and shape.head_size == _HEAD_BY_LANES
     common = {
         "WIDTH": shape.width,
         "HEAD_SIZE": shape.head_size,
@@ -208,10 +213,9 @@ def head_stage(
     }
     return context.kernel_stage(
         builder.label("recurrence"),
-        kernel,
+        f"{kernel}_by_lanes" if by_lanes else kernel,
         {**common, **constants},
         {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
         lambda step: (num_heads, step.num_runs),
-        {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
         state_bytes=4 * shape.width * shape.head_size,
     )

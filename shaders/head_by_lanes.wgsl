@@ -1,0 +1,77 @@
+// A head of 64 by 16 threads without what they would have to share: for devices whose subgroups have at least 8 lanes.
+// A thread owns four rows of S in registers. Of every vector that the rows have in common each lane of eight loads two
+// fours, and all get them by broadcast, where broadcast.wgsl is right. Indices of registers are literal, since drivers
+// keep an array in memory where they do not unroll what counts through it.
+
+#include eight
+#include broadcast
+
+const LANES = 8u;
+const HEAD_THREADS = HEAD_SIZE / 4u;
+const QUADS = 16u; // fours of a head's vector
+
+alias Own = array<vec4<f32>, 2>;        // the numbers of a vector that a lane loads
+alias Whole = array<vec4<f32>, QUADS>;  // all of them
+
+var<private> s: array<array<vec4<f32>, QUADS>, 4>; // [row, column / 4]
+var<workgroup> moments: array<vec2<f32>, 2u * HEAD_THREADS>;
+
+fn load_state(start: u32) {
+    for (var q = 0u; q < QUADS; q++) {
+        for (var i = 0u; i < 4u; i++) {
+            s[i][q] = state[start + q * HEAD_SIZE + i];
+        }
+    }
+}
+
+fn keep_state(start: u32) {
+    for (var q = 0u; q < QUADS; q++) {
+        for (var i = 0u; i < 4u; i++) {
+            state[start + q * HEAD_SIZE + i] = s[i][q];
+        }
+    }
+}
+
+
+fn whole(own: Own) -> Whole {
+    return Whole(
+        subgroupBroadcast(own[0], 0u), subgroupBroadcast(own[1], 0u),
+        subgroupBroadcast(own[0], 1u), subgroupBroadcast(own[1], 1u),
+        subgroupBroadcast(own[0], 2u), subgroupBroadcast(own[1], 2u),
+        subgroupBroadcast(own[0], 3u), subgroupBroadcast(own[1], 3u),
+        subgroupBroadcast(own[0], 4u), subgroupBroadcast(own[1], 4u),
+        subgroupBroadcast(own[0], 5u), subgroupBroadcast(own[1], 5u),
+        subgroupBroadcast(own[0], 6u), subgroupBroadcast(own[1], 6u),
+        subgroupBroadcast(own[0], 7u), subgroupBroadcast(own[1], 7u),
+    );
+}
+
+fn sum_of_four(four: vec4<f32>) -> f32 {
+    return four.x + four.y + four.z + four.w;
+}
+
+// The sum over the eight lanes that together loaded a vector.
+fn sum_of_vector(own: vec4<f32>) -> f32 {
+    return sum_of(broadcast_eight(sum_of_four(own)));
+}
+
+// The sum of the rows' products of four columns with those of a vector.
+fn multiply_columns(quad: u32, vector: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(dot(s[0][quad], vector), dot(s[1][quad], vector), dot(s[2][quad], vector), dot(s[3][quad], vector));
+}
+
+// The vector of which each thread has four numbers, normalised to mean 0 and variance 1 over the head. `side` is
+// another one for tokens that follow each other, so that one barrier a token is enough.
+fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32, epsilon: f32) -> vec4<f32> {
+    let own_mean = sum_of_four(own) / 4.0;
+    let deviations = own - own_mean;
+    moments[side * HEAD_THREADS + thread] = vec2<f32>(own_mean, dot(deviations, deviations));
+    workgroupBarrier();
+    let lane = thread % LANES;
+    let one = moments[side * HEAD_THREADS + lane];
+    let other = moments[side * HEAD_THREADS + LANES + lane];
+    let mean = sum_of(broadcast_eight(one.x + other.x)) / f32(HEAD_THREADS);
+    let between = (one.x - mean) * (one.x - mean) + (other.x - mean) * (other.x - mean);
+    let variance = sum_of(broadcast_eight(one.y + other.y + 4.0 * between)) / f32(HEAD_SIZE);
+    return (own - mean) * inverseSqrt(variance + epsilon);
+}

@@ -1,0 +1,128 @@
+// The RWKV-7 recurrence of one head of 64 over one run, as wkv7.wgsl has it: see head_by_lanes.wgsl.
+// Workgroups: (H, runs); a thread owns four rows of S and walks the run's tokens in order.
+
+#include batch
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> vectors: array<vec4<f32>>;       // the layer's vectors, packed
+@group(0) @binding(2) var<storage, read> projected: array<vec4<f32>>;     // r, k, v: [3, MAX_TOKENS, WIDTH]
+@group(0) @binding(3) var<storage, read> gates: array<vec4<f32>>;         // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(4) var<storage, read_write> v_first: array<vec4<f32>>; // [MAX_TOKENS, WIDTH]
+@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;   // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
+@group(0) @binding(6) var<storage, read_write> mixed: array<vec4<f32>>;   // [T, WIDTH]
+
+const PLANE = MAX_TOKENS * WIDTH / 4u;
+
+#include head_by_lanes
+
+// What all rows of a token have in common.
+struct Columns {
+    decay: Whole,
+    rate: Whole,
+    key: Whole,
+    receptance: Whole,
+}
+
+// Take a token into four columns of the rows, and return their products with its receptance.
+fn update_columns(quad: u32, columns: Columns, removed: vec4<f32>, v: vec4<f32>) -> vec4<f32> {
+    let decay = columns.decay[quad];
+    let rate = columns.rate[quad];
+    let key = columns.key[quad];
+    s[0][quad] = s[0][quad] * decay + removed.x * rate + v.x * key;
+    s[1][quad] = s[1][quad] * decay + removed.y * rate + v.y * key;
+    s[2][quad] = s[2][quad] * decay + removed.z * rate + v.z * key;
+    s[3][quad] = s[3][quad] * decay + removed.w * rate + v.w * key;
+    return multiply_columns(quad, columns.receptance[quad]);
+}
+
+@compute @workgroup_size(HEAD_THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let run = batch.runs[group.y];
+    let loaded = group.x * QUADS + 2u * (thread % LANES); // of a vector by this lane, in fours
+    let owned = group.x * QUADS + thread;                 // this thread's rows, in fours
+    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + 4u * thread;
+    let norm_weight = vectors[GROUP_NORM_WEIGHT / 4u + owned];
+    let norm_bias = vectors[GROUP_NORM_BIAS / 4u + owned];
+    var k_k: Own;
+    var k_a: Own;
+    var r_k: Own;
+    for (var q = 0u; q < 2u; q++) {
+        k_k[q] = vectors[K_K / 4u + loaded + q];
+        k_a[q] = vectors[K_A / 4u + loaded + q];
+        r_k[q] = vectors[R_K / 4u + loaded + q];
+    }
+    load_state(state_start);
+
+    for (var token = run.start; token < run.start + run.length; token++) {
+        let place = token * (WIDTH / 4u) + loaded;
+        let own_place = token * (WIDTH / 4u) + owned;
+        var receptance: Own;
+        var decay: Own;
+        var key: Own;
+        var kk: Own; // not yet of length 1
+        var rate: Own;
+        var squares = vec4<f32>();
+        var bonuses = vec4<f32>();
+        for (var q = 0u; q < 2u; q++) {
+            let k = projected[PLANE + place + q];
+            let a = gates[PLANE + place + q];
+            receptance[q] = projected[place + q];
+            decay[q] = gates[place + q];
+            key[q] = k * (1.0 + (a - 1.0) * k_a[q]);
+            kk[q] = k * k_k[q];
+            rate[q] = kk[q] * a;
+            squares += kk[q] * kk[q];
+            bonuses += receptance[q] * key[q] * r_k[q];
+        }
+        var v = projected[2u * PLANE + own_place];
+        if IS_FIRST_LAYER {
+            v_first[own_place] = v;
+        } else {
+            v += (v_first[own_place] - v) * gates[3u * PLANE + own_place];
+        }
+        let scale = 1.0 / max(sqrt(sum_of_vector(squares)), 1e-12);
+        let bonus = sum_of_vector(bonuses);
+
+        let kk_whole = whole(kk);
+        var removed = vec4<f32>();
+        removed += multiply_columns(0u, kk_whole[0]);
+        removed += multiply_columns(1u, kk_whole[1]);
+        removed += multiply_columns(2u, kk_whole[2]);
+        removed += multiply_columns(3u, kk_whole[3]);
+        removed += multiply_columns(4u, kk_whole[4]);
+        removed += multiply_columns(5u, kk_whole[5]);
+        removed += multiply_columns(6u, kk_whole[6]);
+        removed += multiply_columns(7u, kk_whole[7]);
+        removed += multiply_columns(8u, kk_whole[8]);
+        removed += multiply_columns(9u, kk_whole[9]);
+        removed += multiply_columns(10u, kk_whole[10]);
+        removed += multiply_columns(11u, kk_whole[11]);
+        removed += multiply_columns(12u, kk_whole[12]);
+        removed += multiply_columns(13u, kk_whole[13]);
+        removed += multiply_columns(14u, kk_whole[14]);
+        removed += multiply_columns(15u, kk_whole[15]);
+        removed *= -scale * scale;
+
+        let columns = Columns(whole(decay), whole(rate), whole(key), whole(receptance));
+        var y = vec4<f32>();
+        y += update_columns(0u, columns, removed, v);
+        y += update_columns(1u, columns, removed, v);
+        y += update_columns(2u, columns, removed, v);
+        y += update_columns(3u, columns, removed, v);
+        y += update_columns(4u, columns, removed, v);
+        y += update_columns(5u, columns, removed, v);
+        y += update_columns(6u, columns, removed, v);
+        y += update_columns(7u, columns, removed, v);
+        y += update_columns(8u, columns, removed, v);
+        y += update_columns(9u, columns, removed, v);
+        y += update_columns(10u, columns, removed, v);
+        y += update_columns(11u, columns, removed, v);
+        y += update_columns(12u, columns, removed, v);
+        y += update_columns(13u, columns, removed, v);
+        y += update_columns(14u, columns, removed, v);
+        y += update_columns(15u, columns, removed, v);
+
+        let normed = normalize_over_head(y, thread, token % 2u, EPSILON) * norm_weight + norm_bias;
+        mixed[own_place] = (normed + bonus * v) * gates[2u * PLANE + own_place];
+    }
+    keep_state(state_start);
+}
