@@ -286,7 +286,7 @@ class Scheduler:
         """Wait for the oldest step in flight, if there is one; return what follows from it."""
         if not self._steps:
             return []
-        step = self._steps.popleft()
+        step, asked = self._steps.popleft(), self._clock()
         try:
             readout = self._runner.collect(step.ticket)
         except Exception as error:
@@ -294,7 +294,7 @@ class Scheduler:
             return self._fail_step(step.runs, error)
         finally:
             now = self._clock()
-            self._policy.stepped(self._step_seconds.note(step.times, now))
+            self._policy.stepped(self._step_seconds.note(step.times, asked, now))
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, now, num_ahead)
         if readout.sound.any():

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rnn_engine.types import Readout, TokenRun
+from rnn_engine.types import Readout, TokenDraw, TokenRun
 from tests.support.models import tiny_shape
+from tools.bench.host.device_clock import DeviceClock
 from tools.bench.host.instant_runner import InstantRunner
 
 VOCAB = 512
@@ -42,3 +43,16 @@ def test_a_sequence_meets_other_rows_at_every_step() -> None:
     runner = InstantRunner(replace(tiny_shape(), vocab_size=VOCAB), SLOTS)
     seen = {runner.collect(runner.submit([TokenRun(0, [1], rows=1)])).ids.tobytes() for _ in range(128)}
     assert len(seen) == 128
+
+
+def test_a_modelled_device_does_one_step_after_the_other() -> None:
+    clock = DeviceClock()
+    runner = InstantRunner(replace(tiny_shape(), vocab_size=VOCAB), SLOTS, step_seconds=100.0, clock=clock)
+    begun = clock.now()
+    draws = [TokenDraw(0, 0, 0, 1.0, 1.0, count) for count in (3, 2)]
+    tickets = [runner.submit([TokenRun(0, [1], rows=1, draw=draw)]) for draw in draws]
+    seconds = []
+    for ticket in tickets:
+        runner.collect(ticket)
+        seconds.append(clock.now() - begun)
+    assert seconds == pytest.approx([300.0, 500.0], abs=50.0)

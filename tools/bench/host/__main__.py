@@ -16,20 +16,28 @@ from tools.bench.turns import Figures, compared
 @click.option("--tokens", default=128, show_default=True, help="Of each request.")
 @click.option("--seconds", default=3.0, show_default=True, help="How long each figure is measured.")
 @click.option("--answers", default="words", show_default=True, help="words, json, schema or object; see modes.py.")
-@click.option("--step", default=0.0, show_default=True, help="Milliseconds that the runner takes for a step.")
+@click.option("--steps", default="0", show_default=True, help="Milliseconds that the runner takes for a step.")
 @compared("tools.bench.host")
-def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, answers: str, step: float) -> Figures:
-    """Measure scheduler, engine and HTTP streaming with a runner that answers at once.
+def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, answers: str, steps: str) -> Figures:
+    """Measure scheduler, engine and HTTP streaming with a runner that answers at once, or takes its time.
 
-    It has a vocabulary of 65,536 tokens and gives 128 candidates a row.
+    It has a vocabulary of 65,536 tokens and gives 128 candidates a row. Where steps take time, the share of the
+    device's time in which it runs tokens is told too: tokens a second times seconds a step by slots.
     """
     from tools.bench.host.modes import MODES, Load
 
     figures = {}
-    for mode, sampler, count in product(modes.split(","), samplers.split(","), slots.split(",")):
-        rate = MODES[mode](Load(int(count), sampler, tokens, seconds, answers, step / 1e3))
-        figures[f"{mode}, {sampler}, {count} slots, tok/s"] = rate.per_second
-        figures[f"{mode}, {sampler}, {count} slots, tok/CPU s"] = rate.per_cpu_second
+    for step, mode, sampler, count in product(
+        steps.split(","), modes.split(","), samplers.split(","), slots.split(",")
+    ):
+        step_seconds = float(step) / 1e3
+        rate = MODES[mode](Load(int(count), sampler, tokens, seconds, answers, step_seconds))
+        name = f"{mode}, {sampler}, {count} slots"
+        if step_seconds:
+            name += f", {step} ms a step"
+            figures[f"{name}, share of the device's time"] = rate.per_second * step_seconds / int(count)
+        figures[f"{name}, tok/s"] = rate.per_second
+        figures[f"{name}, tok/CPU s"] = rate.per_cpu_second
     return figures
 
 

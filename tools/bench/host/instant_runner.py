@@ -7,7 +7,6 @@ the earlier one, in which a step blocked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -18,6 +17,7 @@ import numpy as np
 
 from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State
 from tools.bench.commits import find
+from tools.bench.host.device_clock import DeviceClock, RealClock
 
 if TYPE_CHECKING:  # not all commits have it
     from rnn_engine.types import PendingState
@@ -33,9 +33,17 @@ _NUM_DRAWS = 8
 class InstantRunner:
     """Answers with the prepared rows in turn. Token 0 never is a candidate. Its states hold nothing."""
 
-    def __init__(self, shape: ModelShape, num_slots: int, step_seconds: float = 0.0, max_draws: int = 8) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_slots: int,
+        step_seconds: float = 0.0,
+        max_draws: int = 8,
+        clock: DeviceClock | RealClock | None = None,
+    ) -> None:
         """Without `step_seconds` it answers at once; else it is a device that does one step after the other, each of
         which takes so long, and one for each token that is drawn after a run. `max_draws` is how many that may be.
+        `clock` is that of the host too; None is the real one.
         """
         self.shape = shape
         self.num_slots = num_slots
@@ -52,6 +60,7 @@ class InstantRunner:
         self._in_flight: dict[Any, tuple[Readout, float]] = {}  # with when it is done
         self._step_seconds = step_seconds
         self._busy_until = 0.0
+        self._clock = clock or RealClock()
 
     def submit(self, batch: Batch) -> Any:  # noqa: ANN401
         """Return a ticket of this commit's type."""
@@ -60,14 +69,14 @@ class InstantRunner:
         ticket = next(self._tickets)
         draws = [getattr(run, "draw", None) for run in batch]  # not in all commits
         num_steps = max([draw.count for draw in draws if draw is not None], default=1)
-        self._busy_until = max(self._busy_until, time.perf_counter()) + num_steps * self._step_seconds
+        self._busy_until = max(self._busy_until, self._clock.now()) + num_steps * self._step_seconds
         self._in_flight[ticket] = self.step(batch), self._busy_until
         return ticket
 
     def collect(self, ticket: Any) -> Readout:  # noqa: ANN401
         readout, done = self._in_flight.pop(ticket)
-        if self._step_seconds and (left := done - time.perf_counter()) > 0:
-            time.sleep(left)
+        if self._step_seconds:
+            self._clock.wait_until(done)
         return readout
 
     def step(self, batch: Batch) -> Readout:

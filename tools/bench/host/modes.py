@@ -23,6 +23,7 @@ from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.tokenizer.world import WorldTokenizer
 from tools.bench.commits import find, random_model
 from tools.bench.host import clients
+from tools.bench.host.device_clock import DeviceClock, RealClock
 from tools.bench.host.instant_runner import InstantRunner
 from tools.bench.host.reciting_runner import SCHEMA, RecitingRunner
 from tools.bench.served import served
@@ -84,19 +85,23 @@ class WordTokenizer:
 
 
 def run_scheduler(load: Load) -> Rate:
-    """Steps in a loop on this thread; every free slot is filled before the next step."""
-    runner, tokenizer = _make_runner(load), _make_tokenizer(load)
-    scheduler = Scheduler(runner, tokenizer.decode_bytes)
+    """Steps in a loop on this thread; every free slot is filled before the next step.
+
+    Where steps take time, it is that of a `DeviceClock`.
+    """
+    clock = DeviceClock() if load.step_seconds else RealClock()
+    runner, tokenizer = _make_runner(load, clock), _make_tokenizer(load)
+    scheduler = Scheduler(runner, tokenizer.decode_bytes, clock=clock.now)
     request = _make_request(load)
     if request.grammar is not None:
         request = replace(request, grammar=None, token_mask=compile_grammar(request.grammar, _vocabulary()).start)
-    submitted, tokens, timer = 0, 0, _Timer()
+    submitted, tokens, timer = 0, 0, _Timer(clock)
     warm_up = True
     while warm_up or timer.seconds < load.seconds:
         if warm_up and timer.seconds > WARM_UP:
-            warm_up, tokens, timer = False, 0, _Timer()
+            warm_up, tokens, timer = False, 0, _Timer(clock)
         while scheduler.num_live + scheduler.num_waiting < load.slots:
-            scheduler.submit(submitted, request)
+            scheduler.submit(submitted, replace(request, max_tokens=_length(load, submitted)))
             submitted += 1
         for delivery in scheduler.step():
             if isinstance(delivery.outcome, TextDelta):
@@ -118,12 +123,13 @@ MODES: Mapping[str, Callable[[Load], Rate]] = {"scheduler": run_scheduler, "engi
 
 
 class _Timer:
-    def __init__(self) -> None:
-        self._begun = time.perf_counter(), time.process_time()
+    def __init__(self, clock: DeviceClock | RealClock) -> None:
+        self._clock = clock
+        self._begun = clock.now(), time.process_time()
 
     @property
     def seconds(self) -> float:
-        return time.perf_counter() - self._begun[0]
+        return self._clock.now() - self._begun[0]
 
     def rate(self, tokens: int) -> Rate:
         return Rate(tokens / self.seconds, tokens / (time.process_time() - self._begun[1]))
@@ -147,7 +153,7 @@ async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
 
     tasks = [asyncio.create_task(ask()) for _ in range(load.slots)]
     await asyncio.sleep(WARM_UP)
-    before, timer = counted, _Timer()
+    before, timer = counted, _Timer(RealClock())
     await asyncio.sleep(load.seconds)
     rate = timer.rate(counted - before)
     for task in tasks:
@@ -161,7 +167,7 @@ async def consume(engine: Engine, request: GenerateRequest, load: Load) -> Rate:
 async def _run_http(load: Load) -> Rate:
     body = {"prompt": [1], "max_tokens": load.tokens, "stream": True, **SAMPLERS[load.sampler]}
     async with served(_make_engine(load), load.slots) as port:
-        timer = _Timer()
+        timer = _Timer(RealClock())
         counted = await count_tokens(port, load.slots, load.seconds, body)
         return Rate(counted.per_second, timer.rate(counted.tokens).per_cpu_second)
 
@@ -185,11 +191,16 @@ def _make_tokenizer(load: Load) -> Tokenizer:
     return WordTokenizer(65536) if load.answers == "words" else WorldTokenizer()
 
 
-def _make_runner(load: Load) -> InstantRunner:
+def _length(load: Load, number: int) -> int:
+    """Return how many tokens a request has: with a modelled device not all the same, so that they end one by one."""
+    return load.tokens // 2 + 37 * number % load.tokens if load.step_seconds else load.tokens
+
+
+def _make_runner(load: Load, clock: DeviceClock | RealClock | None = None) -> InstantRunner:
     shape = random_model("0.1B", 1).shape
     if load.answers == "words":
-        return InstantRunner(shape, load.slots, load.step_seconds)
-    return RecitingRunner(shape, load.slots, _make_tokenizer(load), load.step_seconds)
+        return InstantRunner(shape, load.slots, load.step_seconds, clock=clock)
+    return RecitingRunner(shape, load.slots, _make_tokenizer(load), load.step_seconds, clock)
 
 
 def _make_engine(load: Load) -> Engine:

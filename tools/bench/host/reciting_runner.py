@@ -10,6 +10,7 @@ import numpy as np
 
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, I32, Batch, ModelShape, Readout, State, TokenRun
+from tools.bench.host.device_clock import DeviceClock, RealClock
 from tools.bench.host.instant_runner import InstantRunner
 
 _PERSON = {
@@ -48,8 +49,15 @@ class _Row:
 class RecitingRunner(InstantRunner):
     """The likeliest token is always the next of `DOCUMENT`, and token 0 after its end. Prompts are token 0."""
 
-    def __init__(self, shape: ModelShape, num_slots: int, tokenizer: Tokenizer, step_seconds: float) -> None:
-        super().__init__(shape, num_slots, step_seconds, max_draws=0)
+    def __init__(
+        self,
+        shape: ModelShape,
+        num_slots: int,
+        tokenizer: Tokenizer,
+        step_seconds: float,
+        clock: DeviceClock | RealClock | None = None,
+    ) -> None:
+        super().__init__(shape, num_slots, step_seconds, max_draws=0, clock=clock)
         self._tokenizer = tokenizer
         self._recited = [0] * num_slots  # bytes
         document = DOCUMENT.encode()
