@@ -139,11 +139,24 @@ class DrawPenalties:
     earlier: F32 | None = None  # [V] the penalties at the beginning, none negative; None: there are none yet
 
 
+MOST_DRAW_BIASES: Final = 64
+"""Tokens to which a device adds a bias."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawBiases:
+    """What a device adds to the logits of n tokens."""
+
+    tokens: I32  # [n] that differ, at most `MOST_DRAW_BIASES`
+    values: F32  # [n]
+
+
 @dataclass(slots=True)
 class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
 
-    It draws as `rnn_engine.sampling.Nucleus` does, by `rnn_engine.sampling.philox`, and so always the token that the
+    It draws as `rnn_engine.sampling.Nucleus` does, or with `min_p` as a `Chain` of llama-server's top-k, top-p, min-p
+    and temperature, by `rnn_engine.sampling.philox`, and so always the token that the
     host would draw. Every token but the last is run, in the same step, and the next one drawn from its row, until there
     are `count`, or one that `halts` says, or a row does not decide: see `Drawn`.
     """
@@ -155,6 +168,8 @@ class TokenDraw:
     temperature: float  # one of `DRAW_TEMPERATURES`
     count: int = 1
     halts: NDArray[np.uint32] | None = None  # [ceil(V / 32)] a bit for each token after which none is drawn
+    min_p: float | None = None  # greater than 0
+    biases: DrawBiases | None = None
     penalties: DrawPenalties | None = None
     counts_input: bool = False  # whether the last token of the run is to be counted: one that the device did not draw
 

@@ -1,7 +1,7 @@
 // Draw the token that follows each row that asks for it, and write it into the batch as what the next step runs.
-// One workgroup a row. It is the nucleus of rnn_engine/sampling/nucleus.py on the row's candidates, less the penalties
-// that its slot holds: every quantity is a pair of bounds, which hold what the rounding of f32 and the tokens beyond the
-// candidates can change. A token is drawn where both bounds lead to it, and is then the one that the host draws;
+// One workgroup a row. The row's candidates and the tokens that have a bias are ranked, with biases and less penalties,
+// and nucleus.wgsl draws: every quantity is a pair of bounds, which hold what the rounding of f32 and the tokens that
+// were not read can change. A token is drawn where both bounds lead to it, and is then the one that the host draws;
 // elsewhere the row is left to the host.
 // A run that draws no more gets the length 0. Such a run leaves its state and its row of the last norm as they are, so
 // that the row's logits stay those that its last token was drawn from, whatever further steps are run. A run that has
@@ -11,6 +11,7 @@
 #include readout
 #include philox
 #include bounds
+#include nucleus
 #include last_drawn
 #include sum_over_workgroup
 #include penalties
@@ -21,6 +22,12 @@
 @group(0) @binding(4) var<storage, read_write> last_drawn: array<u32>; // [slots]
 @group(0) @binding(5) var<storage, read> logits: array<f32>;           // [R, VOCAB]
 @group(0) @binding(6) var<storage, read_write> penalties: array<f32>;  // [slots that may have some, VOCAB]
+@group(0) @binding(7) var<storage, read> biases: array<Bias>;          // [slots, MAX_BIASES]
+
+struct Bias {
+    token: u32,
+    value: f32, // that is added to its logit
+}
 
 struct Draw {
     seed_low: u32,
@@ -30,6 +37,8 @@ struct Draw {
     top_k: u32,       // at least 1
     top_p: f32,
     temperature: f32,
+    least_scaled: f32, // that a token's logit may be less than the greatest, by min-p; -UNLIMITED: it is a nucleus
+    num_biases: u32,
     presence: f32,
     frequency: f32,   // there are no penalties where this and `presence` are 0
     decay: f32,
@@ -46,6 +55,7 @@ const LEFT_TO_HOST = 0u;
 const SETTLED = 1u;
 const GOES_ON = 2u; // settled, and what follows goes on from the last token
 
+const K_READ = K + MAX_BIASES;
 const MASK_WORDS = (VOCAB + 31u) / 32u;
 const NONE = 0xffffffffu;
 const UNLIMITED = 3e38;
@@ -54,158 +64,84 @@ const MOST_DOUBT = 0.05;  // in a logit that is divided by the temperature
 
 const IDLE = 0u;
 const PLAIN = 1u;
-const PENALISED = 2u;
+const ADJUSTED = 2u;  // with penalties or biases
 const HALTED_BEFORE = 3u;
 
 var<workgroup> kind: u32;
-var<workgroup> logit: array<f32, K>;  // of each candidate, less its penalty
-var<workgroup> doubt: array<f32, K>;  // what that may be off by
-var<workgroup> ranked: array<u32, K>; // the candidates, greatest logit first
-var<workgroup> scaled: array<f32, K>; // by rank: logits less the greatest
-var<workgroup> mass: array<f32, K>;   // exp(scaled)
-var<workgroup> weight: array<f32, K>; // exp(scaled / temperature)
+var<workgroup> count_read: atomic<u32>;
+var<workgroup> ids: array<u32, K_READ>;    // of the tokens that were read, first the candidates
+var<workgroup> logit: array<f32, K_READ>;  // with bias and less penalty
+var<workgroup> doubt: array<f32, K_READ>;  // what that may be off by
+var<workgroup> is_biased: array<u32, K_READ>;
+var<workgroup> ranked: array<u32, K_READ>; // their places, greatest logit first
+var<workgroup> scaled: array<f32, K_READ>; // by rank: logits less the greatest
+var<workgroup> mass: array<f32, K_READ>;   // exp(scaled)
+var<workgroup> weight: array<f32, K_READ>; // exp(scaled / temperature)
 
-// The mass of the whole row less what penalties take away, in units of the first ranked token's, whose logit has moved
-// by `moved`. 1e-5 and 1e-6 are LOGSUMEXP_ERROR of bounds.py.
-fn bound_total(row: u32, lost: vec2<f32>, moved: f32, most_doubt: f32) -> Bounds {
-    let logsumexp = readout[row].logsumexp;
-    let exponent = logsumexp - readout[row].logits[0];
-    let total = exp(exponent);
-    let error = total * (1e-5 + 1e-6 * abs(logsumexp)) + error_of_exp(total, exponent) + lost.y;
-    let unit = exp(moved);
-    let error_of_unit = (6.0 + 6.0 * moved) * ULP + 2.5 * most_doubt;
-    let least = max(total - lost.x - error, 0.0) * unit * (1.0 - error_of_unit);
-    return Bounds(least, (total - lost.x + error) * unit * (1.0 + error_of_unit));
-}
-
-// Whether the token of this rank has it for certain, beside those before and behind it.
-fn stands_apart(rank: u32, size: u32, most_doubt: f32) -> bool {
-    if most_doubt == 0.0 {
-        return true; // equal ones are ranked by id
-    }
-    let own = logit[ranked[rank]];
-    let is_behind = rank == 0u || logit[ranked[max(rank, 1u) - 1u]] - own > 2.0 * most_doubt;
-    return is_behind && (rank + 1u == size || own - logit[ranked[min(rank + 1u, size - 1u)]] > 2.0 * most_doubt);
-}
-
-// The rank of the token that is drawn, or NONE.
-fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>) -> u32 {
-    let num_read = readout[row].num_candidates;
-    let top = logit[ranked[0]];
-    let lowest = readout[row].logits[num_read - 1u]; // no unread token is above it
-    var most_doubt = 0.0; // of those that may be above it
-    var has_moved = false;
-    for (var i = 0u; i < num_read; i++) {
-        let matters = num_read == VOCAB || logit[i] + doubt[i] >= lowest;
-        most_doubt = max(most_doubt, select(0.0, doubt[i], matters));
-        has_moved = has_moved || doubt[i] > 0.0;
-    }
-    let moved = readout[row].logits[0] - top;
-    if moved > FARTHEST || most_doubt > MOST_DOUBT * min(draw.temperature, 1.0) {
-        return NONE;
-    }
-    var size = num_read; // how many tokens have a rank that no unread one changes
-    while has_moved && num_read < VOCAB && size > 0u && logit[ranked[max(size, 1u) - 1u]] - most_doubt <= lowest {
-        size -= 1u;
-    }
-    if size == 0u {
-        return NONE;
-    }
-    let rest = VOCAB - size;
-    let error_of_mass = 2.5 * most_doubt; // by the first token's doubt and its own
-    let error_of_weight = error_of_mass / draw.temperature;
-    let total = bound_total(row, lost, moved, most_doubt);
-    var cut = widen(Bounds(draw.top_p * total.least, draw.top_p * total.most));
-    if draw.top_p >= 1.0 {
-        cut = Bounds(UNLIMITED, UNLIMITED);
-    }
-
-    var fewest = 1u; // how many tokens are kept
-    var greatest = 1u;
-    var ranked_mass = 0.0;
-    var errors = 0.0;
-    for (var i = 0u; i < size; i++) {
-        ranked_mass += mass[i];
-        errors += error_of_exp(mass[i], scaled[i]) + mass[i] * error_of_mass;
-        let error = error_of_sum(ranked_mass, errors, i);
-        fewest += u32(ranked_mass + error <= cut.least);
-        greatest += u32(ranked_mass - error <= cut.most);
-    }
-    let ranked_error = error_of_sum(ranked_mass, errors, size);
-    fewest = min(min(fewest, draw.top_k), VOCAB);
-    greatest = min(min(greatest, draw.top_k), VOCAB);
-    if greatest == 1u {
-        return select(NONE, 0u, stands_apart(0u, num_read, most_doubt));
-    }
-
-    var kept = Bounds(0.0, 0.0); // the weight of those that are kept
-    var sum = 0.0;
-    errors = 0.0;
-    for (var i = 0u; i < size; i++) {
-        sum += weight[i];
-        errors += error_of_exp(weight[i], scaled[i] / draw.temperature) + weight[i] * error_of_weight;
-        let error = error_of_sum(sum, errors, i);
-        if i + 1u == min(fewest, size) {
-            kept.least = sum - error;
-        }
-        if i + 1u == min(greatest, size) {
-            kept.most = sum + error;
+// What a bias adds to a token, and whether it has one.
+fn bias_of(row: u32, slot: u32, token: u32) -> vec2<f32> {
+    for (var i = 0u; i < draws[row].num_biases; i++) {
+        let bias = biases[slot * MAX_BIASES + i];
+        if bias.token == token {
+            return vec2<f32>(bias.value, 1.0);
         }
     }
-    if greatest > size {
-        let count = f32(min(rest, draw.top_k - size));
-        let ceiling = lowest - top + 2.0 * most_doubt;
-        let last = exp(ceiling) + error_of_exp(exp(ceiling), ceiling);
-        let least_rest = (total.least - ranked_mass - ranked_error) * count / f32(rest);
-        let most_rest = min(total.most - ranked_mass + ranked_error, count * last);
-        let rest_mass = Bounds(
-            max(min(least_rest, cut.least - ranked_mass - ranked_error), 0.0),
-            max(min(most_rest, cut.most + last - ranked_mass + ranked_error), 0.0),
-        );
-        let rest_weight = bound_powers(rest_mass, count, ceiling, draw.temperature);
-        kept.least += select(0.0, rest_weight.least, fewest > size);
-        kept.most += rest_weight.most;
-        kept = widen(kept);
-    }
-
-    let word = philox(vec2<u32>(draw.seed_low, draw.seed_high), vec4<u32>(draw.index, 0u, 0u, 0u)).x >> 8u;
-    let place = widen(Bounds(f32(word) / 16777216.0 * kept.least, f32(word + 1u) / 16777216.0 * kept.most));
-    var before = 0.0; // the most that all tokens before may weigh
-    sum = 0.0;
-    errors = 0.0;
-    for (var i = 0u; i < size; i++) {
-        sum += weight[i];
-        errors += error_of_exp(weight[i], scaled[i] / draw.temperature) + weight[i] * error_of_weight;
-        let error = error_of_sum(sum, errors, i);
-        if sum - error > place.most {
-            return select(NONE, i, before <= place.least && stands_apart(i, num_read, most_doubt));
-        }
-        before = sum + error;
-    }
-    return NONE;
+    return vec2<f32>(0.0, 0.0);
 }
 
-// Rank the candidates less their penalties, and weigh them.
-fn rank_candidates(row: u32, slot: u32, thread: u32, is_penalised: bool) {
+fn is_candidate(row: u32, token: u32) -> bool {
+    for (var i = 0u; i < readout[row].num_candidates; i++) {
+        if readout[row].ids[i] == token {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Put down the token at `place`; return the mass that a bias takes from its own place in the row, and its error.
+fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> vec2<f32> {
+    var less = 0.0;
+    if penalises(row) {
+        less = penalty_of(row, slot, token);
+    }
+    let bias = bias_of(row, slot, token);
+    let plain = own_logit - less;
+    let doubt_of_plain = less * draws[row].penalty_error + abs(plain) * ULP;
+    let result = plain + bias.x;
+    ids[place] = token;
+    logit[place] = result;
+    doubt[place] = select(0.0, doubt_of_plain + (abs(result) + abs(bias.x)) * ULP, less > 0.0 || bias.y > 0.0);
+    is_biased[place] = u32(bias.y > 0.0);
+    let exponent = plain - readout[row].logits[0];
+    let error = error_of_exp(exp(exponent), exponent) + exp(exponent) * 2.0 * doubt_of_plain;
+    return select(vec2<f32>(0.0, 0.0), vec2<f32>(exp(exponent), error), bias.y > 0.0);
+}
+
+// Read the candidates and the tokens that have a bias; return a thread's part of the mass that biases take away.
+fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     let size = readout[row].num_candidates;
+    var lost = vec2<f32>(0.0, 0.0);
     for (var i = thread; i < size; i += THREADS) {
-        var less = 0.0;
-        if is_penalised {
-            less = penalty_of(row, slot, readout[row].ids[i]);
-        }
-        let left = readout[row].logits[i] - less;
-        logit[i] = left;
-        doubt[i] = select(0.0, less * draws[row].penalty_error + abs(left) * ULP, less > 0.0);
+        lost += read_token(row, slot, i, readout[row].ids[i], readout[row].logits[i]);
     }
-    workgroupBarrier();
+    for (var i = thread; i < draws[row].num_biases; i += THREADS) {
+        let token = biases[slot * MAX_BIASES + i].token;
+        if !is_candidate(row, token) {
+            lost += read_token(row, slot, atomicAdd(&count_read, 1u), token, logits[row * VOCAB + token]);
+        }
+    }
+    return lost;
+}
+
+// Rank the tokens that were read, and weigh them.
+fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
     for (var i = thread; i < size; i += THREADS) {
         var rank = i;
-        if is_penalised {
+        if is_adjusted {
             rank = 0u;
             for (var other = 0u; other < size; other++) {
                 let is_equal = logit[other] == logit[i];
-                let is_earlier = readout[row].ids[other] < readout[row].ids[i];
-                rank += u32(logit[other] > logit[i] || (is_equal && is_earlier));
+                rank += u32(logit[other] > logit[i] || (is_equal && ids[other] < ids[i]));
             }
         }
         ranked[rank] = i;
@@ -231,7 +167,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let run = batch.tokens[token_index].run;
     let slot = batch.runs[run].slot;
     if thread == 0u {
-        kind = select(IDLE, select(PLAIN, PENALISED, penalises(row)), draws[row].left > 0u);
+        let is_adjusted = penalises(row) || draws[row].num_biases > 0u;
+        kind = select(IDLE, select(PLAIN, ADJUSTED, is_adjusted), draws[row].left > 0u);
+        atomicStore(&count_read, readout[row].num_candidates);
         if kind != IDLE && batch.runs[run].length == 0u {
             kind = HALTED_BEFORE;
         }
@@ -250,19 +188,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         return;
     }
-    var lost = vec2<f32>(0.0, 0.0);
-    if own_kind == PENALISED {
-        storageBarrier();
-        if thread == 0u && draws[row].counts_input == 1u {
-            count_token(row, slot, batch.tokens[token_index].id);
-        }
-        storageBarrier();
-        let own_lost = lose_mass(row, slot, thread);
-        let mass_lost = sum_over_workgroup(own_lost.x, thread);
-        let error = sum_over_workgroup(own_lost.y, thread);
+    storageBarrier();
+    if thread == 0u && draws[row].counts_input == 1u {
+        count_token(row, slot, batch.tokens[token_index].id);
+    }
+    storageBarrier();
+    var lost = read_tokens(row, slot, thread);
+    if penalises(row) {
+        lost += lose_mass(row, slot, thread);
+    }
+    if own_kind == ADJUSTED {
+        let mass_lost = sum_over_workgroup(lost.x, thread);
+        let error = sum_over_workgroup(lost.y, thread);
         lost = vec2<f32>(mass_lost, error_of_sum(mass_lost, error, VOCAB / THREADS + 16u));
     }
-    rank_candidates(row, slot, thread, own_kind == PENALISED);
+    workgroupBarrier();
+    let size = atomicLoad(&count_read);
+    rank_tokens(row, thread, size, own_kind == ADJUSTED);
     if thread > 0u {
         return;
     }
@@ -270,7 +212,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     draws[row].counts_input = 0u;
     var rank = NONE;
     if readout[row].num_not_finite == 0u && is_finite(readout[row].logsumexp) {
-        rank = draw_rank(row, draws[row], lost);
+        rank = draw_rank(row, draws[row], lost, size);
     }
     if rank == NONE {
         draws[row].left = 0u;
@@ -278,8 +220,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         last_drawn[slot] = HALTED;
         return;
     }
-    let token = readout[row].ids[ranked[rank]];
-    if own_kind == PENALISED {
+    let token = ids[ranked[rank]];
+    if penalises(row) {
         count_token(row, slot, token);
     }
     draws[row].tokens[draws[row].num_drawn] = token;

@@ -15,6 +15,7 @@ from rnn_engine.types import (
     DRAW_PENALTIES,
     DRAW_TEMPERATURES,
     F32,
+    MOST_DRAW_BIASES,
     Batch,
     DrawPenalties,
     ModelShape,
@@ -159,6 +160,11 @@ def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_
     check_range(f"{name}: draw top_k", draw.top_k, 0, 2**31 - 1)
     check_range(f"{name}: draw top_p", draw.top_p, 0.0, 1.0)
     check_range(f"{name}: draw temperature", draw.temperature, *DRAW_TEMPERATURES)
+    if draw.min_p is not None:
+        check_range(f"{name}: draw min_p", draw.min_p, 1e-30, 1.0)
+    if draw.biases is not None:
+        check_range(f"{name}: draw biases", len(draw.biases.tokens), 0, MOST_DRAW_BIASES)
+        check_token_ids(f"{name}: draw bias", draw.biases.tokens.tolist(), vocab_size)
     expected = (mask_words(vocab_size),)
     if draw.halts is not None and (draw.halts.dtype != np.uint32 or draw.halts.shape != expected):
         raise InvalidRequestError(f"{name}: draw halts", f"{draw.halts.dtype} {draw.halts.shape}", f"uint32 {expected}")

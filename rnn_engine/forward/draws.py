@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -10,12 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext
-from rnn_engine.forward.step import StepLimits, StepSize
+from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.gpu import Buffer, Dispatch, Memory
-from rnn_engine.types import NOTHING_DRAWN, Batch, Drawn, DrawPenalties, TokenDraw, mask_words
+from rnn_engine.types import (
+    MOST_DRAW_BIASES,
+    NOTHING_DRAWN,
+    Batch,
+    DrawBiases,
+    Drawn,
+    DrawPenalties,
+    TokenDraw,
+    mask_words,
+)
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_PENALTIES, _COUNTS_INPUT, _NUM_DRAWN, _OUTCOME, _TOKENS = 7, 13, 14, 15, 16  # words of struct Draw
+_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _NUM_DRAWN, _OUTCOME, _TOKENS = 8, 9, 15, 16, 17, 18  # words of struct Draw
+_NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
 _SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
 _LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
 _ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
@@ -41,8 +52,12 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
     words[rows, 0] = seeds & np.uint64(2**32 - 1)
     words[rows, 1] = seeds >> np.uint64(32)
     words[rows, 2:5] = [(draw.index, draw.count, draw.top_k or _ALL) for draw in draws]
-    floats[rows, 5:7] = [(draw.top_p, draw.temperature) for draw in draws]
+    floats[rows, 5:8] = [
+        (draw.top_p, draw.temperature, _NUCLEUS if draw.min_p is None else math.log(draw.min_p)) for draw in draws
+    ]
     for run, end in zip(batch, ends.tolist(), strict=True):
+        if run.draw is not None and run.draw.biases is not None:
+            words[end - 1, _NUM_BIASES] = len(run.draw.biases.tokens)
         if run.draw is not None and run.draw.penalties is not None:
             floats[end - 1, _PENALTIES:_COUNTS_INPUT] = penalties.prepare(run.slot, run.draw, run.draw.penalties)
             words[end - 1, _COUNTS_INPUT] = run.draw.counts_input
@@ -81,6 +96,24 @@ class Following:
             yield from self._stage.dispatches(step)
 
 
+class DrawInputs:
+    """What the kernel that draws reads of the host's, on a device."""
+
+    def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
+        self._draws = buffers.draws
+        self._limits = limits
+        self._memory = memory
+        self._halts = SlotHalts(buffers.halts, vocab_size, limits.num_slots, memory)
+        self._biases = SlotBiases(buffers.biases, limits.num_slots, memory)
+        self._penalties = SlotPenalties(buffers.penalties, limits.num_penalty_slots, memory)
+
+    def upload(self, batch: Batch) -> None:
+        """Write what the draws of `batch` need and the device does not have yet."""
+        self._halts.upload(batch)
+        self._biases.upload(batch)
+        self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
+
+
 class SlotHalts:
     """The tokens after which none is drawn, for each slot, on a device."""
 
@@ -101,6 +134,25 @@ class SlotHalts:
             if halts is not self._masks[run.slot]:
                 self._memory.upload(self._buffer, run.slot * self._num_bytes, halts)
                 self._masks[run.slot] = halts
+
+
+class SlotBiases:
+    """What is added to tokens' logits, for each slot, on a device."""
+
+    def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
+        """`buffer`: [slots, MOST_DRAW_BIASES] struct Bias."""
+        self._buffer = buffer
+        self._memory = memory
+        self._biases: list[DrawBiases | None] = [None] * num_slots
+
+    def upload(self, batch: Batch) -> None:
+        """Write the biases of the runs that draw with some, where their slots have others."""
+        for run in batch:
+            biases = None if run.draw is None else run.draw.biases
+            if biases is not None and biases is not self._biases[run.slot]:
+                words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
+                self._memory.upload(self._buffer, 8 * MOST_DRAW_BIASES * run.slot, words)
+                self._biases[run.slot] = biases
 
 
 class SlotPenalties:

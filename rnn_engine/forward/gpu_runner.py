@@ -11,7 +11,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, given_rows, take_oldest
-from rnn_engine.forward.draws import SlotHalts, SlotPenalties, count_draws, decode_draws, encode_draws
+from rnn_engine.forward.draws import DrawInputs, count_draws, decode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.open_runs import OpenRuns
@@ -93,9 +93,8 @@ class GpuRunner:
         answer_bytes = 4 * limits.max_rows * (limits.readout_words + limits.draw_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
-        self._halts = SlotHalts(self._forward.buffers.halts, self._shape.vocab_size, limits.num_slots, memory)
+        self._draws = DrawInputs(self._forward.buffers, self._shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
-        self._penalties = SlotPenalties(self._forward.buffers.penalties, limits.num_penalty_slots, memory)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
         self._uncollected: dict[Ticket, _Step] = {}
@@ -240,8 +239,7 @@ class GpuRunner:
         if (given := given_rows(batch)) is not None:
             self._forward.given.upload(given)
         if num_draws:
-            self._halts.upload(batch)
-            memory.upload(buffers.draws, 0, encode_draws(batch, limits, self._penalties))
+            self._draws.upload(batch)
         num_tokens = sum(len(run.tokens) for run in batch)
         size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
         first = replace(size, has_following=any(run.follows for run in batch))

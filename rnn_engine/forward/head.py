@@ -11,6 +11,7 @@ from rnn_engine.forward.segments import Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.step import HeadOutputs, StepSize
 from rnn_engine.gpu import Dispatch
+from rnn_engine.types import MOST_DRAW_BIASES
 
 
 class Head:
@@ -63,6 +64,7 @@ class Head:
                 "VOCAB": context.model.shape.vocab_size,
                 "K": context.limits.num_candidates,
                 "MAX_DRAWS": context.limits.max_draws,
+                "MAX_BIASES": MOST_DRAW_BIASES,
             },
             {
                 "readout": outputs.readout,
@@ -71,6 +73,7 @@ class Head:
                 "last_drawn": buffers.last_drawn,
                 "logits": outputs.logits,
                 "penalties": buffers.penalties,
+                "biases": buffers.biases,
             },
             lambda step: (step.num_rows, 1),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rnn_engine.gpu import Buffer, Memory
-from rnn_engine.types import ModelShape, mask_words
+from rnn_engine.types import MOST_DRAW_BIASES, ModelShape, mask_words
 from shaders import Constant
 
 
@@ -46,7 +46,7 @@ class StepLimits:
     @property
     def draw_words(self) -> int:
         """Words of 4 bytes that a row has in the draws of draw.wgsl."""
-        return 16 + self.max_draws
+        return 18 + self.max_draws
 
     def constants(self) -> dict[str, Constant]:
         """The constants of batch.wgsl; a step has at most one run a slot."""
@@ -62,6 +62,7 @@ class StepBuffers:
     draws: Buffer  # [R] struct Draw of draw.wgsl
     halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
     last_drawn: Buffer  # [slots] u32, a token or HALTED of last_drawn.wgsl
+    biases: Buffer  # [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl
     penalties: Buffer  # [slots that may have some, V] f32, numbers of penalties.wgsl
     x: Buffer  # [T, D] f32, the residual stream
     normed: Buffer  # [R, D] f32, the rows after the last norm
@@ -74,6 +75,7 @@ class StepBuffers:
             draws=memory.create_buffer("draws", 4 * limits.max_rows * limits.draw_words),
             halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
             last_drawn=memory.create_buffer("tokens drawn last", 4 * limits.num_slots),
+            biases=memory.create_buffer("biases", 8 * limits.num_slots * MOST_DRAW_BIASES),
             penalties=memory.create_buffer("penalties", 4 * limits.num_penalty_slots * shape.vocab_size),
             x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),

@@ -6,14 +6,21 @@ multiplied; the presence and frequency penalties are taken off; then `TokenRule`
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.types import DRAW_DECAYS, DRAW_PENALTIES, I32, DrawPenalties
+from rnn_engine.sampling.recent_tokens import RecentTokens
+from rnn_engine.types import (
+    DRAW_DECAYS,
+    DRAW_PENALTIES,
+    I32,
+    MOST_DRAW_BIASES,
+    DrawBiases,
+    DrawPenalties,
+)
 
 F64: TypeAlias = NDArray[np.float64]
 
@@ -21,6 +28,7 @@ NEVER = -1e30
 """A bias below every logit: such a token is drawn only where nothing else is left. Finite, for sums to have a value."""
 
 _FIRST_ROOM = 64  # tokens
+_LEAST_BIAS_ON_DEVICE = -1e4  # next to which no logit of f32 keeps a chance, while sums keep their precision
 _LEAST_ON_DEVICE = 1e-30  # for a token that has been seen, however long ago
 _LEAST_SCALE = 1e-100  # penalties are counted anew where they have decayed by more
 
@@ -67,7 +75,7 @@ class Adjustments:
         self._decay = decay
         self._penalises = presence != 0.0 or frequency != 0.0
         self._repeat_penalty = repeat_penalty
-        self._recent = None if repeat_penalty == 1.0 or repeat_last_n == 0 else _RecentTokens(repeat_last_n, prompt)
+        self._recent = None if repeat_penalty == 1.0 or repeat_last_n == 0 else RecentTokens(repeat_last_n, prompt)
         self._rules = tuple(rules)
         self._ruled: list[int] = []  # tokens that the rules add to in the next draw
         self._size = 0  # A
@@ -81,6 +89,7 @@ class Adjustments:
         self._bias: F64 = np.zeros(vocab_size if bias else 0)
         self._penalty: F64 = np.zeros(vocab_size if self._penalises else 0)
         self._by_rules: F64 = np.zeros(vocab_size if rules else 0)
+        self._num_biases = len(bias)
         self._begin(bias, earlier if self._penalises else ())
 
     def _begin(self, bias: Mapping[int, float], earlier: Sequence[int]) -> None:
@@ -122,20 +131,30 @@ class Adjustments:
 
     @property
     def fit_device(self) -> bool:
-        """Whether a device can take them off: there are penalties alone, in its ranges."""
+        """Whether a device can add them: penalties in its ranges, and a few biases."""
         amounts_fit = all(
             amount == 0.0 or DRAW_PENALTIES[0] <= amount <= DRAW_PENALTIES[1]
             for amount in (self._presence, self._frequency)
         )
-        return amounts_fit and self.only_penalises and DRAW_DECAYS[0] <= self._decay <= DRAW_DECAYS[1]
+        plain = self._recent is None and not self._rules
+        decay_fits = not self._penalises or DRAW_DECAYS[0] <= self._decay <= DRAW_DECAYS[1]
+        return amounts_fit and plain and decay_fits and self._num_biases <= MOST_DRAW_BIASES
 
     def for_device(self) -> DrawPenalties:
         """Return what a device is to take off, where they `fit_device`; it goes on from the tokens so far."""
         earlier = None
-        if self._size > 0:
+        if self._seen:
+            seen = np.fromiter(self._seen, np.int32, len(self._seen))
             earlier = np.zeros(len(self._penalty), np.float32)
-            earlier[self.tokens] = np.maximum(self._penalty[self.tokens] * self._scale, _LEAST_ON_DEVICE)
+            earlier[seen] = np.maximum(self._penalty[seen] * self._scale, _LEAST_ON_DEVICE)
         return DrawPenalties(self._presence, self._frequency, self._decay, earlier)
+
+    def biases_for_device(self) -> DrawBiases | None:
+        """Return the biases, where they `fit_device`; None where there are none."""
+        tokens = np.flatnonzero(self._bias).astype(np.int32)
+        if len(tokens) == 0:
+            return None
+        return DrawBiases(tokens, np.maximum(self._bias[tokens], _LEAST_BIAS_ON_DEVICE).astype(np.float32))
 
     @property
     def scale(self) -> float:
@@ -272,28 +291,3 @@ class Adjustments:
         self._is_known[new] = True
         self._tokens = np.concatenate((self.tokens, new, np.empty(self._size + len(new) + _FIRST_ROOM, np.int32)))
         self._size += len(new)
-
-
-class _RecentTokens:
-    """The last `size` tokens of a sequence and how often each occurs; -1 is all of them."""
-
-    def __init__(self, size: int, tokens: Sequence[int]) -> None:
-        self._size = size
-        kept = tokens if size < 0 else tokens[max(len(tokens) - size, 0) :]
-        self._queue: deque[int] | None = None if size < 0 else deque(kept)
-        self.counts = Counter(kept)
-
-    def append(self, token: int) -> int | None:
-        """Add a token; return one that occurs no more."""
-        self.counts[token] += 1
-        if self._queue is None:
-            return None
-        self._queue.append(token)
-        if len(self._queue) <= self._size:
-            return None
-        oldest = self._queue.popleft()
-        self.counts[oldest] -= 1
-        if self.counts[oldest]:
-            return None
-        del self.counts[oldest]
-        return oldest

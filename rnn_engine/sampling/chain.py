@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,18 @@ _OTHER_NAMES: Mapping[str, str] = MappingProxyType(
 _WITHOUT_EFFECT = frozenset({"adaptive_p", "adaptive-p", "a", "tfs_z", "tfs-z", "f"})  # fields that switch them on
 
 
+_CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
+
+
+class Cuts(NamedTuple):
+    """How the likeliest tokens are kept: 0 and 1 keep all; a `temperature` of 0 is the likeliest one alone."""
+
+    top_k: int
+    top_p: float
+    min_p: float | None
+    temperature: float
+
+
 class Moving(Protocol):
     """A step that carries state from token to token; the last one of a chain."""
 
@@ -59,6 +71,27 @@ class Chain:
         self.whole_row = _needs_all(self._steps)
         first = self._steps[0] if self._steps else None
         self._first: Selection | None = first if isinstance(first, TopNSigma | TypicalP) else None
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Its steps, where they are top-k, top-p, min-p and a temperature, or some of these, in that order."""
+        places = [_CUTTING.index(type(step)) if type(step) in _CUTTING else -1 for step in self._steps]
+        if self._last is not None or -1 in places or places != sorted(set(places)):
+            return None
+        top_k, top_p, min_p, temperature = 0, 1.0, None, 1.0
+        for step in self._steps:
+            match step:
+                case TopK(k):
+                    top_k = k
+                case TopP(p):
+                    top_p = p
+                case MinP(p):
+                    min_p = p
+                case Temperature(degree, span, _):
+                    temperature = degree
+                    if span > 0.0:
+                        return None
+        return Cuts(top_k, top_p, min_p, temperature)
 
     @property
     def selection(self) -> Callable[[F64], Places] | None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.sampling.chain import Chain, Cuts
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.greedy import Greedy
 from rnn_engine.sampling.nucleus import Nucleus
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.philox import uniforms_from
+from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
 from rnn_engine.types import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
@@ -30,6 +32,19 @@ WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, si
 def random_seed() -> int:
     """Return a seed that no one can foresee; small enough for readers of JSON that keep numbers as doubles."""
     return secrets.randbits(53)
+
+
+def _cuts_on_device(sampler: Sampler) -> Cuts | None:
+    """Return how a device keeps tokens as `sampler` does; None where it can't."""
+    match sampler:
+        case Greedy() | Nucleus():
+            return Cuts(sampler.top_k, sampler.top_p, None, sampler.temperature)
+        case Chain():
+            cuts = sampler.cuts
+            if cuts is None or cuts.min_p is None:
+                return None
+            return cuts if cuts.temperature > 0.0 else cuts._replace(top_k=1, temperature=1.0)
+    return None
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
@@ -63,6 +78,8 @@ class SequenceSampler:
         """How `JointDraws` draws for it; None: it has to draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
         self._uncounted = array("I")  # tokens that a device has drawn, and that are no part of `adjustments` yet
+        self._cuts = _cuts_on_device(sampler)
+        self._biases = self.adjustments.biases_for_device() if self.adjustments.fit_device else None
         self._on_device: DrawPenalties | None = None  # what the device takes off
         self._num_on_device = 0  # how many tokens of the text the device has counted in that, or knew of before
 
@@ -79,16 +96,15 @@ class SequenceSampler:
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
         """Whether a device can draw for it, as `device_draw` tells it to; one that `has_penalties` or not."""
-        if self.nucleus is None or (self.adjustments.penalises and not (has_penalties and self.adjustments.fit_device)):
+        if not self.adjustments.fit_device or (self.adjustments.penalises and not has_penalties):
             return False
-        return DRAW_TEMPERATURES[0] <= self.nucleus.temperature <= DRAW_TEMPERATURES[1]
+        return self._cuts is not None and DRAW_TEMPERATURES[0] <= self._cuts.temperature <= DRAW_TEMPERATURES[1]
 
     def device_draw(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
         """Have a device draw `count` tokens, or up to one that `halts` says, after `ahead` which it draws before."""
-        nucleus = self.nucleus
-        assert nucleus is not None, "a device draws a nucleus alone"
-        index = self.index + ahead
-        draw = TokenDraw(self.seed, index, nucleus.top_k, nucleus.top_p, nucleus.temperature, count, halts)
+        assert self._cuts is not None, "a device does not draw what it can't"
+        top_k, top_p, min_p, temperature = self._cuts
+        draw = TokenDraw(self.seed, self.index + ahead, top_k, top_p, temperature, count, halts, min_p, self._biases)
         if self.adjustments.penalises:
             if self._on_device is None or self.index > self._num_on_device + 1:
                 self.count_drawn()
@@ -100,7 +116,7 @@ class SequenceSampler:
     def drew_on_device(self, tokens: Sequence[int]) -> None:
         """Count `tokens` as generated, which a device has drawn."""
         self.index += len(tokens)
-        self._num_on_device = self.index
+        self._num_on_device += len(tokens)
         if self.adjustments.penalises:
             self._uncounted.extend(tokens)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -65,7 +66,19 @@ nuclei = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.3, 1.0, 50.0]),
     frequency_penalty=st.sampled_from([0.0, 0.3, 1e-6]),
     penalty_decay=st.sampled_from([0.1, 0.9, 0.99654026, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
+    logit_bias=st.dictionaries(st.just(0), st.sampled_from([-math.inf, -3.0, 0.5, 4.0, 1000.0]), max_size=1),
 )
+
+
+def with_biases(sampling: SamplingParams, row: F32, chance: np.random.Generator) -> SamplingParams:
+    """Give the bias that `sampling` has to one of the likeliest tokens, and others to some at random."""
+    if not sampling.logit_bias:
+        return sampling
+    [value] = sampling.logit_bias.values()
+    others = {int(token): float(chance.normal(0.0, 2.0)) for token in chance.integers(0, len(row), 5)}
+    likely = int(np.argsort(-row)[: min(len(row), 40)][chance.integers(min(len(row), 40))])
+    return replace(sampling, logit_bias={**others, likely: value})
 
 
 @settings(max_examples=15, deadline=None)
@@ -83,6 +96,7 @@ def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, da
     chance = np.random.default_rng(seed)
     earlier = [chance.choice(row, 12).tolist() if number % 2 else [] for number, row in enumerate(greatest)]
     seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count))
+    sampling = [with_biases(one, row, chance) for one, row in zip(sampling, rows, strict=True)]
     texts = list(map(Text, sampling, seeds, range(count), [kernels.vocab_size] * count, earlier))
     readout, drawn = kernels.run(rows, [text.draw_on_device() for text in texts])
     order = np.argsort(-rows, axis=1, kind="stable")[:, : readout.ids.shape[1]]
@@ -93,7 +107,11 @@ def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, da
             assert list(one.tokens) == [text.draw_on_host(row)]
         else:
             assert list(one.tokens) == []
-            assert text.earlier or (text.sampling.temperature > 0.0 and text.sampling.top_k != 1)
+            assert (
+                text.earlier
+                or text.sampling.logit_bias
+                or (text.sampling.temperature > 0.0 and text.sampling.top_k != 1)
+            )
 
 
 @pytest.mark.parametrize(
@@ -103,6 +121,8 @@ def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, da
         SamplingParams(top_p=0.95, temperature=0.8),
         SamplingParams(top_k=0, top_p=1.0),
         SamplingParams(presence_penalty=0.3, frequency_penalty=0.3),
+        SamplingParams(min_p=0.05, top_k=40, top_p=0.95, temperature=0.8),
+        SamplingParams(logit_bias={500: 5.0, 1: -math.inf, 2: 1.0, 3: -2.0}),
         SamplingParams(presence_penalty=1.0, frequency_penalty=0.5, top_p=0.95, temperature=0.8),
     ],
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rnn_engine.forward.draws import SlotHalts, SlotPenalties, decode_draws, encode_draws
+from rnn_engine.forward.draws import SlotBiases, SlotHalts, SlotPenalties, decode_draws, encode_draws
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
 from rnn_engine.gpu import BufferCopy, Dispatch, Plan, Recorder
-from rnn_engine.types import F32, Batch, Drawn, Readout, TokenDraw, TokenRun
+from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun
 from tests.support.gpu import open_checked
 
 
@@ -39,12 +39,14 @@ class DrawKernels:
                 "draws": num_rows * limits.draw_words,
                 "last_drawn": num_rows,
                 "penalties": logits.size,
+                "biases": 2 * num_rows * MOST_DRAW_BIASES,
             }
             buffers = {name: memory.create_buffer(name, 4 * size) for name, size in sizes.items()}
             answer = memory.create_buffer("answer", 4 * (sizes["readout"] + sizes["draws"]), mappable=True)
             memory.upload(buffers["logits"], 0, logits)
             memory.upload(buffers["batch"], 0, encode_batch(batch, limits, [0] * num_rows, self.vocab_size))
             SlotHalts(buffers["halts"], self.vocab_size, num_rows, memory).upload(batch)
+            SlotBiases(buffers["biases"], num_rows, memory).upload(batch)
             penalties = SlotPenalties(buffers["penalties"], num_rows, memory)
             if any(draws):
                 memory.upload(buffers["draws"], 0, encode_draws(batch, limits, penalties))
@@ -54,10 +56,11 @@ class DrawKernels:
                 "VOCAB": self.vocab_size,
                 "K": limits.num_candidates,
             }
+            of_draws = {"MAX_DRAWS": limits.max_draws, "MAX_BIASES": MOST_DRAW_BIASES}
             dispatches = []
             for name, own, bound in (
                 ("candidates", {"HAS_MASKS": False}, ("batch", "logits", "masks", "readout")),
-                ("draw", {"MAX_DRAWS": limits.max_draws}, tuple(name for name in buffers if name != "masks")),
+                ("draw", of_draws, tuple(name for name in buffers if name != "masks")),
             ):
                 kernel = device.kernels.get(name, {**common, **own})
                 group = device.kernels.bind(kernel.source, {key: buffers[key] for key in bound})

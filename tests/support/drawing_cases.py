@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +47,8 @@ def make_request(number: int) -> GenerateRequest:
         presence_penalty=float(chance.choice([0.0, 0.3, 0.5, 2.0])) if penalises else 0.0,
         frequency_penalty=float(chance.choice([0.0, 0.3, 0.7])) if penalises else 0.0,
         penalty_decay=float(chance.choice([0.0, 0.2, 0.9, PENALTY_DECAY, PENALTY_DECAY, 1.0])),
-        min_p=0.1 if chance.random() < 0.05 else 0.0,
+        min_p=float(chance.choice([0.02, 0.1])) if chance.random() < 0.2 else 0.0,
+        logit_bias=_biases(chance, vocab) if chance.random() < 0.2 else {},
         seed=int(chance.integers(2**63)),
     )
     num_stops, num_strings = int(chance.integers(0, 9)), int(chance.integers(0, 3))
@@ -64,6 +66,11 @@ def make_request(number: int) -> GenerateRequest:
         logprobs=1 if chance.random() < 0.1 else None,
         keep_end=True,
     )
+
+
+def _biases(chance: np.random.Generator, vocab_size: int) -> dict[int, float]:
+    tokens = chance.integers(0, vocab_size, size=int(chance.choice([1, 4, 80])))
+    return {int(token): float(chance.choice([-math.inf, -2.0, 0.3, 3.0, 20.0])) for token in tokens}
 
 
 @dataclass

@@ -18,7 +18,6 @@ import numpy as np
 from rnn_engine.errors import StepError
 from rnn_engine.forward.contract import allowed_tokens, make_masks
 from rnn_engine.forward.host_readout import read_out
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
 from rnn_engine.types import (
     F32,
     NOTHING_DRAWN,
@@ -33,6 +32,7 @@ from rnn_engine.types import (
     TokenDraw,
     TokenRun,
 )
+from tests.support.fake_draws import SlotDraws
 from tests.support.models import tiny_shape
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -106,6 +106,7 @@ class FakeRunner:
         self._tickets = itertools.count()
         self._in_flight: dict[Ticket, Readout | StepError] = {}
         self._undefined: set[int] = set()  # slots of a step that failed, until a state is written to them
+        self._draws = [SlotDraws() for _ in range(self.num_slots)]
         self._drawn_last: dict[int, int | None] = {}  # by slots whose last run has a draw; None = it has halted
 
     def submit(self, batch: Batch) -> Ticket:
@@ -202,10 +203,12 @@ class FakeRunner:
         if run.follows and (token := self._drawn_last.get(run.slot)) is not None:
             run = replace(run, tokens=(token,))
         rows = self._run(run)
+        draws = self._draws[run.slot]
+        draws.begin(draw, run.tokens)
         tokens: list[int] = []
         self._drawn_last[run.slot] = None
         while not np.isnan(rows[-1]).any() and zlib.crc32(rows[-1].tobytes()) % UNDECIDED:
-            tokens.append(_draw_one(draw, draw.index + len(tokens), rows[-1]))
+            tokens.append(draws.draw(draw, draw.index + len(tokens), rows[-1]))
             has_halted = draw.halts is not None and bool(draw.halts[tokens[-1] // 32] >> (tokens[-1] % 32) & 1)
             if has_halted or len(tokens) == draw.count:
                 self._drawn_last[run.slot] = None if has_halted else tokens[-1]
@@ -243,15 +246,9 @@ class FakeRunner:
                 assert run.rows > 0, f"no row to draw from: {run}"
                 assert run.masks is None, f"a draw with a mask: {run}"
                 assert 0 < run.draw.count <= self.max_draws, f"not so many draws: {run}"
+                assert run.draw.penalties is None or run.slot < self.num_penalty_slots, f"no penalties there: {run}"
             assert not run.follows or run.slot in self._drawn_last or run.slot in self._undefined, (
                 f"follows none: {run}"
             )
         if any(run.draw is not None and run.draw.count > 1 for run in batch):
             assert all(run.draw is not None and len(run.tokens) == 1 for run in batch), "several draws beside others"
-
-
-def _draw_one(draw: TokenDraw, index: int, row: F32) -> int:
-    sampling = SamplingParams(temperature=draw.temperature, top_p=draw.top_p, top_k=draw.top_k)
-    sampler = SequenceSampler(sampling, draw.seed)
-    sampler.index = index
-    return sampler.draw(LogitRow.of_full(row, len(row))).token

@@ -66,6 +66,7 @@ class SchedulerModel:
             max_rows=setting.rows,
             num_candidates=setting.candidates,
             max_draws=setting.draws,
+            num_penalty_slots=2 if setting.draws else 0,
             fail_when=lambda batch: self._failing,
             on_step=self._look_on,
         )
