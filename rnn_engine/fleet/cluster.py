@@ -8,8 +8,10 @@ import os
 import re
 import socket
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from math import ceil
+from threading import Event, Thread
 from typing import Any
 
 import ray
@@ -48,10 +50,31 @@ def start_ray(address: str | None, replicas: int, resources: Resources, device: 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     own = {} if address is not None else _own_machine(replicas, resources, device)
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="error", **own)
+        _init_for_good(address=address or "local", log_to_driver=False, logging_level="error", **own)
     except Exception as error:  # Ray raises plain ones
         raise RnnEngineError(f"Ray can't be reached at {address or 'this machine'}: {error}") from error
     serve.start(proxy_location="Disabled", logging_config=_CALM)
+
+
+def _init_for_good(**settings: Any) -> None:  # noqa: ANN401 - Ray's
+    """Call `ray.init` on a thread that never ends, and raise what it raises.
+
+    Linux kills the processes that Ray has started when the thread ends that started them. Were that before Ray's own
+    end, at the exit of this process, it would wait long for processes that are gone.
+    """
+    started: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            ray.init(**settings)
+        except BaseException as error:
+            started.set_exception(error)
+        else:
+            started.set_result(None)
+            Event().wait()
+
+    Thread(target=start, name="rnn-engine ray", daemon=True).start()
+    started.result()
 
 
 def _check_address(address: str) -> None:

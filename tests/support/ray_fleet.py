@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,10 +37,11 @@ class RayFleets:
     """Two replicas of each model that is asked for; tests that ask for it soon again get the same ones."""
 
     def __init__(self) -> None:
-        """Start Ray. Blocks."""
+        """Start Ray, on a thread that then ends, as one of an event loop does. Blocks."""
         for start in range(_STARTS):
             try:
-                start_ray(None, REPLICAS, RESOURCES)
+                with ThreadPoolExecutor(1) as threads:
+                    threads.submit(start_ray, None, REPLICAS, RESOURCES).result()
                 break
             except RnnEngineError:
                 if start == _STARTS - 1:
