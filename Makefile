@@ -24,7 +24,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test test-swiftshader lint format types unit bench docs demo-model demo-model-check clean
+.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types unit bench docs demo-model demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -70,6 +70,14 @@ OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions error
 test-swiftshader: setup-dev ## Run the tests of the model (TESTS) on a second Vulkan driver
 	@test -e '$(SWIFTSHADER)' || { echo "no $(SWIFTSHADER); Debian's package chromium brings it, or set SWIFTSHADER"; exit 1; }
 	VK_DRIVER_FILES='$(SWIFTSHADER)' $(BIN)/pytest $(TESTS)
+
+# Debian's package vulkan-validationlayers has the layer. Captured by pytest, its messages would not be seen.
+test-validation: setup-dev ## Run the tests of the model (TESTS) under Vulkan's validation layer
+	@mkdir -p build && rm -f build/validation.txt
+	VK_INSTANCE_LAYERS=VK_LAYER_KHRONOS_validation VK_LAYER_SETTINGS_PATH=tools/validation/vk_layer_settings.txt \
+	$(BIN)/pytest $(TESTS)
+	@test -e build/validation.txt || { echo "the layer was not loaded"; exit 1; }
+	@! grep . build/validation.txt
 
 # A second WGSL compiler, which the tests use where it is there.
 tools/tint/node_modules: tools/tint/package-lock.json
