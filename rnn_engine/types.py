@@ -174,7 +174,7 @@ class TokenDraw:
     counts_input: bool = False  # whether the last token of the run is to be counted: one that the device did not draw
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one for each run
 class Drawn:
     """The tokens that the device has drawn after a run.
 

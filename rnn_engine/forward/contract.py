@@ -109,8 +109,11 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
-    ends = np.cumsum([run.rows for run in batch])
-    return np.array([finite[end - run.rows : end].all() for run, end in zip(batch, ends, strict=True)], np.bool_)
+    num_rows = np.array([run.rows for run in batch])
+    num_wrong = np.concatenate(([0], (~finite).cumsum()))  # [R + 1] in the rows before
+    ends = num_rows.cumsum()
+    sound: NDArray[np.bool_] = num_wrong[ends] == num_wrong[ends - num_rows]
+    return sound
 
 
 def check_state(state: State, shape: ModelShape) -> None:
@@ -154,12 +157,16 @@ def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_
         raise InvalidRequestError(f"{name}: draw", draw, "null: this runner draws nothing")
     if run.rows == 0 or run.masks is not None:
         raise InvalidRequestError(f"{name}: draw", draw, "null for a run without rows or with masks")
-    check_range(f"{name}: draw count", draw.count, 1, max_draws)
-    check_range(f"{name}: draw seed", draw.seed, 0, 2**64 - 1)
-    check_range(f"{name}: draw index", draw.index, 0, 2**32 - 1 - draw.count)
-    check_range(f"{name}: draw top_k", draw.top_k, 0, 2**31 - 1)
-    check_range(f"{name}: draw top_p", draw.top_p, 0.0, 1.0)
-    check_range(f"{name}: draw temperature", draw.temperature, *DRAW_TEMPERATURES)
+    for field, value, low, high in (
+        ("count", draw.count, 1, max_draws),
+        ("seed", draw.seed, 0, 2**64 - 1),
+        ("index", draw.index, 0, 2**32 - 1 - draw.count),
+        ("top_k", draw.top_k, 0, 2**31 - 1),
+        ("top_p", draw.top_p, 0.0, 1.0),
+        ("temperature", draw.temperature, *DRAW_TEMPERATURES),
+    ):
+        if not low <= value <= high:
+            check_range(f"{name}: draw {field}", value, low, high)
     if draw.min_p is not None:
         check_range(f"{name}: draw min_p", draw.min_p, 1e-30, 1.0)
     if draw.biases is not None:

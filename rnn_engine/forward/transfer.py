@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,29 +18,35 @@ NO_MASK = DRAWN_LAST = 0xFFFFFFFF
 
 def encode_batch(batch: Batch, limits: StepLimits, shift_sides: Sequence[int], vocab_size: int) -> NDArray[np.uint32]:
     """The words of `struct Batch` up to its last token."""
-    num_tokens = sum(len(run.tokens) for run in batch)
+    ids = given_ids(batch, vocab_size)
+    slots = [run.slot for run in batch]
+    lengths = np.array([len(run_ids) for run_ids in ids])
+    num_rows = np.array([run.rows for run in batch])
+    ends, row_ends = lengths.cumsum(), num_rows.cumsum()
     rows_start = HEADER_WORDS + RUN_WORDS * limits.num_slots
     tokens_start = rows_start + ROW_WORDS * limits.max_rows
-    words = np.zeros(tokens_start + TOKEN_WORDS * num_tokens, np.uint32)
-    words[:3] = num_tokens, len(batch), sum(run.rows for run in batch)
+    words = np.zeros(tokens_start + TOKEN_WORDS * ends.item(-1), np.uint32)
+    words[:3] = ends.item(-1), len(batch), row_ends.item(-1)
     runs = words[HEADER_WORDS:rows_start].reshape(-1, RUN_WORDS)
     rows = words[rows_start:tokens_start].reshape(-1, ROW_WORDS)
     tokens = words[tokens_start:].reshape(-1, TOKEN_WORDS)
+    runs[: len(batch)] = np.stack(
+        [slots, ends - lengths, lengths, np.array([shift_sides[slot] for slot in slots])], axis=1
+    )
+    tokens[:, 0] = np.arange(len(batch)).repeat(lengths)
+    tokens[:, 1] = list(chain.from_iterable(ids))
+    rows[: row_ends[-1], 0] = (ends - row_ends).repeat(num_rows) + np.arange(row_ends[-1])
     rows[:, 2] = NO_MASK
-    start = row = num_masks = 0
-    for index, (run, ids) in enumerate(zip(batch, given_ids(batch, vocab_size), strict=True)):
-        length = len(ids)
-        runs[index] = run.slot, start, length, shift_sides[run.slot]
-        tokens[start : start + length, 0] = index
-        tokens[start : start + length, 1] = DRAWN_LAST if run.follows else ids
-        rows[row : row + run.rows, 0] = np.arange(start + length - run.rows, start + length)
+    num_masks = 0
+    for run, end, row_end in zip(batch, ends.tolist(), row_ends.tolist(), strict=True):
+        own_rows = slice(row_end - run.rows, row_end)
+        if run.follows:
+            tokens[end - 1, 1] = DRAWN_LAST
         if run.targets is not None:
-            rows[row : row + run.rows, 1] = run.targets
+            rows[own_rows, 1] = run.targets
         if run.masks is not None:  # they are made later
-            rows[row : row + run.rows, 2] = np.arange(num_masks, num_masks + run.rows)
+            rows[own_rows, 2] = np.arange(num_masks, num_masks + run.rows)
             num_masks += run.rows
-        start += length
-        row += run.rows
     return words
 
 
