@@ -1,0 +1,107 @@
+"""Whether a model says the same with other kernels: what is promised of any choice among them, and the check of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.matmul import MatMulKernels
+from rnn_engine.forward.tuning import MatMulClass
+from rnn_engine.forward.variant_space import MatMulWork, variants
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant
+from rnn_engine.sampling.philox import uniforms_from
+from rnn_engine.types import F32, Model, TokenRun, run_step
+from tests.support.tuned import load_with_matmuls
+
+ROUNDING: Final = 1e-5
+"""By how much another order of the same sums may change a logit, in parts of the row's greatest."""
+
+Choices: TypeAlias = Mapping[tuple[MatMulClass, int], MatMulVariant]
+Works: TypeAlias = Mapping[tuple[MatMulClass, int], MatMulWork]
+
+
+def load_chosen(model: Model, choices: Choices) -> GpuRunner:
+    """Return a runner of `model` whose matmuls run by `choices`, and by the fixed choice where there is none."""
+    runner, matmuls = load_with_matmuls(model)
+    matmuls.tuning = replace(matmuls.tuning, found=choices)
+    return runner
+
+
+def works_of(matmuls: MatMulKernels, counts: Sequence[int]) -> Works:
+    """Return what each class of a model's matmuls has to compute, for each of these counts of tokens."""
+    parts = [part for matmul in matmuls.bound for part, _ in matmul.parts]
+    return {
+        (part.kind, count): MatMulWork(part.num_rows, part.kind.columns, part.weight_bytes, count)
+        for part in parts
+        for count in counts
+    }
+
+
+def possible(work: MatMulWork, limits: KernelLimits) -> list[MatMulVariant]:
+    """Return every variant that a search on a software device may choose for `work`."""
+    return list(variants(limits, work, software=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """A sequence to generate: greedily where the temperature is 0."""
+
+    prompt: Sequence[int]
+    seed: int
+    temperature: float
+    num_tokens: int
+
+
+def count_same(usual: GpuRunner, other: GpuRunner, draws: Draws) -> int:
+    """Generate with both and return how many tokens are the same until rounding decides.
+
+    Raises AssertionError where a logit differs by more than rounding may do, or a token that rounding does not decide.
+    """
+    numbers = uniforms_from(draws.seed, 0, draws.num_tokens, 1)
+    tokens = list(draws.prompt)
+    for runner in (usual, other):
+        runner.write_state(0, None)
+    for done, number in enumerate(numbers):
+        rows = [run_step(runner, [TokenRun(0, tokens, rows=1)]).full_row(0).copy() for runner in (usual, other)]
+        rounding = ROUNDING * float(np.abs(rows[0]).max())
+        assert np.abs(rows[0] - rows[1]).max() <= rounding
+        drawn = [draw(row, draws.temperature, number) for row in rows]
+        if drawn[0] != drawn[1]:
+            assert rounding_decides(rows[0], drawn[1], draws.temperature, number, rounding)
+            return done
+        tokens = drawn[:1]
+    return draws.num_tokens
+
+
+def draw(row: F32, temperature: float, number: float) -> int:
+    """Return the token whose part of the probabilities, the likeliest first, has the random number in it."""
+    order = np.argsort(-row, kind="stable")
+    if temperature == 0:
+        return int(order[0])
+    sums = _sums(row[order], temperature)
+    return int(order[np.searchsorted(sums, number * sums[-1], side="right")])
+
+
+def rounding_decides(row: F32, token: int, temperature: float, number: float, rounding: float) -> bool:
+    """Whether `token` may be drawn from `row` once every logit is changed by at most `rounding`."""
+    order = np.argsort(-row, kind="stable")
+    place = int(np.flatnonzero(order == token)[0])
+    usual = draw(row, temperature, number)
+    if abs(float(row[usual]) - float(row[token])) <= 2 * rounding:
+        return True
+    if temperature == 0:
+        return False
+    sums = _sums(row[order], temperature) / _sums(row[order], temperature)[-1]
+    moved = np.expm1(4 * rounding / temperature) / 4  # of a cumulated part p: p (1 - p) (exp(4 r / T) - 1) at most
+    begin = sums[place - 1] if place else 0.0
+    return bool(begin - moved <= number <= sums[place] + moved)
+
+
+def _sums(ranked: F32, temperature: float) -> np.ndarray:
+    scaled = (ranked.astype(np.float64) - float(ranked[0])) / temperature
+    sums: np.ndarray = np.exp(scaled).cumsum()
+    return sums

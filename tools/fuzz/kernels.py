@@ -1,0 +1,61 @@
+"""`python -m tools.fuzz.kernels`: random choices of kernels, by which the demo model has to draw the usual tokens.
+
+What is promised: logits differ by rounding alone (`ROUNDING` of the greatest), and so a token is the same unless two
+greedy candidates, or a random number and the border between two tokens, are that near to each other.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import click
+import numpy as np
+
+from rnn_engine.demo import model_path
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant
+from rnn_engine.loading.kernel_choices import kernel_limits
+from rnn_engine.loading.model import open_model
+from tests.support.gpu import open_checked
+from tests.support.tuned import load_with_matmuls
+from tests.support.tuned_tokens import Choices, Draws, Works, count_same, load_chosen, possible, works_of
+
+_COUNTS = (1, 8, 16, 32, 64)
+
+
+@click.command()
+@click.option("--requests", default=1000, show_default=True)
+@click.option("--choices", default=10, show_default=True, help="How many times the kernels are chosen anew.")
+@click.option("--tokens", default=16, show_default=True, help="That a request generates.")
+@click.option("--seed", default=0, show_default=True)
+def main(requests: int, choices: int, tokens: int, seed: int) -> None:
+    """Compare the tokens of random requests; raise AssertionError where more than rounding makes them differ."""
+    began, chance = time.monotonic(), np.random.default_rng(seed)
+    limits = kernel_limits(open_checked("software")[0])
+    with closing(open_model(model_path())) as model:
+        usual, matmuls = load_with_matmuls(model)
+        works = works_of(matmuls, _COUNTS)
+        ended = 0
+        for number in range(choices):
+            with closing(load_chosen(model, _choose(works, limits, chance))) as other:
+                for request in range(requests // choices):
+                    prompt = chance.integers(model.shape.vocab_size, size=int(chance.integers(1, 65))).tolist()
+                    temperature = float(chance.choice([0.0, 0.5, 1.0]))
+                    draws = Draws(prompt, seed + number * requests + request, temperature, tokens)
+                    ended += count_same(usual, other, draws) < tokens
+            click.echo(f"{(number + 1) * (requests // choices)} requests after {time.monotonic() - began:.0f} s")
+        usual.close()
+    click.echo(f"all logits within rounding; {ended} requests came to a token that rounding decides")
+
+
+def _choose(works: Works, limits: KernelLimits, chance: np.random.Generator) -> Choices:
+    """Choose two variants for each count of tokens, and for each class one of them: each takes seconds to compile."""
+    pairs: dict[int, list[MatMulVariant]] = {}
+    for (_, count), work in works.items():
+        every = possible(work, limits)
+        pairs.setdefault(count, [every[index] for index in chance.integers(len(every), size=2)])
+    return {key: pairs[key[1]][chance.integers(2)] for key in works}
+
+
+if __name__ == "__main__":
+    main()
