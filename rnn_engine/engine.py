@@ -97,6 +97,7 @@ class Engine:
             self._info.num_slots,
             policy,
             wake=self._wake_worker,
+            drafts=parts.drafts,
         )
         self._masks = RequestMasks(
             self._tokenizer,

@@ -26,6 +26,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
 MAX_DRAFT = 64  # tokens
+DEFAULT_DRAFT = 8  # tokens
 
 BEGINNING = (0,)  # the token that ends a text also begins one
 
@@ -237,6 +238,8 @@ class Finished:
     stop: bytes | int | None = None  # the stop string or token that ended it
     end: EndState | None = None  # where `keep_end` was asked for
     stop_token: TokenInfo | None = None  # the stop token that ended it, where log-probabilities were asked for
+    draft_tokens: int = field(default=0, compare=False)  # that were run before it was known whether they are drawn
+    accepted_tokens: int = field(default=0, compare=False)  # those of them that were drawn
 
 
 Event: TypeAlias = PromptProgress | Started | PromptScored | TextDelta | Finished

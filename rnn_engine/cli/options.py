@@ -22,6 +22,7 @@ from rnn_engine.hub.wanted import WEIGHTS, could_be_wanted
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
+from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
 from rnn_engine.scheduler import parse_policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -155,6 +156,17 @@ chat_template_option = click.option(
     "template, or JSON as the user guide has it.",
 )
 
+speculate_option = click.option(
+    "--speculate",
+    type=click.IntRange(0, MAX_DRAFT),
+    default=DEFAULT_DRAFT,
+    show_default=True,
+    metavar="TOKENS",
+    help="The most tokens that a step runs ahead of what is drawn, where a text repeats what stands in it and where "
+    "that is quicker. The answers stay the same. 0 is none.",
+)
+
+
 LOADING_OPTIONS = (
     tokenizer_option,
     chat_template_option,
@@ -164,6 +176,7 @@ LOADING_OPTIONS = (
     tune_option,
     v5_epsilon_option,
     lora_option,
+    speculate_option,
 )
 """Those of `LoadSettings`, each with the name of its field."""
 

@@ -24,10 +24,11 @@ from rnn_engine.loading.device_choice import choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, plan_memory
 from rnn_engine.loading.model import open_merged
-from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings, make_registry, open_registry, share_names
 from rnn_engine.model import LoraChoice, OpenModel
+from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from rnn_engine.types import Runner
 from states.cache.cache import StateCache
@@ -40,6 +41,7 @@ from states.named.store import LocalStateStore, StateStore
 from states.shared.opening import OpenStore, open_store
 
 MAX_LOGPROBS = 20
+MOST_DRAFTING = 4  # sequences of a step, each of which takes a spare slot
 _log = logging.getLogger(__name__)
 
 LoadRunner: TypeAlias = Callable[[Progress], Runner]
@@ -59,6 +61,7 @@ class EngineParts:
     load_runner: LoadRunner | None  # None = the runner can't be made anew
     named: StateStore  # what is kept of `states`, or in the store
     store: OpenStore | None = None  # that other servers use, too
+    drafts: DraftSettings = NO_DRAFTS
 
     def reopen(self, check: Callable[[], None]) -> Runner:
         """Close the runner, open its device again and put the model on it. For the thread that owns the runner.
@@ -79,8 +82,8 @@ class EngineParts:
             _log.exception("the memory of a device that failed could not be freed")
         self.runner = self.load_runner(lambda *_: check())
         if self.cache is not None:
-            first = self.info.num_slots
-            self.cache.use_device(self.runner, SlotPool(self.runner, first, self.runner.num_slots - first))
+            first = self.info.num_slots + len(self.drafts.spare_slots)
+            self.cache.use_device(self.runner, SlotPool(self.runner, first, max(self.runner.num_slots - first, 0)))
         return self.runner
 
     def close(self) -> None:
@@ -122,7 +125,9 @@ def open_parts(
         if isinstance(chosen, NoTokenizer) and settings.tokenizer == "auto":
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
         registry = open_registry(model, states)
-        size = RunnerSize(num_slots=num_slots, spare_bytes=config.device_capacity)
+        num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
+        spare_bytes = config.device_capacity + num_drafting * spare_slot_bytes(model.shape)
+        size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
         device, plan = _choose(model, settings, size)
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
@@ -140,7 +145,9 @@ def open_parts(
         runner = load(model, device, progress)
         undo.callback(runner.close)
         fingerprint = model.fingerprint
-        kept = _open_cache(runner, num_slots, f"{fingerprint} {plan.weights}", config, store)
+        num_drafting = min(num_drafting, runner.num_slots - num_slots)
+        drafts = DraftSettings(settings.speculate, range(num_slots, num_slots + num_drafting))
+        kept = _open_cache(runner, num_slots + num_drafting, f"{fingerprint} {plan.weights}", config, store)
         named = share_names(store, registry, fingerprint, states)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
@@ -166,6 +173,7 @@ def open_parts(
         load_runner=load_again,
         named=named,
         store=store,
+        drafts=drafts,
         loras=loras,
         chat_template=template,
     )
@@ -201,6 +209,7 @@ def assemble(
     store: OpenStore | None = None,
     loras: Sequence[LoraChoice] = (),
     chat_template: ChatTemplate | None = None,
+    drafts: DraftSettings = NO_DRAFTS,
 ) -> EngineParts:
     """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none,
     `named` None keeps names in it alone, `chat_template` None is World's."""
@@ -221,7 +230,7 @@ def assemble(
     )
     registry = states or make_registry(runner.shape, model)
     named = named or LocalStateStore(registry)
-    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner, named, store)
+    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner, named, store, drafts)
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:
@@ -237,11 +246,11 @@ def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[st
 
 
 def _open_cache(
-    runner: Runner, num_slots: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
+    runner: Runner, first_slab: int, fingerprint: str, config: CacheConfig, store: OpenStore | None
 ) -> StateCache | None:
-    """A cache whose device tier are the runner's slots after the first `num_slots`."""
+    """A cache whose device tier are the runner's slots from `first_slab` on."""
     if config.keeps_nothing:
         return None
-    num_slabs = runner.num_slots - num_slots
-    pool = SlotPool(runner, num_slots, num_slabs) if num_slabs > 0 else None
+    num_slabs = runner.num_slots - first_slab
+    pool = SlotPool(runner, first_slab, num_slabs) if num_slabs > 0 else None
     return make_cache(runner.shape, fingerprint, runner, config, pool, store=store)

@@ -141,7 +141,7 @@ def _load_gpu_runner(
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
     room = device.max_binding_bytes // slot_bytes - size.num_slots
     limits = StepLimits(
-        size.num_slots + _spare_slots(size.spare_bytes, shape.num_layers * slot_bytes, room),
+        size.num_slots + _spare_slots(size.spare_bytes, spare_slot_bytes(shape), room),
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
         size.rows_of(shape),
         size.candidates_of(shape),
@@ -169,6 +169,11 @@ def _load_cpu_runner(model: Model, size: RunnerSize, versions: VersionTable) -> 
         max_rows=size.rows_of(shape),
         num_candidates=size.candidates_of(shape),
     )
+
+
+def spare_slot_bytes(shape: ModelShape) -> int:
+    """Return what a spare slot takes of `spare_bytes` on any device, at most."""
+    return shape.num_layers * 4 * StateLayout(shape).stride
 
 
 def _spare_slots(num_bytes: int, slot_bytes: int, room: int = _MAX_SPARE_SLOTS) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rnn_engine.model import LoraChoice
+from rnn_engine.requests import DEFAULT_DRAFT
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What of a model's files is taken, and where and in which form its weights are kept."""
+    """What of a model's files is taken, where and in which form its weights are kept, and how texts are drafted."""
 
     device: str = "auto"  # auto, an index, a part of a name, or cpu
     tokenizer: str = "auto"  # auto, world, none, or the path of a tokenizer.json or a vocabulary
@@ -24,3 +25,4 @@ class LoadSettings:
     tune_seconds: float | None = 0.0
     """For how long the fastest kernels may be searched for where none are kept for the device; 0 takes fixed ones, and
     None searches where it pays (see `TuneOrder`)."""
+    speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted

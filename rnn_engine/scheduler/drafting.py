@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
-from rnn_engine.requests import Event
-from rnn_engine.sampling import RunRows
+from rnn_engine.requests import Event, Finished
+from rnn_engine.sampling import RowSource, RunRows
+from rnn_engine.scheduler.answer import Ending
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.drafts import Drafter, Drafts
 from rnn_engine.scheduler.given import GivenTokens
@@ -59,6 +61,7 @@ class DraftingSequence(LiveSequence):
         self.runs_in_flight += 1
         self._submitted += num_certain + len(draft)
         self._counters.draft_tokens += len(draft)
+        self.drafter.num_drafted += len(draft)
         return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft))
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
@@ -99,6 +102,12 @@ class DraftingSequence(LiveSequence):
         """Return a draft of at most so many tokens."""
         return self.drafter.propose(self._generated, most)
 
+    def _finish(self, ending: Ending, row: RowSource) -> Finished:
+        drafter = self.drafter
+        return replace(
+            super()._finish(ending, row), draft_tokens=drafter.num_drafted, accepted_tokens=drafter.num_accepted
+        )
+
     def _branch(self) -> bool:
         """Copy the state before a draft is run; return False where the device refuses."""
         try:
@@ -119,17 +128,19 @@ class DraftingSequence(LiveSequence):
             goes_on = self._take(draw, partial(rows.row, place))
             is_right = place < len(draft) and draw.token == draft[place]
             self._counters.accepted_tokens += is_right
+            self.drafter.num_accepted += is_right
             if not (goes_on and is_right):
                 break
         return place, goes_on
 
 
 def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
-    """Whether a sequence of the next step has something to draft as soon as the tokens in flight are known."""
+    """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
     if not drafts.may_pay(len(live)):
         return False
-    room = drafts.plan(len(live), len(live)).room
-    return any(isinstance(one, DraftingSequence) and one.propose(room) for one in live)
+    plan = drafts.plan(len(live), len(live))
+    drafting = (one for one in live if isinstance(one, DraftingSequence))
+    return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in drafting)
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:

@@ -41,6 +41,8 @@ class Drafter:
 
     def __init__(self, drafts: Drafts, request: GenerateRequest) -> None:
         self.draft: Sequence[int] = ()  # to be run in the next step, behind the tokens that are certain
+        self.num_drafted = 0  # tokens that were run
+        self.num_accepted = 0  # those of them that were drawn
         self.spare: int | None = None  # the slot that has the state from before the run of a draft
         self._drafts = drafts
         self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
@@ -95,8 +97,9 @@ class Drafts:
         self._last_noted = 0.0
 
     def replace_runner(self, runner: Runner) -> None:
-        """Go on with another runner of the same model and sizes. No sequence may have a copy of its state."""
+        """Go on with another runner of the same model, which may have less spare slots; all of them are free."""
         self._runner = runner
+        self._spare = [slot for slot in self._spare if slot < runner.num_slots]
 
     def drafter_of(self, request: GenerateRequest) -> Drafter | None:
         """Return what drafts the answer to `request`; None where nothing does."""

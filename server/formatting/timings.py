@@ -18,7 +18,7 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
     prompt_seconds = timing.first_token - timing.started
     predicted_steps = max(predicted_tokens - 1, 0)  # the first token came with the prompt
     predicted_seconds = max((time.monotonic() if ended is None else ended) - timing.first_token, 0.0)
-    return {
+    timings: Timings = {
         "cache_n": started.cached_tokens,
         "prompt_n": prompt_tokens,
         "prompt_ms": prompt_seconds * 1000,
@@ -29,6 +29,9 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
         "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_steps),
         "predicted_per_second": _ratio(predicted_steps, predicted_seconds),
     }
+    if finished.draft_tokens > 0:
+        timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
+    return timings
 
 
 def _ratio(part: float, whole: float) -> float:

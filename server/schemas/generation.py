@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.requests import MAX_PRIORITY, GenerateRequest
+from rnn_engine.requests import MAX_DRAFT, MAX_PRIORITY, GenerateRequest
 from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody
 from server.schemas.grammar import GrammarBody
@@ -58,7 +58,7 @@ class GenerationBody(GrammarBody):
         }
     )
 
-    aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens"}
+    aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens", "speculative.n_max": "speculate"}
 
     max_tokens: int = Field(
         default=256,
@@ -83,6 +83,14 @@ class GenerationBody(GrammarBody):
         default=None,
         ge=-1,
         description="A number under which the prompt is noted, for `/slots/{id}`; null and -1: none.",
+    )
+    speculate: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_DRAFT,
+        description="The most tokens that are run ahead of what is drawn, where the answer repeats what stands "
+        "in it or in the prompt and that is quicker; the answer is the same. 0: none. Null, or more than the server's "
+        "`--speculate`: as many as that.",
     )
     priority: int = Field(
         default=0,
@@ -136,6 +144,7 @@ class GenerationBody(GrammarBody):
                 min_tokens=self.min_tokens,
                 stop_tokens=(*call.stop_tokens, *self.stop_token_ids),
                 report_progress=self.reports_progress,
+                speculate=self.speculate,
             )
             for sampling in self.samplings(self.copies, tokenize, call.stop_tokens)
         ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict
 
 
 class Timings(TypedDict):
     """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer. Its
-    milliseconds count from its first token, which comes with the prompt, and the rates are those of the others."""
+    milliseconds count from its first token, which comes with the prompt, and the rates are those of the others.
+    `draft_n` tokens were run ahead of what was drawn, where any were, and `draft_n_accepted` of them were drawn."""
 
     cache_n: int
     prompt_n: int
@@ -18,6 +21,8 @@ class Timings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
 
 
 class PromptProgress(TypedDict):

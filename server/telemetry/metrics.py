@@ -171,6 +171,9 @@ def _tokens(counters: EngineCounters) -> Iterator[Metric]:
     text = "Tokens of prompts that were not run, since a state after them was kept."
     yield _counter("cached_prompt_tokens", text, counters.cached_tokens)
     yield _counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
+    text = "Tokens that were run ahead of what was drawn, for a text that repeats itself."
+    yield _counter("draft_tokens", text, counters.draft_tokens)
+    yield _counter("accepted_draft_tokens", "Those of them that were drawn.", counters.accepted_tokens)
     text = "Rows of logits that were read whole, since the likeliest few did not settle a draw."
     yield _counter("whole_rows", text, counters.whole_rows)
     by_phase = {"prefill": counters.prefill_tokens, "decode": counters.decode_tokens}

@@ -46,6 +46,7 @@ _COMPLETION = call(
         n_cmpl=2,
         return_progress=True,
     ),
+    same(**{"speculative.n_max": 4}),
     different(DEFAULT, temperature=0.5, top_k=5, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5),
     unused(_FOUND, cache_prompt=True, n_cache_reuse=4),
     different(_NOTED, id_slot=0),
