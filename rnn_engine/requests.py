@@ -26,7 +26,7 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 MAX_PRIORITY = 100
 MAX_DRAFT = 64  # tokens
-DEFAULT_DRAFT = 8  # tokens
+DEFAULT_DRAFT = 0  # tokens
 
 BEGINNING = (0,)  # the token that ends a text also begins one
 

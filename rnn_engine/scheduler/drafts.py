@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.lookup import Lookup
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 _LEAST_GAIN = 1.05  # times the tokens a second without a draft, for the times that this rests on are not exact
 _LEAST_SECONDS = 1e-9  # of a step, by any clock
+_CHANCES = 32  # that are told apart
+_KEPT = 1024  # answers to how long a draft is to be
+_OFTEN = 16  # steps after which they are looked for anew
 _OFF = 0
 
 
@@ -65,8 +68,9 @@ class Drafter:
         self._num_known = len(generated)
         draft = self._lookup.draft(min(self._most, most, self._max_tokens - len(generated) - 1))
         # Behind what ends the text nothing is run, so that the state is the right one there.
-        end = next((place for place, token in enumerate(draft) if token in self._ends), len(draft))
-        return draft[:end]
+        if self._ends.isdisjoint(draft):
+            return draft
+        return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
 
     def branch(self, slot: int) -> None:
         """Copy the state of `slot`, in which the draft is about to be run."""
@@ -95,6 +99,8 @@ class Drafts:
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
         self._last_noted = 0.0
+        self._num_noted = 0
+        self._find_longest = lru_cache(_KEPT)(self._find_longest_anew)  # as steps take what they took
 
     def replace_runner(self, runner: Runner) -> None:
         """Go on with another runner of the same model, which may have less spare slots; all of them are free."""
@@ -124,43 +130,68 @@ class Drafts:
     def give_back(self, spare: int) -> None:
         self._spare.append(spare)
 
-    def note_step(self, times: StepTimes, num_runs: int, now: float) -> None:
+    def note_step(self, times: StepTimes, now: float) -> None:
         """Count a step whose outcome has been taken in, where all of its sequences decode."""
         seconds = max(now - max(times.begun, self._last_noted), _LEAST_SECONDS) / times.num_steps
         self._last_noted = now
-        if times.decode_tokens == times.tokens:
-            (self._plain if times.tokens == num_runs else self._longer).note(times.tokens, seconds)
+        self._num_noted += 1
+        if self._num_noted % _OFTEN == 0:
+            self._find_longest.cache_clear()
+        if times.is_decode:
+            (self._plain if times.is_plain else self._longer).note(times.tokens, seconds)
 
     def may_pay(self, num_runs: int) -> bool:
         """Whether a draft pays in a step of so many sequences, if all of it is right."""
         if not self._spare or self._plain.of(num_runs) is None:
             return False
         plan = self.plan(num_runs, num_runs)
-        return plan.take(min(self.max_tokens, plan.room), 1.0) > 0
+        return plan.take(self.max_tokens, 1.0) > 0
 
     def plan(self, num_runs: int, num_tokens: int) -> DraftPlan:
         """Return how to fill a step that has `num_runs` sequences, for which it `may_pay`.
 
         Without drafts it has `num_tokens`: one of each sequence, and those that are to be run again.
         """
+        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens
+        return DraftPlan(self._find_longest, num_runs, num_tokens, room, len(self._spare))
+
+    def _find_longest_anew(self, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float) -> int:
+        """Return how long a draft is to be, so that most tokens are drawn a second; 0 where none pays.
+
+        It has at most `longest` tokens, each of which is right by `chance`, and is added to a step of `num_tokens` that
+        is expected to draw `gained` tokens.
+        """
         seconds = self._plain.of(num_runs)
         assert seconds is not None, "nothing is known that may pay"
-        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens
-        seconds_of = partial(self._longer.beyond, num_runs, seconds)
-        return DraftPlan(seconds_of, num_runs, num_tokens, room, len(self._spare))
+        without = self._longer.beyond(num_runs, seconds, num_tokens)
+        best, best_rate, count = 0, _LEAST_GAIN * gained / without, longest
+        while count > 0:
+            together = self._longer.beyond(num_runs, seconds, num_tokens + count)
+            more = _expected_again(count, chance) * (together - without) / count  # in the next step, where it fails
+            rate = (gained + _expected(count, chance)) / (together + more)
+            if rate > best_rate:
+                best, best_rate = count, rate
+            count //= 2
+        return best
 
 
 class DraftPlan:
-    """A step's tokens and time as drafts are added."""
+    """A step's tokens as drafts are added."""
 
     def __init__(
-        self, seconds_of: Callable[[int], float], num_runs: int, num_tokens: int, room: int, num_spare: int
+        self,
+        find_longest: Callable[[int, int, float, int, float], int],
+        num_runs: int,
+        num_tokens: int,
+        room: int,
+        num_spare: int,
     ) -> None:
-        """`seconds_of` says what a step of so many tokens takes; `num_spare` drafts can be added."""
-        self.room = room  # tokens that can be added
-        self._seconds_of = seconds_of
+        """`find_longest` is that of `Drafts`; `num_spare` drafts can be added, and `room` tokens."""
+        self.room = room
+        self._find_longest = find_longest
+        self._num_runs = num_runs
         self._num_left = num_spare
-        self._tokens = num_tokens
+        self._num_tokens = num_tokens
         self._gained = float(num_runs)  # tokens that are drawn in the step, as far as one can expect
 
     @property
@@ -169,31 +200,24 @@ class DraftPlan:
         return self._num_left == 0 or self.room == 0
 
     def take(self, longest: int, chance: float) -> int:
-        """Add a draft of at most `longest` tokens, each of which is right by `chance`; return how long it is.
-
-        It is as long as most tokens are drawn a second, and 0 where it does not pay.
-        """
-        best, best_rate = 0, _LEAST_GAIN * self._gained / self._seconds_of(self._tokens)
-        count = min(longest, self.room)
-        while count > 0:
-            rate = (self._gained + _expected(count, chance)) / self._seconds_with(count, chance)
-            if rate > best_rate:
-                best, best_rate = count, rate
-            count //= 2
+        """Add a draft of at most `longest` tokens, each of which is right by `chance`; return how long it is, or 0."""
+        longest, chance = min(longest, self.room), round(chance * _CHANCES) / _CHANCES
+        if longest <= 0:
+            return 0
+        best = self._find_longest(self._num_runs, self._num_tokens, self._gained, longest, chance)
         if best:
             self.room -= best
             self._num_left -= 1
-            self._tokens += best
+            self._num_tokens += best
             self._gained += _expected(best, chance)
         return best
-
-    def _seconds_with(self, count: int, chance: float) -> float:
-        """Return the seconds of the step with a draft, and those that the next one takes longer where it fails."""
-        seconds = self._seconds_of(self._tokens + count)
-        again = sum(chance**right * (1.0 - chance) * (right + 1) for right in range(count))  # tokens
-        return seconds + again * (seconds - self._seconds_of(self._tokens)) / count
 
 
 def _expected(count: int, chance: float) -> float:
     """Return how many tokens of a draft are right, up to the first wrong one."""
     return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
+
+
+def _expected_again(count: int, chance: float) -> float:
+    """Return how many tokens are run again because of a wrong one: those that are right, and the one before them."""
+    return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count

@@ -12,13 +12,14 @@ from rnn_engine.telemetry import EngineCounters, Timing
 class StepTimes:
     """When a step was submitted, and what it runs."""
 
-    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "num_steps", "submitted", "tokens")
+    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "num_runs", "num_steps", "submitted", "tokens")
 
     def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
         """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
         self.begun = begun
         self.submitted = begun
         self.num_steps = num_steps
+        self.num_runs = len(counts)
         self.tokens = sum(counts)
         self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
         self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
@@ -26,6 +27,11 @@ class StepTimes:
             drafts = [count for demand, count in zip(demands, counts, strict=True) if isinstance(demand, DraftDemand)]
             self.drawn_tokens += len(drafts)
             self.decode_tokens += sum(drafts)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each of its runs is of one token that was drawn."""
+        return self.is_decode and self.tokens == self.num_runs
 
     @property
     def is_decode(self) -> bool:

@@ -304,7 +304,7 @@ class Scheduler:
         deliveries: list[Delivery] = []
         for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._draws):
             self._conclude(outcome, deliveries)
-        self._drafts.note_step(step.times, len(step.runs), self._clock())
+        self._drafts.note_step(step.times, self._clock())
         return deliveries
 
     def _admit(self) -> list[Delivery]:

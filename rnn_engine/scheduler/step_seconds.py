@@ -27,9 +27,9 @@ class StepSeconds:
         seconds = now - max(times.begun, self._last_collect)
         self._last_collect = now
         is_late = now - asked < _LEAST_WAIT * seconds
-        if times.is_decode:
+        if times.is_plain:
             self._decode = _mean(self._decode, seconds / times.num_steps, is_most=is_late)
-        else:
+        elif not times.is_decode:
             self._prompt_token = _mean(self._prompt_token, seconds / times.tokens, is_most=is_late)
         return seconds
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import Runner
-from tests.support.drawing_cases import Answer, answer_all, make_runner
+from tests.support.drawing_cases import Answer, answer_all, make_request, make_runner
 
 NUM_REQUESTS = 40
 
@@ -69,3 +70,25 @@ def test_a_stop_string_ends_the_text_and_the_state_where_it_is_found(runner: Run
         assert answer.finished is not None
         assert answer.finished.reason == "stop"
         answer.assert_same(expected[number])
+
+
+@pytest.mark.parametrize("max_draws", [0, 8])
+def test_drafts_change_nothing_either(runner: Runner, max_draws: int) -> None:
+    def repeating(number: int) -> GenerateRequest:
+        """Begins with a part three times over; of a bias for a few tokens, or of greedy draws, the answer repeats."""
+        asked = make_request(number)
+        bias = dict.fromkeys(range(5, 8), 60.0) if number % 2 else {}
+        sampling = replace(asked.sampling, temperature=number % 3 / 2, logit_bias=bias)
+        prompt = tuple(asked.prompt[:9]) * 3
+        return replace(asked, prompt=prompt, max_tokens=30, stop=(), stop_tokens=(), sampling=sampling, token_mask=None)
+
+    arrivals = {number: number // 2 for number in range(8)}
+    plain = answer_all(runner, arrivals, {}, max_draws=0, request_of=repeating)
+    drafted = answer_all(
+        runner, arrivals, {}, max_draws=max_draws, request_of=repeating, drafts=DraftSettings(5, range(3, 5))
+    )
+    for number, answer in drafted.items():
+        answer.assert_same(plain[number])
+    ends = [answer.finished for answer in drafted.values() if answer.finished is not None]
+    num_drafted, num_accepted = (sum(end.draft_tokens for end in ends), sum(end.accepted_tokens for end in ends))
+    assert 0 < num_accepted < num_drafted

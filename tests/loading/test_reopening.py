@@ -12,8 +12,10 @@ import pytest
 from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.runner import spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
+from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
@@ -116,3 +118,26 @@ def test_a_load_can_be_given_up(path: Path) -> None:
         with pytest.raises(InterruptedError):
             parts.reopen(give_up)
         assert parts.reopen(nothing) is parts.runner
+
+
+@pytest.mark.parametrize("num_cached", [0, 3])
+def test_drafts_have_spare_slots_of_their_own(path: Path, num_cached: int) -> None:
+    cache = CacheConfig(device_capacity=num_cached * spare_slot_bytes(SHAPE))
+    parts = open_parts(
+        path,
+        LoadSettings("cpu", "none", speculate=5),
+        name=None,
+        num_slots=2,
+        cache=cache,
+        states=StateSettings(),
+        progress=lambda *_: None,
+    )
+    try:
+        assert parts.drafts == DraftSettings(5, range(2, 4))
+        assert parts.cache is not None
+        slabs = next((tier for tier in parts.cache.stats().tiers if tier.tier == "device"), None)
+        assert (0 if slabs is None else slabs.capacity // SHAPE.state_bytes) == parts.runner.num_slots - 4
+        parts.reopen(nothing)
+        assert parts.drafts.spare_slots == range(2, 4)
+    finally:
+        parts.close()

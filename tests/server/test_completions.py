@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from rnn_engine.requests import GenerateRequest
+from rnn_engine.requests import Finished, GenerateRequest, Started
+from rnn_engine.telemetry import Timing
+from server.formatting.timings import timings_of
 from server.schemas.completions import Completion
 from tests.support.fake_engine import RANDOM_SEED, FakeEngine, encode
 from tests.support.http import Body, Serve, post, post_stream
@@ -239,9 +243,26 @@ async def test_priority_and_marks_reach_the_engine(serve: Serve) -> None:
     assert list(engine.requests[0].checkpoint_positions) == [2, 3]
 
 
+@pytest.mark.parametrize("field", ["speculate", "speculative.n_max"])
+async def test_the_length_of_drafts_reaches_the_engine(serve: Serve, field: str) -> None:
+    engine = FakeEngine()
+    await post(await serve(engine), "/v1/completions", Completion, {"prompt": "abcd", field: 5})
+    assert engine.requests[0].speculate == 5
+
+
+def test_drafts_are_told_where_there_were_any() -> None:
+    started, finished = Started(3, 0, Timing(1.0, 2.0, 3.0)), Finished("length", 9, seed=1)
+    assert "draft_n" not in (timings_of(started, finished, 5.0) or {})
+    timings = timings_of(started, replace(finished, draft_tokens=7, accepted_tokens=4), 5.0)
+    assert timings is not None
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (7, 4)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
+        ("speculate", -1, "speculate: -1 is not allowed; expected at least 0"),
+        ("speculate", 65, "speculate: 65 is not allowed; expected at most 64"),
         ("priority", 101, "priority: 101 is not allowed; expected at most 100"),
         ("marks", [5], "marks position: 5 is not allowed; expected a number from 0 to 4"),
     ],

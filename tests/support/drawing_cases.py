@@ -10,7 +10,7 @@ import numpy as np
 
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
 from rnn_engine.sampling.ai00 import PENALTY_DECAY
-from rnn_engine.scheduler import Scheduler
+from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
 from rnn_engine.types import Runner
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
@@ -110,12 +110,16 @@ def answer_all(
     *,
     max_draws: int,
     request_of: Callable[[int], GenerateRequest] = make_request,
+    drafts: DraftSettings = NO_DRAFTS,
 ) -> dict[int, Answer]:
     """Run requests, each from its moment on; those that `leaves` names are cancelled once they have so many tokens.
 
-    `max_draws` is the scheduler's. Raises what a request ends with.
+    `max_draws` and `drafts` are the scheduler's. Raises what a request ends with.
     """
-    scheduler = Scheduler(runner, token_bytes, clock=lambda: 0.0, max_draws=max_draws)
+    num_slots = NUM_SLOTS - len(drafts.spare_slots)
+    scheduler = Scheduler(
+        runner, token_bytes, num_slots=num_slots, clock=lambda: 0.0, max_draws=max_draws, drafts=drafts
+    )
     answers = {number: Answer() for number in arrivals}
     step = 0
     while scheduler.has_work or step <= max(arrivals.values()):

@@ -29,6 +29,7 @@ from tools.bench.random_model import SHAPES, RandomModel, shape_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SHAPES = {"small": shape_of(4, 512, AdapterRanks(w=32, a=32, v=32, g=64)), **SHAPES}
+_PROMPT = 4000  # characters
 _MARGIN = np.float32(30.0)  # of the token that is said over the others
 
 
@@ -44,15 +45,15 @@ class Case:
 def make_cases(num_tokens: int) -> list[Case]:
     """Return answers of at most so many tokens: code with other names, sentences of the prompt, and other prose."""
     encode = WorldTokenizer().encode
-    code = (_ROOT / "rnn_engine" / "scheduler" / "queue.py").read_text()
+    code = (_ROOT / "rnn_engine" / "scheduler" / "queue.py").read_text()[:_PROMPT]
     edited = re.sub(r"\bwaiting\b", "pending", code).replace("self._queue", "self._lines")
     prose = (_ROOT / "docs" / "architecture.md").read_text()
-    page = prose[: len(prose) // 4]
+    page = prose[:_PROMPT]
     sentences = re.split(r"(?<=\.) ", page)
     cases = {
         "code, edited": (code, edited),
         "sentences of the prompt": (page, " Further: ".join(sentences[::3])),
-        "other prose": (page, prose[len(prose) // 4 :]),
+        "other prose": (page, prose[_PROMPT:]),
     }
     return [
         Case(name, tuple(encode(f"{prompt}\n\n")), tuple(encode(answer)[:num_tokens]))
@@ -66,7 +67,7 @@ class Modelled:
     def __init__(self, shape: ModelShape, num_slots: int, base: float, each: float) -> None:
         self.shape = shape
         self.num_slots = num_slots
-        self.max_tokens, self.max_rows, self.max_draws = 256, 64, 0
+        self.max_tokens, self.max_rows, self.max_draws, self.num_penalty_slots = 256, 64, 0, 0
         self._now = 0.0
         self._base, self._each = base, each
         self._tickets = map(Ticket, count())
@@ -199,10 +200,20 @@ class Side:
 @click.option("--tokens", default=256, show_default=True, help="Of an answer, at most.")
 @click.option("--speculate", default="8", show_default=True, help="Tokens of a draft at most; several are compared.")
 @click.option("--rounds", default=3, show_default=True)
-def main(device: str, shape: str, modelled: str | None, slots: str, tokens: int, speculate: str, rounds: int) -> None:
+@click.option(
+    "--clock",
+    "clock_name",
+    type=click.Choice(["wall", "processor"]),
+    default="wall",
+    show_default=True,
+    help="processor, for a software device on a machine that does other work too.",
+)
+def main(
+    device: str, shape: str, modelled: str | None, slots: str, tokens: int, speculate: str, rounds: int, clock_name: str
+) -> None:
     """Print tokens a second of each side and their ratio, the median, the least and the greatest of the rounds."""
     counts, drafts = [int(each) for each in slots.split(",")], [int(each) for each in speculate.split(",")]
-    cases = make_cases(tokens)
+    cases, clocks = make_cases(tokens), {"wall": time.perf_counter, "processor": time.process_time}
     click.echo("| answer | slots | tokens of a draft | tok/s without | with | ratio | accepted of drafted |")
     click.echo("|---|---|---|---|---|---|---|")
     for num_slots in counts:
@@ -210,7 +221,7 @@ def main(device: str, shape: str, modelled: str | None, slots: str, tokens: int,
             if modelled is None:
                 model = RandomModel(_SHAPES[shape])
                 inner = load_runner(model, device, num_slots=2 * num_slots, max_tokens=256, warm_up=True)
-                runner, clock = Reciting(stack.enter_context(closing(inner))), time.perf_counter
+                runner, clock = Reciting(stack.enter_context(closing(inner))), clocks[clock_name]
             else:
                 base, each = (float(part) / 1e3 for part in modelled.split(","))
                 steps = Modelled(_SHAPES[shape], 2 * num_slots, base, each)
