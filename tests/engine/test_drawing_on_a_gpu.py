@@ -75,10 +75,10 @@ def test_a_stop_string_ends_the_text_and_the_state_where_it_is_found(runner: Run
 @pytest.mark.parametrize("max_draws", [0, 8])
 def test_drafts_change_nothing_either(runner: Runner, max_draws: int) -> None:
     def repeating(number: int) -> GenerateRequest:
-        """Begins with a part three times over; of a bias for a few tokens, or of greedy draws, the answer repeats."""
+        """Begins with a part three times over; draws greedily, or one of two tokens by chance."""
         asked = make_request(number)
-        bias = dict.fromkeys(range(5, 8), 60.0) if number % 2 else {}
-        sampling = replace(asked.sampling, temperature=number % 3 / 2, logit_bias=bias)
+        by_chance = {"temperature": 50.0, "top_p": 1.0, "top_k": 0, "logit_bias": {5: 5000.0, 6: 5000.0}}
+        sampling = replace(asked.sampling, **(by_chance if number % 2 else {"temperature": 0.0}))
         prompt = tuple(asked.prompt[:9]) * 3
         return replace(asked, prompt=prompt, max_tokens=30, stop=(), stop_tokens=(), sampling=sampling, token_mask=None)
 
