@@ -2,7 +2,8 @@
 
 On the processor: `pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36`. On Vulkan (Debian: glslc,
 libvulkan-dev, spirv-headers): the same with CMAKE_ARGS=-DGGML_VULKAN=on; the setting is then the number of the device,
-which llama.cpp asks to be named where it is a software device.
+which llama.cpp asks to be named where it is a software device. One build serves for both. LLAMA_CPP_LIB_PATH names the
+folder of libraries that CMake has built by itself.
 """
 
 from __future__ import annotations
