@@ -100,6 +100,7 @@ class Drafts:
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
         self._last_noted = 0.0
         self._num_noted = 0
+        self._pays = lru_cache(_KEPT)(self._pays_anew)
         self._find_longest = lru_cache(_KEPT)(self._find_longest_anew)  # as steps take what they took
 
     def replace_runner(self, runner: Runner) -> None:
@@ -137,15 +138,16 @@ class Drafts:
         self._num_noted += 1
         if self._num_noted % _OFTEN == 0:
             self._find_longest.cache_clear()
+            self._pays.cache_clear()
         if times.is_decode:
             (self._plain if times.is_plain else self._longer).note(times.tokens, seconds)
 
     def may_pay(self, num_runs: int) -> bool:
         """Whether a draft pays in a step of so many sequences, if all of it is right."""
-        if not self._spare or self._plain.of(num_runs) is None:
-            return False
-        plan = self.plan(num_runs, num_runs)
-        return plan.take(self.max_tokens, 1.0) > 0
+        return len(self._spare) > 0 and self._pays(num_runs)
+
+    def _pays_anew(self, num_runs: int) -> bool:
+        return self._plain.of(num_runs) is not None and self.plan(num_runs, num_runs).take(self.max_tokens, 1.0) > 0
 
     def plan(self, num_runs: int, num_tokens: int) -> DraftPlan:
         """Return how to fill a step that has `num_runs` sequences, for which it `may_pay`.
