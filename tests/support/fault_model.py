@@ -266,6 +266,7 @@ class FaultModel:
             shape=tiny_shape(layers=1, width=4, head_size=4, ffn=4, vocab=VOCAB_SIZE),
             num_slots=NUM_SLOTS + SPARE_SLOTS,
             max_tokens=24,
+            max_draws=4,
             known_states=known_states,
         )
 
