@@ -83,13 +83,17 @@ class SequenceSampler:
         self._on_device: DrawPenalties | None = None  # what the device takes off
         self._num_on_device = 0  # how many tokens of the text the device has counted in that, or knew of before
 
-    @property
-    def next_uniform(self) -> float:
-        """The random number of the next draw on the host, where that takes one; 0 for those that take none."""
-        return next(iter(self._next_uniforms()), 0.0)
+    def begin_draw(self) -> float:
+        """Count all that was drawn, and return the random number of the next draw; 0 where that takes none."""
+        if self._uncounted:
+            self.count_drawn()
+        if self._sampler.num_uniforms == 0:
+            return 0.0
+        place = self._find_uniforms()
+        return self._uniforms[place]
 
     def settle(self, token: int) -> None:
-        """Count `token` as drawn by `next_uniform` and generated."""
+        """Count `token` as drawn after `begin_draw`, and generated."""
         self.index += 1
         if self.adjustments.penalises:
             self.adjustments.generated(token)
@@ -130,7 +134,8 @@ class SequenceSampler:
         """Draw a token from `row` and count it as generated."""
         self.count_drawn()
         self.adjustments.begin_draw()
-        uniforms = self._next_uniforms()
+        first = self._find_uniforms()
+        uniforms = self._uniforms[first : first + self._sampler.num_uniforms]
         for ranking in self._rankings(row):
             index = self._sampler.draw(ranking, uniforms)
             if index is not None:
@@ -150,14 +155,14 @@ class SequenceSampler:
         self.adjustments.begin_draw()
         self.adjustments.generated(token)
 
-    def _next_uniforms(self) -> list[float]:
-        """Return the random numbers of the next draw, as many as it takes."""
+    def _find_uniforms(self) -> int:
+        """Return where in `_uniforms` the random numbers of the next draw begin."""
         count = self._sampler.num_uniforms
         place = (self.index - self._first) * count
         if place >= len(self._uniforms) and count > 0:
             self._first, place = self.index, 0
             self._uniforms = uniforms_from(self.seed, self.index, _AHEAD, count)
-        return self._uniforms[place : place + count]
+        return place
 
     def _rankings(self, row: LogitRow) -> Iterator[Ranking]:
         """Rank the candidates of `row`, then more of its tokens, at last all that are allowed."""

@@ -89,9 +89,7 @@ class JointDraws:
             samplers, rows = [samplers[place] for place in joining], [rows[place] for place in joining]
         if self._nuclei.samplers != samplers:
             self._nuclei = _Nuclei.of(samplers)
-        for sampler in samplers:
-            sampler.count_drawn()
-        uniforms = np.array([sampler.next_uniform for sampler in samplers])
+        uniforms = np.array([sampler.begin_draw() for sampler in samplers])
         candidates = Candidates.of(rows)
         with np.errstate(all="ignore"):  # rows that hold no probabilities settle nothing
             ranked = self._rank(candidates)
