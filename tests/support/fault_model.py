@@ -287,7 +287,10 @@ def _random_operation(model: FaultModel, chance: random.Random) -> Callable[[], 
         case "send" if len(model.open) < 20:
             name = chance.choice((None, None, *NAMES))
             save_as = chance.choice((None, None, None, *NAMES))
-            return partial(model.send, random_request(chance, name is not None), name=name, save_as=save_as)
+            request = random_request(chance, name is not None)
+            if chance.random() < 0.5:  # one that the device draws for
+                request = replace(request, logprobs=None, max_tokens=chance.randint(0, 24))
+            return partial(model.send, request, name=name, save_as=save_as)
         case "leave" | "pause" as kind if model.open:
             return partial(model.leave if kind == "leave" else model.pause, chance.choice(model.open))
         case "remove":
