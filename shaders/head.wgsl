@@ -9,14 +9,7 @@ const HEAD_THREADS = 8u * EIGHTHS;
 // Scalars, since writing one part of a vec4 may touch all four.
 var<workgroup> head: array<f32, HEAD_VECTORS * HEAD_THREADS>;
 
-// Eight consecutive numbers of a vector.
-fn load_eight(vector: u32, index: u32) -> Eight {
-    let start = vector * HEAD_THREADS + 8u * index;
-    return Eight(
-        vec4<f32>(head[start], head[start + 1u], head[start + 2u], head[start + 3u]),
-        vec4<f32>(head[start + 4u], head[start + 5u], head[start + 6u], head[start + 7u]),
-    );
-}
+#include VECTORS
 
 fn set_vector(vector: u32, row: u32, value: f32) {
     head[vector * HEAD_THREADS + row] = select(0.0, value, row < HEAD_SIZE);
@@ -26,12 +19,12 @@ fn set_vector(vector: u32, row: u32, value: f32) {
 fn normalize_over_head(vector: u32, row: u32, epsilon: f32) -> f32 {
     var sum = 0.0;
     for (var j = 0u; j < EIGHTHS; j++) {
-        sum += sum_of(load_eight(vector, j));
+        sum += sum_of(load_eight(vector, j, row));
     }
     let mean = sum / f32(HEAD_SIZE);
     var squares = 0.0;
     for (var j = 0u; j < EIGHTHS; j++) {
-        let part = load_eight(vector, j);
+        let part = load_eight(vector, j, row);
         squares += dot(part.low - mean, part.low - mean) + dot(part.high - mean, part.high - mean);
     }
     if HEAD_THREADS != HEAD_SIZE {

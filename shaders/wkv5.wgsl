@@ -54,10 +54,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var y = 0.0;
         var bonus = 0.0;
         for (var j = 0u; j < EIGHTHS; j++) {
-            let receptance = load_eight(R, j);
-            let rate = load_eight(DECAY, j);
-            let key = load_eight(K, j);
-            bonus += sum_of(load_eight(BONUS, j));
+            let receptance = load_eight(R, j, row);
+            let rate = load_eight(DECAY, j, row);
+            let key = load_eight(K, j, row);
+            bonus += sum_of(load_eight(BONUS, j, row));
             y += dot(s[2u * j], receptance.low) + dot(s[2u * j + 1u], receptance.high);
             s[2u * j] = s[2u * j] * rate.low + v * key.low;
             s[2u * j + 1u] = s[2u * j + 1u] * rate.high + v * key.high;

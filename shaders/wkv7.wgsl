@@ -71,19 +71,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var projection = 0.0;
         var bonus = 0.0;
         for (var j = 0u; j < EIGHTHS; j++) {
-            let kk = load_eight(KK, j);
+            let kk = load_eight(KK, j, row);
             squares += dot(kk.low, kk.low) + dot(kk.high, kk.high);
             projection += dot(s[2u * j], kk.low) + dot(s[2u * j + 1u], kk.high);
-            bonus += sum_of(load_eight(BONUS, j));
+            bonus += sum_of(load_eight(BONUS, j, row));
         }
         let scale = 1.0 / max(sqrt(squares), 1e-12);
         let removed = -projection * scale * scale;
         var y = 0.0;
         for (var j = 0u; j < EIGHTHS; j++) {
-            let decay = load_eight(DECAY, j);
-            let rate = load_eight(RATED_KK, j);
-            let key = load_eight(RATED_K, j);
-            let receptance = load_eight(R, j);
+            let decay = load_eight(DECAY, j, row);
+            let rate = load_eight(RATED_KK, j, row);
+            let key = load_eight(RATED_K, j, row);
+            let receptance = load_eight(R, j, row);
             let low = s[2u * j] * decay.low + removed * rate.low + v * key.low;
             let high = s[2u * j + 1u] * decay.high + removed * rate.high + v * key.high;
             s[2u * j] = low;

@@ -217,5 +217,6 @@ def head_stage(
         {**common, **constants},
         {"vectors": builder.vectors.buffer, "state": context.states[builder.layer], **buffers},
         lambda step: (num_heads, step.num_runs),
+        {} if by_lanes else {"VECTORS": "vectors_broadcast" if context.tuning.broadcast else "vectors_direct"},
         state_bytes=4 * shape.width * shape.head_size,
     )
