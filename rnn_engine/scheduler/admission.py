@@ -13,6 +13,7 @@ from rnn_engine.scheduler.drafting import DraftingSequence
 from rnn_engine.scheduler.drafts import Drafts
 from rnn_engine.scheduler.halts import Halts
 from rnn_engine.scheduler.meter import Meter
+from rnn_engine.scheduler.mixed import MixedSequence
 from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
@@ -128,7 +129,8 @@ class Admission:
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))
         drafter = self._drafts.drafter_of(waiting.request)
-        live = (LiveSequence if drafter is None else DraftingSequence)(
+        kind = LiveSequence if waiting.request.mix is None else MixedSequence
+        live = (kind if drafter is None else DraftingSequence)(
             waiting.key,
             waiting.request,
             slots[0],
@@ -146,6 +148,7 @@ class Admission:
         if isinstance(live, DraftingSequence) and drafter is not None:
             live.drafter = drafter
         self._draws.join(slots[0], live.sampler)
-        for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
-            live.join(member.request, slot, start)
+        if isinstance(live, MixedSequence):
+            for member, slot, start in zip(waiting.others, slots[1:], starts[1:], strict=True):
+                live.join(member.request, slot, start)
         return live

@@ -1,6 +1,6 @@
 """The tokens of one sequence in one slot: what is run next. A request has one of these, or of a mix one for each state.
 
-What is drawn is the same for all of them: `LiveSequence` draws, and is the first of them itself.
+What is drawn is the same for all of them: `LiveSequence` draws, of a mix the first of them (`mixed.py`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from rnn_engine.requests import (
     PromptProgress,
     PromptScored,
     Started,
-    StateMix,
     TokenInfo,
 )
 from rnn_engine.sampling import (
@@ -29,13 +28,11 @@ from rnn_engine.sampling import (
     RunRows,
     SequenceMask,
     SequenceSampler,
-    mix_logits,
     random_seed,
     top_logprobs,
 )
 from rnn_engine.scheduler.answer import CUT, Answer, Ending
 from rnn_engine.scheduler.batching import TokenDemand
-from rnn_engine.scheduler.follower import Follower
 from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
@@ -49,7 +46,7 @@ _NOT_KNOWN = (0,)  # the token of a run that follows one in flight
 
 
 class LiveSequence(Member):
-    """A prompt and what was generated after it; draws the tokens. Of a mix, what is run from the first state."""
+    """A prompt and what was generated after it; draws the tokens."""
 
     def __init__(
         self,
@@ -75,7 +72,6 @@ class LiveSequence(Member):
         where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties.
         """
         super().__init__(key, request, slot, start, context)
-        self._followers: list[Follower] = []
         self._read_state = read_state
         self._note_prompt_end = note_prompt_end
         self._counters = counters
@@ -95,18 +91,10 @@ class LiveSequence(Member):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        return (self, *self._followers)
-
-    def join(self, request: GenerateRequest, slot: int, start: Start) -> None:
-        """Add what runs from the next state of the mix, before anything is run."""
-        self._followers.append(Follower(self, request, slot, start))
+        return (self,)
 
     def begin(self) -> list[Event]:
         """Return the events that are ready before the first step: a token, where the prompt's logits are known."""
-        if self.request.mix is not None:
-            for member in self.members:
-                member.row = member.start.logits
-            return [*self._progress(), *self._draw_mixed(self.request.mix)]
         if self.start.logits is None:
             return self._progress()
         return [*self._progress(), *self._go_on_whole(self.start.logits)]
@@ -203,14 +191,12 @@ class LiveSequence(Member):
                 self._given.score(rows)
             if self.position < self._given.end:
                 return []
-        events = self._go_on(rows.last) if self.request.mix is None else self.take_row(self, rows.last())
+        events = self._leave_run(rows)
         return [*progress, *events] if progress else events
 
-    def take_row(self, member: Member, row: LogitRow) -> list[Event]:
-        """Take in the next token's row of a member of a mix; return the events that follow once all have theirs."""
-        assert self.request.mix is not None
-        member.row = row.read_full().copy()
-        return self._draw_mixed(self.request.mix)
+    def _leave_run(self, rows: RunRows) -> list[Event]:
+        """Return the events at the end of a run from whose last row the next token is drawn."""
+        return self._go_on(rows.last)
 
     def take_drawn(self, draw: TokenDraw, drawn: Drawn, row: RowSource) -> list[Event]:
         """Take in the tokens that the device has drawn and run after the last run; return the events.
@@ -234,7 +220,7 @@ class LiveSequence(Member):
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
         """Take in the token that was drawn from `row`, and those that are given after it; return the events."""
         self.draws = None
-        self.decodes = self.request.mix is None
+        self.decodes = True
         if not self._take(draw, row):
             return self._follow(row)
         if self._mask is None:
@@ -282,8 +268,6 @@ class LiveSequence(Member):
     def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:
         if self._mask is None or self._mask.forced or self._answer.ending is not None:  # nothing is drawn from the row
             return None
-        if self.request.mix is not None:  # the mask is for the mixed row
-            return None
         return partial(self._masks_for_last, self._mask, num_rows)
 
     def _masks_for_last(self, mask: SequenceMask, num_rows: int) -> NDArray[np.uint32] | None:
@@ -291,16 +275,6 @@ class LiveSequence(Member):
         masks = mask.for_last(num_rows)
         self._counters.mask_seconds.add(time.perf_counter() - begun)
         return masks
-
-    def _draw_mixed(self, mix: StateMix) -> list[Event]:
-        rows = [member.row for member in self.members if member.row is not None]
-        if len(rows) < len(self.members):
-            return []
-        events = self._go_on_whole(mix_logits(rows, mix.weights, mix.kind))
-        if not self.finished:
-            for member in self.members:
-                member.row = None
-        return events
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
         """Return the events that follow from a whole row [V], from which a token is drawn at once."""
@@ -358,11 +332,12 @@ class LiveSequence(Member):
         end = self._end_of_run(ending, unscored)
         if ending is not None and end <= self.position:
             return [*events, self._finish(ending, row)]
-        if self.request.mix is not None:
-            self._decode_demand = DECODE if ending is None else TAKE_IN
-        else:
-            self._given = GivenTokens(end, unscored, self.request.logprobs or 0, events if unscored else ())
+        self._run_given(end, ending, unscored, events)
         return [] if unscored else events
+
+    def _run_given(self, end: int, ending: Ending | None, unscored: Sequence[TokenInfo], events: list[Event]) -> None:  # noqa: ARG002
+        """Have the tokens up to `end` run; `events` are told behind those that are `unscored`."""
+        self._given = GivenTokens(end, unscored, self.request.logprobs or 0, events if unscored else ())
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
         """Return up to which position tokens are run before the next one is drawn, or before the end."""
