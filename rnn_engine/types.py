@@ -156,9 +156,9 @@ class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
 
     It draws as `rnn_engine.sampling.Nucleus` does, or with `min_p` as a `Chain` of llama-server's top-k, top-p, min-p
-    and temperature, by `rnn_engine.sampling.philox`, and so always the token that the
-    host would draw. Every token but the last is run, in the same step, and the next one drawn from its row, until there
-    are `count`, or one that `halts` says, or a row does not decide: see `Drawn`.
+    and temperature, by `rnn_engine.sampling.philox`, and so always the token that the host would draw. Every token but
+    the last is run, in the same step, and the next one drawn from its row, until there are `count`, or one that `halts`
+    says, or a row does not decide: see `Drawn`.
     """
 
     seed: int

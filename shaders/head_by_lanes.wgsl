@@ -32,7 +32,6 @@ fn keep_state(start: u32) {
     }
 }
 
-
 fn whole(own: Own) -> Whole {
     return Whole(
         subgroupBroadcast(own[0], 0u), subgroupBroadcast(own[1], 0u),

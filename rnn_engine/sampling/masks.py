@@ -49,6 +49,8 @@ class TokenMask(Protocol):
 class AllowedTokens:
     """The tokens that a mask of the right shape allows."""
 
+    __slots__ = ("_count", "_vocab_size", "mask")
+
     def __init__(self, mask: Mask, vocab_size: int) -> None:
         """Raise StepError for a mask of another type or shape, and for one that allows no token."""
         expected = (mask_words(vocab_size),)

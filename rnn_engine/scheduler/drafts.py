@@ -133,6 +133,8 @@ class Drafts:
 
     def note_step(self, times: StepTimes, now: float) -> None:
         """Count a step whose outcome has been taken in, where all of its sequences decode."""
+        if self.max_tokens == _OFF:
+            return
         seconds = max(now - max(times.begun, self._last_noted), _LEAST_SECONDS) / times.num_steps
         self._last_noted = now
         self._num_noted += 1

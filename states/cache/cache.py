@@ -30,7 +30,7 @@ from states.cache.counters import CacheStats, TierStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
 from states.cache.positions import Positions
-from states.cache.roots import is_of_state
+from states.cache.roots import is_of_state, is_within
 from states.cache.summary import CacheSummary
 from states.cache.tiers.moves import Access
 from states.cache.tiers.shared import Inquiry, SharedTier
@@ -230,7 +230,7 @@ class StateCache:
 
     def drop_state(self, initial_state: str) -> int:
         """Forget all checkpoints of an initial state, in every scope, but the locked ones; returns how many went."""
-        return self._drop_all([each for each in self._positions if is_of_state(each.root, initial_state)])
+        return self._drop_all(self._positions.under(lambda root: is_of_state(root, initial_state)))
 
     def drop_all(self) -> int:
         """Forget everything but the locked checkpoints; returns how many positions, ghost entries included, went."""
@@ -261,7 +261,7 @@ class StateCache:
     def checkpoints(self, scope: str | None = None) -> list[Checkpoint]:
         """Every known position, ghost entries included, or those of a scope. Read-only; see `states.cache.snapshot`
         and `states.cache.browse`."""
-        return self._positions.within(scope)
+        return self._positions.under(lambda root: scope is None or is_within(root, scope))
 
     def find_position(self, position: str) -> Checkpoint:
         """The position with this id. Raises NotFoundError."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from states.cache.ghosts import GhostEntries
-from states.cache.roots import is_within
 from states.cache.summary import CacheSummary
 from states.cache.tree import TokenTree
 
@@ -42,10 +41,9 @@ class Positions:
         """The paths of a root; None where there are none."""
         return self._trees.get(root)
 
-    def within(self, scope: str | None) -> list[Checkpoint]:
-        """All positions, or those of a scope."""
-        trees = (tree for root, tree in self._trees.items() if scope is None or is_within(root, scope))
-        return [checkpoint for tree in trees for checkpoint in tree]
+    def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
+        """All positions of the roots that are wanted, each of which is asked for once."""
+        return [checkpoint for root, tree in self._trees.items() if is_wanted(root) for checkpoint in tree]
 
     def find(self, position: str) -> Checkpoint:
         """The position with this id. Raises NotFoundError."""
