@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,30 +29,16 @@ from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats, TierStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch
+from states.cache.index import Index
+from states.cache.look_ups import LookUps, Match
 from states.cache.positions import Positions
 from states.cache.roots import is_of_state, is_within
 from states.cache.summary import CacheSummary
 from states.cache.tiers.moves import Access
 from states.cache.tiers.shared import Inquiry, SharedTier
-from states.cache.tiers.tier import FoundCopy, Tier
+from states.cache.tiers.tier import Tier
 from states.cache.tiers.tiered import TieredStore
-from states.payload import Payload
 from states.tokens import TOKEN_BYTES, pack
-
-
-@dataclass(slots=True, eq=False)
-class Match:
-    """What a look-up found. Its checkpoint can't be evicted until `restore` or `release`."""
-
-    length: int  # tokens of the prompt
-    saved: int  # tokens that need not be run
-    known: int  # tokens along which the prompt follows a known path: where it leaves is a branch point
-    miss: MissReason | None  # why nothing was saved; None where something was
-    tier: str | None  # the quickest tier that had the state
-    logits: F32 | None  # [V] read-only: those after the last token, where the whole prompt was found
-    checkpoint: Checkpoint | None = field(repr=False)
-    fetched: Payload | None = field(repr=False)  # where the state is in no quick tier
-    locked: bool = field(repr=False)
 
 
 class StateCache:
@@ -74,9 +60,11 @@ class StateCache:
         self._tiers = TieredStore(live, tiers, self._stats, self._positions.become_ghost, config, clock)
         self._clock = clock
         self._shared = next((tier for tier in tiers if isinstance(tier, SharedTier)), None)
-        self._index_capacity = config.index_bytes(sum(tier.queue.capacity for tier in tiers if tier.on_device))
+        self._look_ups = LookUps(self._positions, self._tiers, self._stats, clock)
+        on_device = sum(tier.queue.capacity for tier in tiers if tier.on_device)
+        self._index = Index(self._positions, self._tiers, config.index_bytes(on_device))
         for tier in tiers:
-            self._adopt_copies(tier)
+            self._index.adopt_copies(tier)
 
     def inquire(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
@@ -98,20 +86,20 @@ class StateCache:
         if answer is None or self._shared is None:
             return
         found = answer.found
-        if found is not None and not self._is_too_long(found.tokens):
+        if found is not None and not self._index.is_too_long(found.tokens):
             checkpoint = self._positions.record(found.root, found.tokens, found.kind)
             if not checkpoint.resumable:
-                self._adopt(self._shared, checkpoint, found)
+                self._index.adopt(self._shared, checkpoint, found)
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:
         """Take in that the path of another server leads along `tokens`, so that prompts that leave it branch there."""
-        if not tokens or self._is_too_long(tokens):
+        if not tokens or self._index.is_too_long(tokens):
             return
         tree = self._positions.tree(root)
         if tree is None or tree.follow(tokens).length * TOKEN_BYTES < len(tokens):
             self._positions.become_ghost(self._positions.record(root, tokens, CheckpointKind.BRANCH))
-            self._trim()
+            self._index.trim()
 
     def prefetch(
         self, root: str, tokens: Sequence[int], limit: int | None = None, *, on_done: Callable[[], None]
@@ -125,7 +113,7 @@ class StateCache:
         if not self._tiers.any_slow:
             return None
         self._tiers.settle()
-        checkpoint = self._best(root, tokens, limit)
+        checkpoint = self._look_ups.best(root, tokens, limit)
         if checkpoint is None or self._tiers.access(checkpoint) is not Access.SLOW:
             return None
         return self._tiers.start_fetch(checkpoint, on_done)
@@ -139,34 +127,12 @@ class StateCache:
         any. One that lies in a slow tier alone serves only where `fetch` has brought it: this never waits for a file.
         """
         self._tiers.settle()
-        self._stats.look_ups += 1
-        self._stats.tokens_looked_up += len(tokens)
-        tree = self._positions.tree(root)
-        if tree is None:
-            return self._missed(len(tokens), 0, MissReason.NO_PATHS)
-        place = tree.follow(pack(tokens))
-        reason = MissReason.NO_CHECKPOINT if place.length > 0 else MissReason.UNKNOWN_PROMPT
-        for checkpoint in place.values_back():
-            if not checkpoint.resumable:
-                self._positions.touch_ghost(checkpoint)
-            obstacle = self._obstacle(checkpoint, len(tokens), limit)
-            if obstacle is not None:
-                reason = _weightier(reason, obstacle)
-                continue
-            if self._tiers.access(checkpoint) is Access.AT_HAND:
-                payload = self._tiers.payload(checkpoint)
-                if not checkpoint.resumable:
-                    return self._missed(len(tokens), place.length, MissReason.DAMAGED)
-            elif fetch is None or (payload := fetch.payload_of(checkpoint)) is None:
-                reason = _weightier(reason, MissReason.NOT_FETCHED)
-                continue
-            return self._hit(checkpoint, payload, len(tokens), place.length)
-        return self._missed(len(tokens), place.length, reason)
+        return self._look_ups.find(root, tokens, limit, fetch)
 
     def peek(self, root: str, tokens: Sequence[int], limit: int | None = None) -> int:
         """How many tokens `look_up` would save after `prefetch`. Counts nothing, locks nothing, reads no file."""
         self._tiers.settle()
-        checkpoint = self._best(root, tokens, limit)
+        checkpoint = self._look_ups.best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
 
     def restore(self, match: Match, slot: int) -> None:
@@ -177,7 +143,7 @@ class StateCache:
             self._tiers.load(match.checkpoint, slot, match.fetched)
         finally:
             self.release(match)
-            self._trim()
+            self._index.trim()
 
     def release(self, match: Match) -> None:
         """Let what was found be evicted again. Does nothing for a miss or for a match that was released before."""
@@ -205,7 +171,7 @@ class StateCache:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
         self._tiers.settle()
         packed = pack(tokens)
-        if self._is_too_long(packed):
+        if self._index.is_too_long(packed):
             self._stats.not_stored += 1
             return False
         checkpoint = self._positions.record(root, packed, kind)
@@ -216,7 +182,7 @@ class StateCache:
         self._tiers.drop(checkpoint)
         self._positions.leave_ghosts(checkpoint)
         checkpoint.kind = kind
-        checkpoint.saves = self._tokens_to_shorter(checkpoint)
+        checkpoint.saves = checkpoint.tokens_to_shorter()
         try:
             stored = self._tiers.save(checkpoint, slot, None if logits is None else _kept(logits))
         finally:
@@ -225,7 +191,7 @@ class StateCache:
         if stored:
             checkpoint.absence = MissReason.EVICTED
             self._positions.note_kept(checkpoint)
-            self._trim()
+            self._index.trim()
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:
@@ -282,8 +248,8 @@ class StateCache:
             checkpoints=self._positions.num_checkpoints,
             ghosts=self._positions.num_ghosts,
             device_logits_bytes=sum(tier.logits_bytes for tier in tiers),
-            index_bytes=self._index_bytes,
-            index_capacity=self._index_capacity,
+            index_bytes=self._index.num_bytes,
+            index_capacity=self._index.capacity,
             store=None if self._shared is None else self._shared.counters(),
             tiers=tuple(
                 replace(stats, capacity=tier.queue.capacity, used=tier.queue.used, copies=len(tier.queue))
@@ -309,7 +275,7 @@ class StateCache:
     def write_behind(self) -> None:
         """Bring checkpoints that are old enough to a slow tier, a few at a time and without waiting."""
         self._tiers.write_behind()
-        self._trim()
+        self._index.trim()
 
     def close(self) -> None:
         """Bring the most valuable checkpoints to the quickest slow tier, where there is one, and close all tiers."""
@@ -323,94 +289,6 @@ class StateCache:
             self._tiers.drop(checkpoint)
             self._positions.forget(checkpoint)
         return len(going)
-
-    def _best(self, root: str, tokens: Sequence[int], limit: int | None) -> Checkpoint | None:
-        """The longest checkpoint from which a prompt can go on, whatever tier it lies in."""
-        tree = self._positions.tree(root)
-        if tree is None:
-            return None
-        checkpoints = tree.follow(pack(tokens)).values_back()
-        return next((one for one in checkpoints if self._obstacle(one, len(tokens), limit) is None), None)
-
-    def _obstacle(self, checkpoint: Checkpoint, length: int, limit: int | None) -> MissReason | None:
-        """Why a prompt of `length` tokens that passes a checkpoint can't go on from it; None where it can."""
-        if not checkpoint.resumable:
-            return checkpoint.absence
-        if limit is not None and checkpoint.length > limit:
-            return MissReason.BEYOND_LIMIT
-        if checkpoint.length == length and not checkpoint.has_logits:
-            return MissReason.NO_LOGITS
-        return MissReason.NOT_FETCHED if self._tiers.access(checkpoint) is Access.MOVING else None
-
-    def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
-        tier = self._tiers.quickest(checkpoint)
-        exact = checkpoint.length == length
-        checkpoint.hits += 1
-        checkpoint.used = self._clock()
-        checkpoint.locks += 1
-        checkpoint.saves = self._tokens_to_shorter(checkpoint)
-        self._tiers.touch(checkpoint)
-        self._stats.hits += 1
-        self._stats.exact_hits += exact
-        self._stats.tokens_saved += checkpoint.length
-        logits = self._tiers.logits(checkpoint, fetched) if exact else None
-        self._stats.tiers[self._tiers.tiers.index(tier)].hits += 1
-        return Match(length, checkpoint.length, known, None, tier.name, logits, checkpoint, fetched, True)
-
-    def _missed(self, length: int, known: int, reason: MissReason) -> Match:
-        self._stats.misses[reason] += 1
-        return Match(length, 0, known, reason, None, None, None, None, False)
-
-    def _tokens_to_shorter(self, checkpoint: Checkpoint) -> int:
-        above = checkpoint.known_place().values_back()
-        shorter = next((other for other in above if other is not checkpoint and other.resumable), None)
-        return checkpoint.length - (0 if shorter is None else shorter.length)
-
-    def _is_too_long(self, tokens: bytes) -> bool:
-        """Whether packed tokens have no room in the index, even alone."""
-        return self._positions.cost(tokens) + _COPY_BYTES > self._index_capacity
-
-    @property
-    def _index_bytes(self) -> int:
-        logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
-        return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
-
-    def _trim(self) -> None:
-        """Forget ghost entries and then checkpoints until the index is within its bound."""
-        while self._index_bytes > self._index_capacity:
-            if self._positions.forget_oldest_ghost():
-                continue
-            evicted = self._tiers.evict()
-            if evicted is None:
-                return
-            self._positions.forget(evicted)
-
-    def _adopt_copies(self, tier: Tier) -> None:
-        copies = tier.find_copies()
-        excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
-        for found in copies:
-            if excess > 0 or self._is_too_long(found.tokens):
-                excess -= found.num_bytes
-                tier.discard(found)
-                continue
-            self._adopt(tier, self._positions.record(found.root, found.tokens, found.kind), found)
-
-    def _adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        self._positions.leave_ghosts(checkpoint)
-        checkpoint.absence = MissReason.EVICTED
-        checkpoint.has_logits = found.has_logits
-        checkpoint.saves = self._tokens_to_shorter(checkpoint)
-        tier.adopt(checkpoint, found)
-        self._positions.note_kept(checkpoint)
-        self._trim()
-
-
-_COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
-_LIGHTEST_FIRST = list(MissReason)
-
-
-def _weightier(first: MissReason, second: MissReason) -> MissReason:
-    return max(first, second, key=_LIGHTEST_FIRST.index)
 
 
 def _kept(logits: F32) -> F32:

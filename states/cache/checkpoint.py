@@ -63,6 +63,12 @@ class Checkpoint:
         """Its position: the number of tokens before it."""
         return self.known_place().length
 
+    def tokens_to_shorter(self) -> int:
+        """How many tokens there are between the next shorter checkpoint on its path and this one."""
+        above = self.known_place().values_back()
+        shorter = next((other for other in above if other is not self and other.resumable), None)
+        return self.length - (0 if shorter is None else shorter.length)
+
 
 def position_missing(position: str) -> NotFoundError:
     """Return the error for the id of a position that the cache does not know."""

@@ -13,10 +13,11 @@ import pytest
 
 from rnn_engine.errors import DeviceError, StateError
 from rnn_engine.types import F32, PendingState
-from states.cache.cache import Match, StateCache
+from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.eviction import EvictionQueue
+from states.cache.look_ups import Match
 from states.cache.make import make_cache
 from states.cache.tiers.device import DeviceTier
 from states.cache.tiers.disk import DiskTier

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from rnn_engine.types import F32, ModelShape, PendingState, ReadyState, State
-from states.cache.cache import Match, StateCache
+from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.fetch import Fetch
+from states.cache.look_ups import Match
 from tests.support.models import tiny_shape
 
 ROOT = "none"

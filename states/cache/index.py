@@ -1,0 +1,62 @@
+"""The index of a cache: what is known of token paths and copies, within a bound on host memory."""
+
+from __future__ import annotations
+
+from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.positions import Positions
+from states.cache.tiers.tier import FoundCopy, Tier
+from states.cache.tiers.tiered import TieredStore
+
+
+class Index:
+    """Forgets ghost entries, and then checkpoints, where the records of all of them take more than `capacity`."""
+
+    def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
+        """`capacity` is in bytes."""
+        self._positions = positions
+        self._tiers = tiers
+        self.capacity = capacity
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate of what paths, records of copies, and the logits of copies on the device take."""
+        logits = sum(tier.logits_bytes for tier in self._tiers.tiers)
+        return self._positions.num_bytes + _COPY_BYTES * self._tiers.num_copies + logits
+
+    def is_too_long(self, tokens: bytes) -> bool:
+        """Whether packed tokens have no room, even alone."""
+        return self._positions.cost(tokens) + _COPY_BYTES > self.capacity
+
+    def trim(self) -> None:
+        """Forget what was unused for longest until the bound holds, or all that is left is locked."""
+        while self.num_bytes > self.capacity:
+            if self._positions.forget_oldest_ghost():
+                continue
+            evicted = self._tiers.evict()
+            if evicted is None:
+                return
+            self._positions.forget(evicted)
+
+    def adopt_copies(self, tier: Tier) -> None:
+        """Take in what an earlier process left in a tier, as much as has room there and here; delete the rest."""
+        copies = tier.find_copies()
+        excess = sum(found.num_bytes for found in copies) - tier.queue.capacity
+        for found in copies:
+            if excess > 0 or self.is_too_long(found.tokens):
+                excess -= found.num_bytes
+                tier.discard(found)
+                continue
+            self.adopt(tier, self._positions.record(found.root, found.tokens, found.kind), found)
+
+    def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        """Take in one copy, which was found at the position of `checkpoint`."""
+        self._positions.leave_ghosts(checkpoint)
+        checkpoint.absence = MissReason.EVICTED
+        checkpoint.has_logits = found.has_logits
+        checkpoint.saves = checkpoint.tokens_to_shorter()
+        tier.adopt(checkpoint, found)
+        self._positions.note_kept(checkpoint)
+        self.trim()
+
+
+_COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
