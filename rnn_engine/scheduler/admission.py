@@ -128,7 +128,7 @@ class Admission:
         started = self._meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))
-        drafter = self._drafts.drafter_of(waiting.request)
+        drafter = self._drafts.drafter_of(waiting.request, self._prefixes.find_earlier)
         kind = LiveSequence if waiting.request.mix is None else MixedSequence
         live = (kind if drafter is None else DraftingSequence)(
             waiting.key,

@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TypeAlias
 
 from rnn_engine.requests import GenerateRequest
+from rnn_engine.scheduler.earlier import EarlierText
 from rnn_engine.scheduler.lookup import Lookup
 from rnn_engine.scheduler.meter import StepTimes
 from rnn_engine.scheduler.step_costs import StepCosts
@@ -26,6 +28,9 @@ _CHANCES = 32  # that are told apart
 _KEPT = 1024  # answers to how long a draft is to be
 _OFTEN = 16  # steps after which they are looked for anew
 _OFF = 0
+
+FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int]]
+"""Returns what followed a request's prompt and so many generated tokens when the same text was there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ NO_DRAFTS = DraftSettings()
 class Drafter:
     """The drafts of one sequence."""
 
-    def __init__(self, drafts: Drafts, request: GenerateRequest) -> None:
+    def __init__(self, drafts: Drafts, request: GenerateRequest, find_earlier: FindEarlier) -> None:
         self.draft: Sequence[int] = ()  # to be run in the next step, behind the tokens that are certain
         self.num_drafted = 0  # tokens that were run
         self.num_accepted = 0  # those of them that were drawn
@@ -51,26 +56,33 @@ class Drafter:
         self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
         self._max_tokens = request.max_tokens
         self._ends = frozenset(request.stop_tokens)
+        self._earlier = EarlierText(partial(find_earlier, request))
         self._lookup = Lookup(request.prompt)
-        self._num_known = 0  # tokens of the answer that the look-up knows
+        self._num_known = 0  # tokens of the answer that these two know
+        self.chance = 0.0  # how likely a token of the draft that was proposed last is drawn, if those before it are
         self.is_off = False  # nothing is to be drafted any more
-
-    @property
-    def chance(self) -> float:
-        """How likely a token of a draft is to be drawn, if those before it are."""
-        return self._lookup.chance
 
     def propose(self, generated: Sequence[int], most: int) -> list[int]:
         """Return a draft of what follows `generated`, as long as it can be: all but the text's last token at most."""
         if self.is_off:
             return []
         self._lookup.extend(generated[self._num_known :])
+        self._earlier.extend(generated, self._num_known)
         self._num_known = len(generated)
-        draft = self._lookup.draft(min(self._most, most, self._max_tokens - len(generated) - 1))
+        draft = self._draft(min(self._most, most, self._max_tokens - len(generated) - 1))
         # Behind what ends the text nothing is run, so that the state is the right one there.
         if self._ends.isdisjoint(draft):
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
+
+    def _draft(self, count: int) -> list[int]:
+        earlier, repeated = self._earlier.draft(count), self._lookup.draft(count)
+        source: EarlierText | Lookup = self._earlier
+        if not earlier or (repeated and self._lookup.chance > self._earlier.chance):
+            source, earlier = self._lookup, repeated
+        if earlier:
+            self.chance = source.chance
+        return earlier
 
     def branch(self, slot: int) -> None:
         """Copy the state of `slot`, in which the draft is about to be run."""
@@ -108,11 +120,11 @@ class Drafts:
         self._runner = runner
         self._spare = [slot for slot in self._spare if slot < runner.num_slots]
 
-    def drafter_of(self, request: GenerateRequest) -> Drafter | None:
+    def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
         """Return what drafts the answer to `request`; None where nothing does."""
         if _OFF in (self.max_tokens, request.speculate) or request.mix is not None or request.token_mask is not None:
             return None
-        return Drafter(self, request)
+        return Drafter(self, request, find_earlier)
 
     def copy_from(self, slot: int) -> int:
         """Copy the state of `slot` into a spare one; return that."""

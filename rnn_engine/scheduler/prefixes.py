@@ -29,6 +29,8 @@ from states.tokens import pack
 
 logger = logging.getLogger(__name__)
 
+_MOST_EARLIER = 4096  # tokens of an earlier text that are looked at, until the next ones are asked for
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -108,6 +110,16 @@ class Prefixes:
             self._cache.insert(_root(request), tokens, slot, kind=point.kind, logits=logits)
         except Exception:
             logger.exception("the cache of states failed; a state of %d tokens is not kept", len(tokens))
+
+    def find_earlier(self, request: GenerateRequest, generated: Sequence[int]) -> Sequence[int]:
+        """Return what followed the prompt and `generated` where an earlier request had all of it, perhaps nothing."""
+        if self._cache is None:
+            return ()
+        try:
+            return self._cache.continuation(_root(request), [*request.prompt, *generated], _MOST_EARLIER)
+        except Exception:
+            logger.exception("the cache of states failed; no earlier text is looked for")
+            return ()
 
     def _hold_back(self, waiting: Waiting) -> bool:
         if not self._has_asked(waiting):

@@ -38,7 +38,7 @@ from states.cache.tiers.moves import Access
 from states.cache.tiers.shared import Inquiry, SharedTier
 from states.cache.tiers.tier import Tier
 from states.cache.tiers.tiered import TieredStore
-from states.tokens import TOKEN_BYTES, pack
+from states.tokens import TOKEN_BYTES, pack, unpack
 
 
 class StateCache:
@@ -134,6 +134,13 @@ class StateCache:
         self._tiers.settle()
         checkpoint = self._look_ups.best(root, tokens, limit)
         return 0 if checkpoint is None else checkpoint.length
+
+    def continuation(self, root: str, tokens: Sequence[int], count: int) -> list[int]:
+        """The tokens that followed `tokens` when they were last asked for under `root`, at most `count`, if any.
+
+        Of paths alone, whether or not their states are still kept: counts nothing, locks nothing, reads no file.
+        """
+        return unpack(self._positions.continuation(root, pack(tokens), count))
 
     def restore(self, match: Match, slot: int) -> None:
         """Make the state that was found live in `slot`, promote it to the quickest tier, and release the match."""

@@ -10,6 +10,9 @@ from states.cache.checkpoint import Checkpoint, CheckpointKind, position_missing
 from states.cache.ghosts import GhostEntries
 from states.cache.summary import CacheSummary
 from states.cache.tree import TokenTree
+from states.tokens import TOKEN_BYTES
+
+_MOST_BEYOND = 64  # positions behind a path that are looked at, which takes some 20 µs
 
 
 class Positions:
@@ -40,6 +43,22 @@ class Positions:
     def tree(self, root: str) -> TokenTree[Checkpoint] | None:
         """The paths of a root; None where there are none."""
         return self._trees.get(root)
+
+    def continuation(self, root: str, tokens: bytes, count: int) -> bytes:
+        """Return what follows `tokens` on the path under `root` that was used last, `count` tokens at most, packed.
+
+        Empty where no longer path is known. Where many are, the last used of some of them is taken.
+        """
+        tree = self._trees.get(root)
+        if tree is None:
+            return b""
+        place = tree.follow(tokens)
+        if place.length * TOKEN_BYTES < len(tokens):
+            return b""
+        latest = max(tree.values_beyond(place, _MOST_BEYOND), key=lambda one: one.used, default=None)
+        if latest is None:
+            return b""
+        return latest.known_place().tokens()[len(tokens) : len(tokens) + count * TOKEN_BYTES]
 
     def under(self, is_wanted: Callable[[str], bool]) -> list[Checkpoint]:
         """All positions of the roots that are wanted, each of which is asked for once."""

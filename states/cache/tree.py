@@ -140,6 +140,28 @@ class TokenTree(Generic[V]):
         known = _longest_shared(node.continuations, rest)
         return Place(node, rest[: known * TOKEN_BYTES], start // TOKEN_BYTES + known)
 
+    def values_beyond(self, place: Place[V], most: int) -> list[V]:
+        """Some values of sequences that go on from `place`: all of them where there are few.
+
+        No more than `most` values and nodes are looked at.
+        """
+        values: list[V] = []
+        ahead = [(place.node, place.tail)]
+        while ahead:
+            node, tail = ahead.pop()
+            if node is not place.node and b"" in node.values:
+                values.append(node.values[b""])
+            first = bisect_right(node.continuations, tail) if tail else 0
+            for longer in node.continuations[first : first + most]:
+                if not longer.startswith(tail):
+                    break
+                most -= 1
+                if len(longer) == self._block:
+                    ahead.append((self._nodes[(*node.path(), longer)], b""))
+                else:
+                    values.append(node.values[longer])
+        return values
+
     def _blocks(self, tokens: bytes) -> tuple[bytes, ...]:
         whole = len(tokens) - len(tokens) % self._block
         return tuple(tokens[start : start + self._block] for start in range(0, whole, self._block))

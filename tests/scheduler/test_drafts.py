@@ -95,7 +95,7 @@ class Arrival:
 arrivals = st.builds(
     Arrival,
     requests | requests | masked,
-    step=st.integers(0, 30),
+    step=st.integers(0, 60),
     leaves=st.none() | st.integers(1, 40),
     is_cut=st.booleans(),
     pauses=st.frozensets(st.integers(0, 40), max_size=3),
@@ -103,9 +103,11 @@ arrivals = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(arrivals, min_size=1, max_size=5), st.booleans())
-def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cached: bool) -> None:
+@given(st.lists(arrivals, min_size=1, max_size=5), st.booleans(), st.none() | st.integers(30, 60))
+def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cached: bool, again: int | None) -> None:
     clients = make_clients(cached=cached)
+    if again is not None:  # some of the same prompts and sampling, so that texts come a second time
+        comings = [*comings, *(replace(one, step=again, leaves=None) for one in comings)]
     keys: dict[int, Arrival] = {}
     last = max(max(one.step, one.leaves or 0, *one.pauses, 0) for one in comings)
     step = 0
@@ -139,12 +141,12 @@ def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cach
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.lists(requests, min_size=1, max_size=3))
-def test_the_same_states_are_kept(asked: list[GenerateRequest]) -> None:
+@given(st.lists(requests, min_size=1, max_size=3), st.integers(1, 2))
+def test_the_same_states_are_kept(asked: list[GenerateRequest], times: int) -> None:
     kept = []
     for drafts in (NO_DRAFTS, DRAFTS):
         clients = make_clients(drafts, cached=True)
-        for one in asked:
+        for one in times * asked:
             clients.ask(one)
         cache = clients.cache
         assert cache is not None
@@ -248,3 +250,51 @@ def test_no_more_drafts_than_spare_slots_and_tokens_of_a_step() -> None:
         clients.send(request((first, 2, 3), max_tokens=100))
     clients.run()
     assert max(sum(run.rows > 1 for run in batch) for batch in seen) == NUM_SPARE
+
+
+def hear_again(second: GenerateRequest, first: GenerateRequest | None = None) -> tuple[int, int]:
+    """Return how many tokens are drafted, and how many of them are drawn, where a text without repeats comes again."""
+    clients = make_clients(cached=True)
+    clients.runner.logits = TABLE
+    clients.ask(second if first is None else first)
+    assert num_drafted(clients) == (0, 0)
+    heard = clients.ask(second)
+    assert_heard(heard, run_alone(second, TABLE, TOKEN_BYTES.__getitem__))
+    return num_drafted(clients)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_that_was_there_before_is_drafted(temperature: float) -> None:
+    asked = request(temperature=temperature, max_tokens=40)
+    drafted, accepted = hear_again(asked)
+    assert drafted == accepted > 30
+
+
+def test_a_text_that_leaves_the_earlier_one_is_not_drafted_on() -> None:
+    asked = request(max_tokens=40)
+    drafted, accepted = hear_again(replace(asked, sampling=SamplingParams(temperature=3.0, seed=9)), asked)
+    assert 6 < accepted < drafted == 12
+
+
+def test_a_text_of_another_scope_is_not_drafted() -> None:
+    asked = request(max_tokens=40, cache_scope="ann")
+    assert hear_again(replace(asked, cache_scope="ben"), asked) == (0, 0)
+    assert hear_again(replace(asked, cache_scope="ann/1"), asked) == (0, 0)
+    assert hear_again(asked, asked)[1] > 30
+
+
+def test_a_text_after_another_state_is_not_drafted() -> None:
+    clients = make_clients(cached=True)
+    clients.runner.logits = TABLE
+    asked = request(max_tokens=40)
+    clients.ask(asked)
+    clients.ask(replace(asked, initial_state=clients.after((5,))))
+    assert num_drafted(clients) == (0, 0)
+
+
+def test_a_cache_that_fails_gives_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> list[int]:
+        raise RuntimeError("no paths")
+
+    monkeypatch.setattr(StateCache, "continuation", fail)
+    assert hear_again(request(max_tokens=40)) == (0, 0)

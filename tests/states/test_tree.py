@@ -52,6 +52,21 @@ def test_a_place_knows_its_tokens_and_what_lies_before_it(paths: list[Tokens], b
         assert list(place.values_back()) == [str(prefix) for prefix in prefixes if prefix in places]
 
 
+@given(st.lists(PATH), PATH, st.integers(1, 4), st.integers(0, 30))
+def test_values_beyond_a_place_are_those_of_longer_paths(
+    paths: list[Tokens], prompt: Tokens, block: int, most: int
+) -> None:
+    tree, places = fill(paths, block)
+    place = tree.follow(pack(prompt))
+    start = prompt[: place.length]
+    longer = {str(path) for path in places if path[: len(start)] == start and path != start}
+    found = tree.values_beyond(place, most)
+    assert len(set(found)) == len(found) <= 2 * most
+    assert longer.issuperset(found)
+    if most >= len(longer) + sum(map(len, paths)):
+        assert longer == set(found)
+
+
 def test_a_second_value_takes_the_place_of_the_first() -> None:
     tree: TokenTree[str] = TokenTree(2)
     tree.put(pack([1, 2, 3]), "first")
