@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from states.cache.checkpoint import Checkpoint
+from states.cache.tiers.copies import Copies
 from states.cache.tiers.tier import PendingPayload, Tier
 from states.cache.tiers.write_behind import WriteBehind
 from states.payload import Payload
 
 _log = logging.getLogger(__name__)
-
-
-class Copies(Protocol):
-    """What a keeper needs of all tiers together."""
-
-    def is_moving(self, checkpoint: Checkpoint) -> bool: ...
-
-    def quickest(self, checkpoint: Checkpoint) -> Tier: ...
-
-    def evict_from(self, tier: Tier, checkpoint: Checkpoint) -> None: ...
-
-    def make_room(self, tier: Tier, size: int) -> bool: ...
 
 
 class Keeper:
@@ -76,7 +64,7 @@ class Keeper:
     def _read(self, checkpoint: Checkpoint) -> PendingPayload | None:
         if not self._lacks(checkpoint):
             return None
-        if self._copies.is_moving(checkpoint) or not self._tier.is_ready:
+        if self._copies.move_of(checkpoint) is not None or not self._tier.is_ready:
             self._behind.note(checkpoint)
             return None
         return self._copies.quickest(checkpoint).start_read(checkpoint)
@@ -91,7 +79,7 @@ class Keeper:
             fits = self._make_room_for(checkpoint, size)
             return fits
 
-        changed = self._copies.is_moving(checkpoint) or (payload.logits is not None) != checkpoint.has_logits
+        changed = self._copies.move_of(checkpoint) is not None or (payload.logits is not None) != checkpoint.has_logits
         if (changed or not self._tier.put(checkpoint, payload, make_room)) and fits:
             self._behind.note(checkpoint)  # the writer is too far behind
 
@@ -104,7 +92,7 @@ class Keeper:
             weakest = queue.weakest()
             if weakest is None or value_of(weakest) >= value_of(checkpoint):
                 return False
-            self._copies.evict_from(self._tier, weakest)
+            self._copies.evict(self._tier, weakest)
         return True
 
 

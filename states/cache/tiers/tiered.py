@@ -1,18 +1,12 @@
-"""The tiers as one store: where a new state goes, how copies move down when a tier is full and up when they are hit.
+"""The tiers as one store of states: keep them, go on from them, read slow copies ahead, write copies behind.
 
-A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next that takes it,
-unless a slower tier of this machine has one already. A hit copies it to a quicker tier and leaves what is below, so
-that the quick copy gives way without a transfer. Locked checkpoints keep all their copies.
-
-A copy that has to be read first, from the device or from a slow tier, moves in the background: from the start of the
-read it counts as the lower tier's, and is put there when it has arrived.
+How copies move between the tiers is in `copies.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from rnn_engine.errors import StateError
@@ -22,8 +16,9 @@ from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.device import DevicePool, LiveStates
 from states.cache.fetch import Fetch, Fetches
+from states.cache.tiers.copies import Copies
 from states.cache.tiers.keeper import Keeper, value_of
-from states.cache.tiers.moves import Access, Move, Source
+from states.cache.tiers.moves import Access, Source
 from states.cache.tiers.tier import DevicePayload, ReadyPayload, Tier
 from states.payload import Payload
 
@@ -31,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class TieredStore:
-    """The copies of checkpoints in all tiers. For the thread that owns the device."""
+    """The states of checkpoints, whatever tiers have copies. For the thread that owns the device."""
 
     def __init__(
         self,
@@ -49,11 +44,9 @@ class TieredStore:
         self.tiers = tuple(tiers)
         self._live = live
         self._stats = stats
-        self._stats_of = {one.tier: one for one in stats.tiers}
-        self._on_lost = on_lost
+        self._copies = Copies(tiers, stats, on_lost)
         self._fetches = Fetches(config.fetch_capacity, self.touch)
-        self._moves: dict[Checkpoint, Move] = {}
-        self._keepers = tuple(Keeper(tier, self, clock) for tier in self.tiers if tier.slow)
+        self._keepers = tuple(Keeper(tier, self._copies, clock) for tier in self.tiers if tier.slow)
         self.any_slow = bool(self._keepers)
 
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
@@ -61,8 +54,8 @@ class TieredStore:
         checkpoint.has_logits = logits is not None
         source = Source(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
-            if self._add(tier, checkpoint, source):
-                self._stats_of[tier.name].stored += 1
+            if self._copies.add(tier, checkpoint, source):
+                self._copies.stats_of[tier.name].stored += 1
                 self._note_unwritten(checkpoint)
                 return True
         self._stats.not_stored += 1
@@ -70,7 +63,7 @@ class TieredStore:
 
     def access(self, checkpoint: Checkpoint) -> Access:
         """Tell how a sequence gets at a checkpoint that has a copy."""
-        move = self._moves.get(checkpoint)
+        move = self._copies.move_of(checkpoint)
         if move is not None:
             return Access.MOVING if move.source.slow else Access.AT_HAND
         holders = [tier for tier in self.tiers if tier.name in checkpoint.sizes]
@@ -79,7 +72,7 @@ class TieredStore:
 
     def quickest(self, checkpoint: Checkpoint) -> Tier:
         """The quickest tier that has a copy."""
-        return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
+        return self._copies.quickest(checkpoint)
 
     def start_fetch(self, checkpoint: Checkpoint, on_done: Callable[[], None]) -> Fetch:
         """Begin to read a checkpoint whose access is slow. Where its copy is damaged, `settle` drops that."""
@@ -93,21 +86,19 @@ class TieredStore:
 
         Where the device can't be read, the checkpoint is lost.
         """
-        move = self._moves.get(checkpoint)
+        move = self._copies.move_of(checkpoint)
         tier = self.quickest(checkpoint)
         if not tier.slow:
             return None
         if move is None:
             return tier.get(checkpoint)
-        payload = self._arrived(checkpoint)
-        self._tell_if_lost(checkpoint)
-        return payload
+        return self._copies.arrive(checkpoint)
 
     def logits(self, checkpoint: Checkpoint, fetched: Payload | None) -> F32 | None:
         """The last logits of a checkpoint that is at hand or `fetched`."""
         if fetched is not None:
             return fetched.logits
-        move = self._moves.get(checkpoint)
+        move = self._copies.move_of(checkpoint)
         return self.quickest(checkpoint).logits(checkpoint) if move is None else move.source.logits
 
     def load(self, checkpoint: Checkpoint, slot: int, fetched: Payload | None) -> None:
@@ -115,7 +106,7 @@ class TieredStore:
 
         Raises StateError where its copy has been lost.
         """
-        payload = fetched or self._arrived(checkpoint)
+        payload = fetched or self._copies.arrive(checkpoint)
         tier = self.quickest(checkpoint) if checkpoint.resumable else None
         if tier is not None and tier.on_device:
             tier.load(checkpoint, slot)
@@ -126,7 +117,7 @@ class TieredStore:
             raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
         if tier is not None:
-            self._promote(checkpoint, tier, Source(partial(ReadyPayload, payload), payload.logits, slot))
+            self._copies.promote(checkpoint, tier, Source(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value a checkpoint anew in every tier that has a copy."""
@@ -138,7 +129,7 @@ class TieredStore:
         """Forget every copy. `on_lost` is not called."""
         for tier in self.tiers:
             if tier.name in checkpoint.sizes:
-                self._drop_copy(tier, checkpoint)
+                self._copies.drop(tier, checkpoint)
 
     @property
     def num_copies(self) -> int:
@@ -153,7 +144,7 @@ class TieredStore:
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest()
             if weakest is not None:
-                self._stats_of[tier.name].evictions += 1
+                self._copies.stats_of[tier.name].evictions += 1
                 self.drop(weakest)
                 return weakest
         return None
@@ -171,19 +162,11 @@ class TieredStore:
         for tier in self.tiers:
             for checkpoint in tier.take_failed():
                 self._lose(tier, checkpoint)
-        if self._moves:
-            self._finish_moves(wait=False)
+        self._copies.finish_moves(wait=False)
 
     def lose_device(self) -> None:
         """Drop the copies on the device, and those on their way from it, without asking the device for anything."""
-        for checkpoint, move in list(self._moves.items()):
-            if not move.source.slow:
-                self._drop_copy(move.tier, checkpoint)
-                self._tell_if_lost(checkpoint)
-        for tier in self.tiers:
-            for checkpoint in list(tier.queue) if tier.on_device else ():
-                tier.drop(checkpoint)
-                self._tell_if_lost(checkpoint)
+        self._copies.lose_device()
 
     def use_device(self, live: LiveStates, pool: DevicePool) -> None:
         """Use other slots, and another pool for the tier on the device, which is empty."""
@@ -194,11 +177,11 @@ class TieredStore:
 
     def flush(self) -> None:
         """Write the most valuable checkpoints that a slow tier has not yet to it, as many as fit."""
-        self._finish_moves(wait=True)
+        self._copies.finish_moves(wait=True)
         by_value = sorted({one for tier in self.tiers for one in tier.queue}, key=value_of, reverse=True)
         for keeper in self._keepers:
             keeper.flush(by_value)
-        self._finish_moves(wait=True)
+        self._copies.finish_moves(wait=True)
 
     def write_behind(self) -> None:
         """Write the checkpoints that are old enough to the slow tiers, as many as fit."""
@@ -211,133 +194,20 @@ class TieredStore:
         """Whether `write_behind` is to be called now and then. May be asked on any thread."""
         return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
-    def is_moving(self, checkpoint: Checkpoint) -> bool:
-        """Whether a copy is on its way to a tier that counts it already."""
-        return checkpoint in self._moves
-
-    def evict_from(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy, which is demoted."""
-        self._stats_of[tier.name].evictions += 1
-        self._give_way(tier, checkpoint)
-        self._tell_if_lost(checkpoint)
-
-    def make_room(self, tier: Tier, size: int) -> bool:
-        """Make room for so many bytes in a tier; whether there is now."""
-        queue = tier.queue
-        if size > queue.capacity:
-            return False
-        while queue.free < size or tier.is_crowded:
-            weakest = queue.weakest()
-            if weakest is None:
-                return False
-            self.evict_from(tier, weakest)
-        return True
-
     def close(self) -> None:
         """Close every tier; what was put is written then."""
         for tier in self.tiers:
             tier.close()
 
-    def _add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
-        """Copy a state into a tier that makes room for it; False where it does not."""
-        if tier.on_device:
-            if source.slot is None or not self.make_room(tier, tier.copy_bytes(checkpoint)):
-                return False
-            tier.save(checkpoint, source.slot, source.logits)
-            return True
-        expected = tier.copy_bytes(checkpoint)
-        if not self.make_room(tier, expected):
-            return False
-        pending = source.start_read()
-        if pending.done():
-            return tier.put(checkpoint, pending.result(), partial(self.make_room, tier))
-        assert checkpoint not in self._moves, "a second move of one checkpoint"
-        tier.queue.add(checkpoint, expected)
-        self._moves[checkpoint] = Move(tier, source, pending)
-        return True
-
-    def _promote(self, checkpoint: Checkpoint, tier: Tier, source: Source) -> None:
-        for quicker in self.tiers[: self.tiers.index(tier)]:
-            if self._add(quicker, checkpoint, source):
-                self._stats_of[quicker.name].promotions += 1
-                return
-
-    def _give_way(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        """Drop a tier's copy, which is demoted unless a slower tier has one."""
-        move = self._moves.get(checkpoint)
-        arriving = move is not None and move.tier is tier
-        slower = self.tiers[self.tiers.index(tier) + 1 :]
-        if arriving:
-            del self._moves[checkpoint]
-        if not any(other.name in checkpoint.sizes for other in slower if not other.shared):
-            try:
-                self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
-            except Exception:
-                _log.exception("a copy of a state can't be read; it is not kept in a slower tier")
-        if arriving:
-            tier.queue.remove(checkpoint)
-        else:
-            tier.drop(checkpoint)
-
-    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> Source:
-        if move is not None:
-            return replace(move.source, start_read=lambda: move.pending)
-        logits = None if tier.slow else tier.logits(checkpoint)
-        return Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
-
-    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: Source) -> None:
-        for tier in slower:
-            if tier.name in checkpoint.sizes:
-                return
-            if self._add(tier, checkpoint, source):
-                self._stats_of[tier.name].demotions += 1
-                return
-
-    def _finish_moves(self, *, wait: bool) -> None:
-        for checkpoint, move in list(self._moves.items()):
-            if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
-                self._arrived(checkpoint)
-                self._tell_if_lost(checkpoint)
-
-    def _arrived(self, checkpoint: Checkpoint) -> Payload | None:
-        """Wait for a checkpoint that moves, put it where it is to be, and return it; None where it does not move or the
-        read failed. Whoever calls this tells if it was lost.
-        """
-        move = self._moves.pop(checkpoint, None)
-        if move is None:
-            return None
-        move.tier.queue.remove(checkpoint)
-        try:
-            payload = move.pending.result()
-        except Exception:
-            _log.exception("a checkpoint is lost: its copy can't be read")
-            return None
-        if not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
-            slower = self.tiers[self.tiers.index(move.tier) + 1 :]
-            self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
-        return payload
-
-    def _drop_copy(self, tier: Tier, checkpoint: Checkpoint) -> None:
-        move = self._moves.get(checkpoint)
-        if move is None or move.tier is not tier:
-            tier.drop(checkpoint)
-            return
-        del self._moves[checkpoint]
-        tier.queue.remove(checkpoint)
-
     def _lose(self, tier: Tier, checkpoint: Checkpoint) -> None:
         self._stats.lost_files += 1
-        self._drop_copy(tier, checkpoint)
+        self._copies.drop(tier, checkpoint)
         if not checkpoint.resumable:
             checkpoint.absence = MissReason.DAMAGED
         else:
             self._note_unwritten(checkpoint)
-        self._tell_if_lost(checkpoint)
+        self._copies.tell_if_lost(checkpoint)
 
     def _note_unwritten(self, checkpoint: Checkpoint) -> None:
         for keeper in self._keepers:
             keeper.note(checkpoint)
-
-    def _tell_if_lost(self, checkpoint: Checkpoint) -> None:
-        if not checkpoint.resumable:
-            self._on_lost(checkpoint)

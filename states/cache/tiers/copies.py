@@ -1,0 +1,167 @@
+"""The copies that the tiers have, and how they move: down when a tier is full, up when they are hit.
+
+A checkpoint may have a copy in several tiers. A copy that gives way in one is first made in the next that takes it,
+unless a slower tier of this machine has one already. A hit copies it to a quicker tier and leaves what is below, so
+that the quick copy gives way without a transfer. Locked checkpoints keep all their copies.
+
+A copy that has to be read first, from the device or from a slow tier, moves in the background: from the start of the
+read it counts as the lower tier's, and is put there when it has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from states.cache.checkpoint import Checkpoint
+from states.cache.counters import CacheStats
+from states.cache.tiers.moves import Move, Source
+from states.cache.tiers.tier import ReadyPayload, Tier
+from states.payload import Payload
+
+_log = logging.getLogger(__name__)
+
+
+class Copies:
+    """Puts copies into tiers, moves them and drops them. For the thread that owns the device."""
+
+    def __init__(self, tiers: Sequence[Tier], stats: CacheStats, on_lost: Callable[[Checkpoint], None]) -> None:
+        """`tiers` are ordered from the quickest to the slowest; `stats` is kept up to date.
+
+        `on_lost` is called with each checkpoint that has just lost its last copy, but not by `drop`.
+        """
+        self.tiers = tuple(tiers)
+        self.stats_of = {one.tier: one for one in stats.tiers}
+        self._on_lost = on_lost
+        self._moves: dict[Checkpoint, Move] = {}
+
+    def move_of(self, checkpoint: Checkpoint) -> Move | None:
+        """The copy on its way to a tier that counts it already, if there is one."""
+        return self._moves.get(checkpoint)
+
+    def quickest(self, checkpoint: Checkpoint) -> Tier:
+        """The quickest tier that has a copy."""
+        return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
+
+    def add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
+        """Copy a state into a tier that makes room for it; False where it does not."""
+        if tier.on_device:
+            if source.slot is None or not self.make_room(tier, tier.copy_bytes(checkpoint)):
+                return False
+            tier.save(checkpoint, source.slot, source.logits)
+            return True
+        expected = tier.copy_bytes(checkpoint)
+        if not self.make_room(tier, expected):
+            return False
+        pending = source.start_read()
+        if pending.done():
+            return tier.put(checkpoint, pending.result(), partial(self.make_room, tier))
+        assert checkpoint not in self._moves, "a second move of one checkpoint"
+        tier.queue.add(checkpoint, expected)
+        self._moves[checkpoint] = Move(tier, source, pending)
+        return True
+
+    def promote(self, checkpoint: Checkpoint, tier: Tier, source: Source) -> None:
+        """Copy a checkpoint to the quickest tier that takes it, of those that are quicker than `tier`."""
+        for quicker in self.tiers[: self.tiers.index(tier)]:
+            if self.add(quicker, checkpoint, source):
+                self.stats_of[quicker.name].promotions += 1
+                return
+
+    def make_room(self, tier: Tier, size: int) -> bool:
+        """Make room for so many bytes in a tier; whether there is now."""
+        queue = tier.queue
+        if size > queue.capacity:
+            return False
+        while queue.free < size or tier.is_crowded:
+            weakest = queue.weakest()
+            if weakest is None:
+                return False
+            self.evict(tier, weakest)
+        return True
+
+    def evict(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Drop a tier's copy, which is demoted unless a slower tier has one."""
+        self.stats_of[tier.name].evictions += 1
+        move = self._moves.get(checkpoint)
+        arriving = move is not None and move.tier is tier
+        slower = self.tiers[self.tiers.index(tier) + 1 :]
+        if arriving:
+            del self._moves[checkpoint]
+        if not any(other.name in checkpoint.sizes for other in slower if not other.shared):
+            try:
+                self._demote(checkpoint, slower, self._source(tier, checkpoint, move if arriving else None))
+            except Exception:
+                _log.exception("a copy of a state can't be read; it is not kept in a slower tier")
+        if arriving:
+            tier.queue.remove(checkpoint)
+        else:
+            tier.drop(checkpoint)
+        self.tell_if_lost(checkpoint)
+
+    def drop(self, tier: Tier, checkpoint: Checkpoint) -> None:
+        """Drop a tier's copy, there or on its way, without demotion."""
+        move = self._moves.get(checkpoint)
+        if move is None or move.tier is not tier:
+            tier.drop(checkpoint)
+            return
+        del self._moves[checkpoint]
+        tier.queue.remove(checkpoint)
+
+    def finish_moves(self, *, wait: bool) -> None:
+        """Put what has arrived where it is to be; `wait` waits for all that moves."""
+        for checkpoint, move in list(self._moves.items()):
+            if (wait or move.pending.done()) and self._moves.get(checkpoint) is move:
+                self.arrive(checkpoint)
+
+    def arrive(self, checkpoint: Checkpoint) -> Payload | None:
+        """Wait for a checkpoint that moves, put it where it is to be, and return it; None where the read failed, and
+        where it does not move.
+        """
+        move = self._moves.pop(checkpoint, None)
+        if move is None:
+            return None
+        move.tier.queue.remove(checkpoint)
+        payload = None
+        try:
+            payload = move.pending.result()
+        except Exception:
+            _log.exception("a checkpoint is lost: its copy can't be read")
+        else:
+            if not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
+                slower = self.tiers[self.tiers.index(move.tier) + 1 :]
+                self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
+        self.tell_if_lost(checkpoint)
+        return payload
+
+    def lose_device(self) -> None:
+        """Drop the copies on the device, and those on their way from it, without asking the device for anything."""
+        for checkpoint, move in list(self._moves.items()):
+            if not move.source.slow:
+                self.drop(move.tier, checkpoint)
+                self.tell_if_lost(checkpoint)
+        for tier in self.tiers:
+            for checkpoint in list(tier.queue) if tier.on_device else ():
+                tier.drop(checkpoint)
+                self.tell_if_lost(checkpoint)
+
+    def tell_if_lost(self, checkpoint: Checkpoint) -> None:
+        """Call `on_lost` where a checkpoint has no copy any more."""
+        if not checkpoint.resumable:
+            self._on_lost(checkpoint)
+
+    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> Source:
+        if move is not None:
+            return replace(move.source, start_read=lambda: move.pending)
+        logits = None if tier.slow else tier.logits(checkpoint)
+        return Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
+
+    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: Source) -> None:
+        for tier in slower:
+            if tier.name in checkpoint.sizes:
+                return
+            if self.add(tier, checkpoint, source):
+                self.stats_of[tier.name].demotions += 1
+                return
