@@ -15,12 +15,17 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
 
 
+def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:
+    """Whether `tokens` are ids of a vocabulary of `vocab_size` and no other integers than Python's own."""
+    return len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size)
+
+
 def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Raise InvalidRequestError for the first of `tokens` that is no id of a vocabulary of `vocab_size`.
 
     The error names it by `name` and its position: "prompt token 3".
     """
-    if len(tokens) == 0 or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocab_size):
+    if are_token_ids(tokens, vocab_size):
         return  # a fifth of the time that looking for the first takes
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:

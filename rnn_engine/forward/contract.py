@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.checks import check_range, check_token_ids
+from rnn_engine.checks import are_token_ids, check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.types import (
     DRAW_DECAYS,
@@ -35,9 +36,10 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
     """Raise InvalidRequestError for the first thing in `batch` that a step does not take."""
     if len(batch) == 0:
         raise InvalidRequestError("batch", list(batch), "at least one token run")
+    _check_slots([run.slot for run in batch], num_slots)
     for position, run in enumerate(batch):
-        _check_run(f"run {position}", run, shape, num_slots)
-    _check_slots_differ(batch)
+        _check_run(position, run, shape)
+    _check_tokens(batch, shape.vocab_size)
     _check_total("tokens", [len(run.tokens) for run in batch], max_tokens)
     _check_total("rows", [run.rows for run in batch], max_rows)
 
@@ -136,20 +138,27 @@ def take_oldest(in_flight: dict[Ticket, T], ticket: Ticket) -> T:
     return in_flight.pop(ticket)
 
 
-def _check_run(name: str, run: TokenRun, shape: ModelShape, num_slots: int) -> None:
-    check_slot(run.slot, num_slots, f"{name}: slot")
-    if len(run.tokens) == 0:
-        raise InvalidRequestError(f"{name}: tokens", list(run.tokens), "at least one token")
-    check_token_ids(f"{name}: token", run.tokens, shape.vocab_size)
-    if run.embeddings is not None and run.embeddings.shape != (len(run.tokens), shape.width):
-        allowed = f"{(len(run.tokens), shape.width)}, a vector for each token"
-        raise InvalidRequestError(f"{name}: embeddings", run.embeddings.shape, allowed)
-    if not 0 <= run.rows <= len(run.tokens):
-        raise InvalidRequestError(f"{name}: rows", run.rows, f"a number from 0 to {len(run.tokens)}, its token count")
+def _check_run(position: int, run: TokenRun, shape: ModelShape) -> None:
+    """Check a run but for its slot and the ids of its tokens, and make no words unless something is wrong."""
+    length = len(run.tokens)
+    if length == 0:
+        raise InvalidRequestError(f"run {position}: tokens", list(run.tokens), "at least one token")
+    if run.embeddings is not None and run.embeddings.shape != (length, shape.width):
+        allowed = f"{(length, shape.width)}, a vector for each token"
+        raise InvalidRequestError(f"run {position}: embeddings", run.embeddings.shape, allowed)
+    if not 0 <= run.rows <= length:
+        raise InvalidRequestError(f"run {position}: rows", run.rows, f"a number from 0 to {length}, its token count")
     if run.targets is not None:
         if len(run.targets) != run.rows:
-            raise InvalidRequestError(f"{name}: targets", list(run.targets), f"one id for each of its {run.rows} rows")
-        check_token_ids(f"{name}: target", run.targets, shape.vocab_size)
+            allowed = f"one id for each of its {run.rows} rows"
+            raise InvalidRequestError(f"run {position}: targets", list(run.targets), allowed)
+        check_token_ids(f"run {position}: target", run.targets, shape.vocab_size)
+
+
+def _check_tokens(batch: Batch, vocab_size: int) -> None:
+    if not are_token_ids(list(chain.from_iterable(run.tokens for run in batch)), vocab_size):
+        for position, run in enumerate(batch):
+            check_token_ids(f"run {position}: token", run.tokens, vocab_size)
 
 
 def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_draws: int) -> None:
@@ -197,12 +206,14 @@ def _check_draws_alone(batch: Batch) -> None:
             raise InvalidRequestError(f"run {position}", run, allowed)
 
 
-def _check_slots_differ(batch: Batch) -> None:
+def _check_slots(slots: Sequence[int], num_slots: int) -> None:
     seen: set[int] = set()
-    for position, run in enumerate(batch):
-        if run.slot in seen:
-            raise InvalidRequestError(f"run {position}: slot", run.slot, "a slot that no other run of the batch has")
-        seen.add(run.slot)
+    for position, slot in enumerate(slots):
+        if not 0 <= slot < num_slots:
+            check_slot(slot, num_slots, f"run {position}: slot")
+        if slot in seen:
+            raise InvalidRequestError(f"run {position}: slot", slot, "a slot that no other run of the batch has")
+        seen.add(slot)
 
 
 def _check_total(name: str, counts: Sequence[int], limit: int) -> None:
