@@ -16,30 +16,27 @@ from typing import Any, Self
 from rnn_engine.admission import Admission
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, NotFoundError, OverloadedError, UnavailableError
-from rnn_engine.fleet.errors import RETRY_SECONDS, ReplicaLostError
+from rnn_engine.errors import OverloadedError
+from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.links import Links
-from rnn_engine.fleet.member import EndedError, Member
-from rnn_engine.fleet.routing import Candidate, PrefixRouter
-from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_counters, total_store_counters
+from rnn_engine.fleet.member import EndedError
+from rnn_engine.fleet.members import SURVEY_SECONDS, Members
+from rnn_engine.fleet.routing import PrefixRouter
+from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_store_counters
 from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
-from rnn_engine.fleet.wire import Report, pack_question, pack_request, unpack_answer
+from rnn_engine.fleet.wire import pack_question, pack_request
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer
 from states.cache.browse import CacheTree, TreeQuery
-from states.cache.checkpoint import position_missing
 from states.cache.counters import CacheStats
-from states.cache.roots import make_root
 from states.cache.snapshot import SnapshotNode
 from states.files.exchange import StateFiles
-from states.frozen import NO_INITIAL_STATE
 from states.named.store import StateStore
 from states.shared.counters import StoreCounters
 
-SURVEY_SECONDS = 0.5  # between two looks at the replicas
 MOST_ATTEMPTS = 3  # replicas on which a request is begun, where those before are lost before it has answered anything
 
 _log = logging.getLogger(__name__)
@@ -64,23 +61,18 @@ class RemoteEngine:
 
     A request goes to one replica and stays there: one that has run the beginning of its prompt, where that is worth it.
     It is chosen here and not by a router of Ray Serve's, since here the prompt is known, and at once how many requests
-    each replica has. One whose replica dies ends with UnavailableError, unless nothing of
-    its answer has come: then another replica runs it. What is told of the replicas (counters, cache, slots) is up to
-    half a second old. For one event loop.
+    each replica has. One whose replica dies ends with UnavailableError, unless nothing of its answer has come: then
+    another replica runs it. What is told of the replicas (counters, cache, slots) is up to half a second old. For one
+    event loop.
     """
 
     def __init__(self, links: Links, front: Front, max_queued: int, router: PrefixRouter) -> None:
         """Use `open`. `links` and `front` are closed with the engine."""
-        self._links = links
         self._front = front
-        self._id = uuid.uuid4().hex
         self._keys = itertools.count()
-        self._members: dict[str, Member] = {}
+        self._members = Members(links, uuid.uuid4().hex, router)
         self._own = EngineCounters()
-        self._gone = EngineCounters()  # what replicas have counted that are no more
         self._admission = Admission(1, max_queued)
-        self._router = router
-        self._closing = False
         self._facts: EngineInfo | None = None
         self._surveying: asyncio.Task[None] | None = None
         self._forgetting: set[asyncio.Task[dict[str, Any]]] = set()
@@ -115,27 +107,20 @@ class RemoteEngine:
 
     def stats(self) -> EngineStats:
         """Return how many requests of this front hold a slot and wait for one."""
-        active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members.values())
+        active = sum(min(member.outstanding, member.report.info.num_slots) for member in self._members)
         return EngineStats(active, self._admission.taken - active)
 
     def slot_uses(self) -> Sequence[SlotUse]:
-        return all_slot_uses(self._reports())
+        return all_slot_uses(self._members.reports)
 
     def counters(self) -> EngineCounters:
-        return total_counters(self._own, (self._gone, *(report.counters for report in self._reports())))
+        return self._members.counters(self._own)
 
     def health(self) -> Health:
-        """Return that of the replica that is best off: the others are started anew by Serve."""
-        if self._closing:
-            return Health("closing", "the engine is stopping")
-        if self._takers():
-            return Health()
-        unwell = (member.report.health for member in self._members.values() if not (member.lost or member.leaving))
-        nothing = Health("recovering", "no replica is running", retry_after=RETRY_SECONDS)
-        return next((health for health in unwell if health.status != "ok"), nothing)
+        return self._members.health()
 
     def cache_stats(self) -> CacheStats | None:
-        stats = total_cache_stats([report.cache for report in self._reports() if report.cache is not None])
+        stats = total_cache_stats([report.cache for report in self._members.reports if report.cache is not None])
         if stats is not None:
             stats.store = total_store_counters((stats.store, self._front.store_counters()))
         return stats
@@ -143,26 +128,27 @@ class RemoteEngine:
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """See `EngineLike.cache_nodes`. `cache_stats` counts all from before the call afterwards."""
         await self._survey()
-        return join_nodes(await self._ask_all(pack_question("cache_nodes", limit, scope)), limit)
+        return join_nodes(await self._members.ask_all(pack_question("cache_nodes", limit, scope)), limit)
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         if query.under is None:
-            return join_trees(await self._ask_all(pack_question("cache_tree", query)), query.limit)
+            return join_trees(await self._members.ask_all(pack_question("cache_tree", query)), query.limit)
         replica, under = split_position(query.under)
-        tree: CacheTree = await self._ask(query.under, pack_question("cache_tree", replace(query, under=under)))
+        tree: CacheTree = await self._members.ask(query.under, pack_question("cache_tree", replace(query, under=under)))
         return join_trees({replica: tree}, query.limit)
 
     async def cache_tokens(self, position: str) -> list[int]:
-        tokens: list[int] = await self._ask(position, pack_question("cache_tokens", split_position(position)[1]))
+        own = split_position(position)[1]
+        tokens: list[int] = await self._members.ask(position, pack_question("cache_tokens", own))
         return tokens
 
     async def drop_cache_position(self, position: str) -> bool:
         own = split_position(position)[1]
-        dropped: bool = await self._ask(position, pack_question("drop_cache_position", own))
+        dropped: bool = await self._members.ask(position, pack_question("drop_cache_position", own))
         return dropped
 
     async def drop_cache(self) -> int:
-        dropped: Mapping[str, int] = await self._ask_all(pack_question("drop_cache"))
+        dropped: Mapping[str, int] = await self._members.ask_all(pack_question("drop_cache"))
         return sum(dropped.values())
 
     def tokenize(self, text: str) -> list[int]:
@@ -173,7 +159,7 @@ class RemoteEngine:
         return b"".join(map(self._front.tokenizer.decode_bytes, tokens))
 
     def check_queue(self) -> None:
-        self._refuse_if_unable()
+        self._members.refuse_if_unable()
         try:
             self._admission.check()
         except OverloadedError:
@@ -182,33 +168,29 @@ class RemoteEngine:
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         """See `EngineLike.generate`. The request goes to a replica when the iteration begins."""
-        slots = max((report.info.num_slots for report in self._reports()), default=1)
+        slots = max((report.info.num_slots for report in self._members.reports), default=1)
         request.check(self.info.shape, self.info.max_logprobs, slots)
         return self._generate(request, wait_for_room)
 
     async def close(self) -> None:
         """Stop taking requests, end the running ones with EngineClosedError, let go of the replicas. Idempotent."""
-        if self._closing:
+        if self._members.closing:
             return
-        self._closing = True
+        self._members.closing = True
         self._admission.close()
         if self._surveying is not None:
             self._surveying.cancel()
             await asyncio.wait((self._surveying,))
-        for member in self._members.values():
-            member.fail(_stopped())
-        await asyncio.sleep(0)  # those who wait for them leave
-        await asyncio.gather(*(member.close() for member in self._members.values()))
-        await self._links.close()
+        await self._members.close()
         self._front.close()
 
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._own) as account:
-            self._refuse_if_unable()
+            self._members.refuse_if_unable()
             async with self._admission.place(wait=wait_for_room):
                 begun = time.monotonic()
                 for attempt in itertools.count(1):
-                    member = self._choose(request)
+                    member = self._members.choose(request)
                     remote = member.request(next(self._keys), pack_request(request, wait_for_room))
                     answered = False
                     try:
@@ -232,50 +214,6 @@ class RemoteEngine:
                     yield event
                     return
 
-    def _choose(self, request: GenerateRequest) -> Member:
-        """Return the replica that runs a request. Raises UnavailableError where none takes any."""
-        self._refuse_if_unable()
-        candidates = [
-            Candidate(member.name, member.report.info.num_slots, member.outstanding) for member in self._takers()
-        ]
-        if not candidates:
-            raise UnavailableError("no replica takes requests at this moment", RETRY_SECONDS)
-        state = NO_INITIAL_STATE if request.initial_state is None else request.initial_state.root
-        found = self._router.choose(candidates, make_root(state, request.cache_scope), request.prompt)
-        return self._members[found.name]
-
-    def _takers(self) -> list[Member]:
-        return [member for member in self._members.values() if member.takes_requests]
-
-    def _reports(self) -> list[Report]:
-        return [member.report for member in self._members.values() if not member.lost]
-
-    def _refuse_if_unable(self) -> None:
-        if self._closing:
-            raise _stopped()
-        self.health().check()
-
-    async def _ask(self, position: str, question: bytes) -> Any:  # noqa: ANN401 - the question says which type
-        """Ask a kept position's replica. Raises NotFoundError where it is not known."""
-        replica, _ = split_position(position)
-        if replica not in self._members:
-            raise position_missing(position)
-        try:
-            return unpack_answer(await self._links.ask(replica, question))
-        except NotFoundError:
-            raise position_missing(position) from None
-
-    async def _ask_all(self, question: bytes) -> dict[str, Any]:
-        """Return what each replica answers; one that is lost meanwhile is left out."""
-        self._refuse_if_unable()
-        names = [name for name, member in self._members.items() if not member.lost]
-        answers = await asyncio.gather(*(self._links.ask(name, question) for name in names), return_exceptions=True)
-        return {
-            name: unpack_answer(answer)
-            for name, answer in zip(names, answers, strict=True)
-            if not isinstance(answer, BaseException)
-        }
-
     def _note_forgotten(self, root: str) -> None:
         """Called on any thread."""
         with suppress(RuntimeError):  # the loop was closed, so the replicas are left
@@ -283,8 +221,8 @@ class RemoteEngine:
 
     def _forget_root(self, root: str) -> None:
         """Have the replicas drop what they keep of a state that has no name any more."""
-        if not self._closing and self._takers():
-            task = asyncio.create_task(self._ask_all(pack_question("forget_root", root)))
+        if self._members.health().status == "ok":
+            task = asyncio.create_task(self._members.ask_all(pack_question("forget_root", root)))
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 
@@ -297,33 +235,14 @@ class RemoteEngine:
                 _log.exception("the replicas could not be looked at")
 
     async def _survey(self) -> None:
-        """Look which replicas there are, and how they are."""
-        found = await self._links.survey(self._router.versions())
-        if found is None:  # one that hangs must not have the others count as gone
-            return
-        reports = {report.name: report for report in found}
-        for report in reports.values():
-            if report.changes is not None:
-                self._router.note(report.name, report.changes)
-        new = [Member(self._links, self._id, report) for name, report in reports.items() if name not in self._members]
-        self._members |= {member.name: member for member in new}
-        for name, member in list(self._members.items()):
-            member.note(reports.get(name))
-            if (member.leaving or member.lost) and member.outstanding == 0:
-                del self._members[name]
-                self._router.forget(name)
-                self._gone = total_counters(self._own, (self._gone, member.report.counters))
-                await member.close()
-        for member in new:
-            with suppress(TimeoutError):  # another survey is soon
-                await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
+        await self._members.survey()
         self._note_members()
 
     def _note_members(self) -> None:
         """Count the slots that there are."""
-        infos = [member.report.info for member in self._takers()]
+        infos = [member.report.info for member in self._members.takers]
         if not infos and self._facts is None:
-            infos = [report.info for report in self._reports()]
+            infos = [report.info for report in self._members.reports]
         if not infos:
             return
         slots = sum(info.num_slots for info in infos)
@@ -336,7 +255,3 @@ class RemoteEngine:
             folders=self._front.folders,
             chat_template=self._front.chat_template,
         )
-
-
-def _stopped() -> EngineClosedError:
-    return EngineClosedError("the engine has stopped")

@@ -12,7 +12,7 @@ from statistics import quantiles
 from typing import TypeAlias
 
 from rnn_engine.errors import RnnEngineError, UnavailableError
-from rnn_engine.fleet.remote import SURVEY_SECONDS
+from rnn_engine.fleet.members import SURVEY_SECONDS
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.hardware import Hardware
