@@ -38,7 +38,9 @@ async def answer(
     `extra` has further fields of an answer that is not streamed.
     """
     info = engine_of(request, body.cache_salt).info
-    dialect = OpenAIDialect(info, formatter, calls, include_usage=body.include_usage, extra=extra or {})
+    dialect = OpenAIDialect(
+        info, formatter, calls, include_usage=body.include_usage, times_each=body.tells_times, extra=extra or {}
+    )
     return await answer_in(dialect, request, body, calls, resolved)
 
 

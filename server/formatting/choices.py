@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from server.formatting.timings import timings_of
 
 Choice: TypeAlias = Mapping[str, object]
 
@@ -41,6 +42,12 @@ class Outcome:
         """The last event of a request that has ended."""
         assert self.finished is not None
         return self.finished
+
+    @property
+    def times(self) -> Mapping[str, object]:
+        """The field that tells how long it took; none where no times were taken."""
+        timings = None if self.started is None else timings_of(self.started, self.end, self.ended)
+        return {} if timings is None else {"timings": timings}
 
     @property
     def drawn(self) -> list[TokenInfo]:

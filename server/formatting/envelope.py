@@ -11,7 +11,6 @@ from json.encoder import encode_basestring
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptProgress, PromptScored, Started, TextDelta
 from server.formatting.choices import Choice, ChoiceFormatter
-from server.formatting.timings import ProgressClock
 from server.http.sse import encode_event
 from server.schemas.usage import Usage
 
@@ -65,22 +64,23 @@ class ChunkEncoder:
         self._formatter = formatter
         self._calls = calls
         self._extra = {"usage": None} if include_usage else _NOTHING
-        self._clock = ProgressClock()
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
 
-    def encode(self, index: int, event: Event, saved: Mapping[str, object] = _NOTHING) -> bytes:
-        """Return what to send of an event of choice `index`, with the fields `saved`; empty if there is nothing."""
+    def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
+        """Return what to send of an event of choice `index`, with the fields `extra`; empty if there is nothing."""
         if isinstance(event, PromptProgress):
-            return encode_event(self._envelope.chunk([], {"prompt_progress": self._clock.tell(index, event)}))
+            return encode_event(self._envelope.chunk([], extra))
         if isinstance(event, TextDelta):
             choice = self._formatter.delta(index, event)
             if isinstance(choice, str):
-                return self._encode_text(index, choice)
+                if not extra:
+                    return self._encode_text(index, choice)
+                choice = self._formatter.text_chunk(index, choice)
         else:
             choice = self._choice(index, event)
         if choice is None:
             return b""
-        return encode_event(self._envelope.chunk([choice], {**self._extra, **saved}))
+        return encode_event(self._envelope.chunk([choice], {**self._extra, **extra}))
 
     def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
         """Return the event that tells the usage, which has no choices."""

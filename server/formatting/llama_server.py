@@ -12,7 +12,7 @@ from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, S
 from rnn_engine.sampling.params import PARAMETERS
 from server.formatting.choices import Outcome
 from server.formatting.logprobs import LEAST_LOGPROB
-from server.formatting.timings import ProgressClock, timings_of
+from server.formatting.timings import AnswerClock
 from server.http.errors import describe
 from server.http.sse import encode_event
 from server.schemas.llama_server.completion import (
@@ -32,7 +32,8 @@ _END_OF_TEXT = 0
 class _Progress:
     """How far the stream of one request has come."""
 
-    started: Started
+    clock: AnswerClock
+    started: Started | None = None
     predicted: int = 0
     has_new_line: bool = False
 
@@ -44,7 +45,6 @@ class LlamaDialect:
         self._engine = engine
         self._body = body
         self._progress: dict[int, _Progress] = {}
-        self._clock = ProgressClock()
 
     def whole(
         self,
@@ -57,19 +57,23 @@ class LlamaDialect:
         return answers[0] if len(answers) == 1 else answers
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        progress = self._progress.get(index)
+        if progress is None:
+            progress = self._progress[index] = _Progress(AnswerClock(with_each=self._body.tells_times))
+        times = progress.clock.tell(event)
         match event:
             case PromptProgress():
-                return encode_event(self._chosen(self._prompt_chunk(index, event)))
+                return encode_event(self._chosen({**_without_text(index, event.prompt_tokens), **times}))
             case Started():
-                self._progress[index] = _Progress(event)
+                progress.started = event
             case TextDelta() if event.text or event.tokens:
-                return encode_event(self._chunk(index, event))
+                return encode_event({**self._chunk(index, progress, event), **times})
             case Finished():
-                progress = self._progress[index]
+                assert progress.started is not None
                 last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
-                return encode_event(self._chosen({**last, **extra}))
+                return encode_event(self._chosen({**last, **times, **extra}))
             case PromptScored():
-                return encode_event(self._chosen(self._scored_chunk(index, event)))
+                return encode_event(self._chosen(self._scored_chunk(index, progress, event)))
             case TextDelta():
                 pass
         return b""
@@ -83,9 +87,7 @@ class LlamaDialect:
     def _whole(self, index: int, place: int, outcome: Outcome, extra: Mapping[str, object]) -> Mapping[str, object]:
         assert outcome.started is not None
         text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
-        answer = self._last(
-            index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text, ended=outcome.ended
-        )
+        answer = self._last(index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text)
         answer["content"] = text + outcome.text
         if self._body.return_tokens:
             answer["tokens"] = [info.token for info in outcome.tokens]
@@ -93,21 +95,14 @@ class LlamaDialect:
             answer["completion_probabilities"] = [self._drawn(info) for info in outcome.drawn]
         if self._body.scores_prompt:
             answer["prompt_probabilities"] = [self._scored(info) for info in outcome.prompt]
-        return self._chosen({**answer, **extra})
+        return self._chosen({**answer, **outcome.times, **extra})
 
     def _last(
-        self,
-        index: int,
-        place: int,
-        started: Started,
-        finished: Finished,
-        *,
-        has_new_line: bool,
-        ended: float | None = None,
+        self, index: int, place: int, started: Started, finished: Finished, *, has_new_line: bool
     ) -> LlamaCompletion:
-        """Return what is told at the end of a request, without its text."""
+        """Return what is told at the end of a request, without its text and its times."""
         stop = finished.stop
-        answer: LlamaCompletion = {
+        return {
             "index": index,
             "content": "",
             "tokens": [],
@@ -124,23 +119,16 @@ class LlamaDialect:
             "stopping_word": stop.decode() if isinstance(stop, bytes) else "",
             "tokens_cached": started.cached_tokens,
         }
-        if (timings := timings_of(started, finished, ended)) is not None:
-            answer["timings"] = timings
-        return answer
 
-    def _prompt_chunk(self, index: int, event: PromptProgress) -> Mapping[str, object]:
-        progress = {"prompt_progress": self._clock.tell(index, event)}
-        return {**_without_text(index, event.prompt_tokens), **progress}
-
-    def _scored_chunk(self, index: int, event: PromptScored) -> Mapping[str, object]:
-        num_tokens = self._progress[index].started.prompt_tokens
+    def _scored_chunk(self, index: int, progress: _Progress, event: PromptScored) -> Mapping[str, object]:
+        assert progress.started is not None
         return {
-            **_without_text(index, num_tokens),
+            **_without_text(index, progress.started.prompt_tokens),
             "prompt_probabilities": [self._scored(info) for info in event.tokens],
         }
 
-    def _chunk(self, index: int, delta: TextDelta) -> Mapping[str, object]:
-        progress = self._progress[index]
+    def _chunk(self, index: int, progress: _Progress, delta: TextDelta) -> Mapping[str, object]:
+        assert progress.started is not None
         progress.predicted += len(delta.tokens)
         progress.has_new_line |= "\n" in delta.text
         chunk: dict[str, object] = {

@@ -16,6 +16,7 @@ from rnn_engine.sampling.params import SamplingParams
 from server.formatting.choices import Outcome
 from server.formatting.logprobs import ContentTokens, chat_logprobs
 from server.formatting.response_items import ItemWriter
+from server.formatting.timings import AnswerClock
 from server.http.errors import describe
 from server.http.sse import encode_event
 from server.schemas.chat_answer import ChatTokenLogprob
@@ -44,6 +45,7 @@ class ResponsesDialect:
         self._reader = AnswerReader(form)
         self._tokens = ContentTokens()
         self._items = ItemWriter(self._key)
+        self._clock = AnswerClock(with_each=body.tells_times)
         self._started: Started | None = None
         self._thoughts = _ThoughtTokens()
         self._number = 0
@@ -62,19 +64,23 @@ class ResponsesDialect:
         return self._finished(outcome.end, extra)
 
     def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        opening = self._open() if self._number == 0 else b""
+        times = self._clock.tell(event)
         match event:
+            case PromptProgress():
+                told = {"type": "response.in_progress", "response": self._response("in_progress")}
+                return opening + self._encode({**told, **times})
             case Started():
                 self._started = event
-                response = self._response("in_progress")
-                kinds = ("response.created", "response.in_progress")
-                return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
+                return opening
             case TextDelta():
-                return b"".join(map(self._encode, self._take(self._reader.feed(event.text), event.tokens)))
+                news = self._take(self._reader.feed(event.text), event.tokens)
+                return b"".join(self._encode({**one, **times}) for one in news)
             case Finished():
                 last = b"".join(map(self._encode, self._end(event)))
                 response = self._finished(event, extra)
-                return last + self._encode({"type": f"response.{response['status']}", "response": response})
-            case PromptProgress() | PromptScored():
+                return last + self._encode({"type": f"response.{response['status']}", "response": response, **times})
+            case PromptScored():
                 return b""
 
     def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
@@ -84,6 +90,12 @@ class ResponsesDialect:
         failure = describe(error)
         told = {"code": failure.code or failure.type, "message": failure.message}
         return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
+
+    def _open(self) -> bytes:
+        """Return the events with which a stream begins."""
+        response = self._response("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
 
     def _take(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Iterator[Mapping[str, Any]]:
         self._thoughts.add(pieces, tokens)

@@ -3,23 +3,77 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
-from rnn_engine.requests import Finished, PromptProgress, Started
-from server.schemas.timings import PromptProgress as PromptProgressFields
+from rnn_engine.requests import Event, Finished, PromptProgress, Started, TextDelta
 from server.schemas.timings import Timings
+
+
+class AnswerClock:
+    """Tells how far one request has come, and the times that it took."""
+
+    def __init__(self, *, with_each: bool = False) -> None:
+        """`with_each`: the times are told with each event, not only with the last one."""
+        self._with_each = with_each
+        self._begun: float | None = None  # when the prompt began to run
+        self._started: Started | None = None
+        self._predicted = 0
+
+    def tell(self, event: Event) -> Mapping[str, object]:
+        """Return `prompt_progress` and `timings`, as far as they are to be told with `event`."""
+        timings: Timings | None = None
+        match event:
+            case PromptProgress():
+                return self._tell_progress(event)
+            case Started():
+                self._started = event
+            case TextDelta():
+                self._predicted += len(event.tokens)
+                if self._with_each and self._started is not None:
+                    timings = _timings(self._started, self._predicted, time.monotonic())
+            case Finished() if self._started is not None:
+                timings = timings_of(self._started, event)
+        return {} if timings is None else {"timings": timings}
+
+    def _tell_progress(self, event: PromptProgress) -> Mapping[str, object]:
+        now = time.monotonic()
+        self._begun = self._begun or now
+        seconds = now - self._begun
+        progress = {
+            "total": event.prompt_tokens,
+            "cache": event.cached_tokens,
+            "processed": event.processed_tokens,
+            "time_ms": 1000 * seconds,
+        }
+        if not self._with_each:
+            return {"prompt_progress": progress}
+        timings = _rates(event.cached_tokens, event.processed_tokens - event.cached_tokens, seconds, 0, 0.0)
+        return {"prompt_progress": progress, "timings": timings}
 
 
 def timings_of(started: Started, finished: Finished, ended: float | None = None) -> Timings | None:
     """Return the times of a request that ended at `ended`, by `time.monotonic`, or now; None where none were taken."""
+    timings = _timings(started, finished.completion_tokens, time.monotonic() if ended is None else ended)
+    if timings is not None and finished.draft_tokens > 0:
+        timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
+    return timings
+
+
+def _timings(started: Started, predicted_tokens: int, now: float) -> Timings | None:
     timing = started.timing
     if timing is None:
         return None
-    prompt_tokens, predicted_tokens = started.prompt_tokens - started.cached_tokens, finished.completion_tokens
-    prompt_seconds = timing.first_token - timing.started
+    prompt_tokens = started.prompt_tokens - started.cached_tokens
+    prompt_seconds, predicted_seconds = timing.first_token - timing.started, max(now - timing.first_token, 0.0)
+    return _rates(started.cached_tokens, prompt_tokens, prompt_seconds, predicted_tokens, predicted_seconds)
+
+
+def _rates(
+    cached_tokens: int, prompt_tokens: int, prompt_seconds: float, predicted_tokens: int, predicted_seconds: float
+) -> Timings:
     predicted_steps = max(predicted_tokens - 1, 0)  # the first token came with the prompt
-    predicted_seconds = max((time.monotonic() if ended is None else ended) - timing.first_token, 0.0)
-    timings: Timings = {
-        "cache_n": started.cached_tokens,
+    return {
+        "cache_n": cached_tokens,
         "prompt_n": prompt_tokens,
         "prompt_ms": prompt_seconds * 1000,
         "prompt_per_token_ms": _ratio(prompt_seconds * 1000, prompt_tokens),
@@ -29,28 +83,7 @@ def timings_of(started: Started, finished: Finished, ended: float | None = None)
         "predicted_per_token_ms": _ratio(predicted_seconds * 1000, predicted_steps),
         "predicted_per_second": _ratio(predicted_steps, predicted_seconds),
     }
-    if finished.draft_tokens > 0:
-        timings["draft_n"], timings["draft_n_accepted"] = finished.draft_tokens, finished.accepted_tokens
-    return timings
 
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
-
-
-class ProgressClock:
-    """Tells how far prompts have come, and how long that took."""
-
-    def __init__(self) -> None:
-        self._begun: dict[int, float] = {}  # number of the request -> when it began
-
-    def tell(self, index: int, event: PromptProgress) -> PromptProgressFields:
-        """Return what is told of request number `index`."""
-        now = time.monotonic()
-        begun = self._begun.setdefault(index, now)
-        return {
-            "total": event.prompt_tokens,
-            "cache": event.cached_tokens,
-            "processed": event.processed_tokens,
-            "time_ms": 1000 * (now - begun),
-        }

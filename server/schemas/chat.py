@@ -55,7 +55,6 @@ class ChatRequest(ProgressBody, ToolFields):
         "n_keep",
         "prediction",
         "request_id",
-        "timings_per_token",
         "verbosity",
     }
     neutral: ClassVar = {

@@ -154,6 +154,11 @@ class GenerationBody(GrammarBody):
         """Whether the stream tells how far the prompt has come."""
         return False
 
+    @property
+    def tells_times(self) -> bool:
+        """Whether each event of the stream tells the times."""
+        return False
+
     def most_tokens(self, limits: Limits) -> int:
         """Return how many tokens an answer has at most."""
         if self.max_tokens != _NO_LIMIT:
@@ -190,14 +195,21 @@ class GenerationBody(GrammarBody):
 
 
 class ProgressBody(GenerationBody):
-    """A generation whose stream may tell how far the prompt has come."""
+    """A generation whose stream may tell how far it has come, and how long that took."""
 
     return_progress: bool = Field(
         default=False,
         description="With `stream`: send `prompt_progress` while the prompt is run: how many tokens it has (`total`), "
         "how many were known (`cache`), and how many are done (`processed`, the known ones too), after `time_ms`.",
     )
+    timings_per_token: bool = Field(
+        default=False, description="With `stream`: each event tells its `timings`, not only the last one."
+    )
 
     @property
     def reports_progress(self) -> bool:
         return self.return_progress and self.stream
+
+    @property
+    def tells_times(self) -> bool:
+        return self.timings_per_token

@@ -73,6 +73,17 @@ async def test_copies_stream_side_by_side(serve: Serve) -> None:
     assert texts[0] == "5" != texts[1]
 
 
+async def test_each_chunk_tells_the_times_of_its_choice(serve: Serve) -> None:
+    body = {**HI, "n": 2, "timings_per_token": True, "stream_options": {"include_usage": True}}
+    *chunks, last = await post_stream(await serve(FakeEngine()), PATH, ChatCompletionChunk, body)
+    for choice in range(2):
+        told = [chunk for chunk in chunks if chunk["choices"][0]["index"] == choice]
+        counts = [chunk["timings"]["predicted_n"] for chunk in told if chunk["choices"][0]["delta"].get("content")]
+        assert counts == list(range(counts[0], counts[0] + len(counts)))
+        assert told[-1]["timings"]["predicted_n"] == counts[-1]
+    assert "timings" not in last
+
+
 async def test_conversation_becomes_records(serve: Serve) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},

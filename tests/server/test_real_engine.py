@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -180,3 +181,19 @@ async def test_a_stream_tells_how_far_the_prompt_has_come(client: Client, path: 
     assert (processed[0], processed[-1], len(processed) > 2) == (0, 600, True)
     assert [(one["cache"], one["processed"]) for one in again] == [(600, 600)]
     assert all(one["time_ms"] >= 0 for one in first)
+
+
+@pytest.mark.parametrize("path", [PATH, "/completion"])
+async def test_each_event_tells_times_where_that_is_asked_for(client: Client, path: str) -> None:
+    wanted = {"stream": True, "return_progress": True, "timings_per_token": True, "return_token_ids": True}
+    prompt = [number % 90 + 1 for number in range(600)]
+    response = await client.post(path, json={"prompt": prompt, "max_tokens": 3, "ignore_eos": True, **wanted})
+    frames = (await response.text()).split("\n\n")
+    events = [json.loads(frame.removeprefix("data: ")) for frame in frames if frame.startswith("data: {")]
+    times = [event["timings"] for event in events if "timings" in event]
+    assert (times[0]["prompt_n"], times[0]["prompt_ms"], times[0]["predicted_n"]) == (0, 0.0, 0)
+    for earlier, later in pairwise(times):
+        assert all(later[name] >= earlier[name] for name in ("prompt_n", "predicted_n", "predicted_ms"))
+    assert sum("prompt_progress" in event for event in events) == sum(one["predicted_n"] == 0 for one in times)
+    assert {one["prompt_n"] for one in times if one["predicted_n"] > 0} == {600}
+    assert [one["predicted_n"] for one in times[-2:]] == [3, 3]

@@ -148,6 +148,21 @@ async def test_every_event_has_its_type_as_name(serve: Serve) -> None:
         check_shape(ResponseEvent, event)
 
 
+async def test_a_stream_tells_how_far_it_has_come(serve: Serve) -> None:
+    response = await (await serve(FakeEngine(cached_tokens=2))).post(
+        PATH, json={"input": "Hi", "stream": True, "return_progress": True, "timings_per_token": True}
+    )
+    events = [json.loads(frame.partition("\ndata: ")[2]) for frame in (await response.text()).split("\n\n")[:-1]]
+    for event in events:
+        check_shape(ResponseEvent, event)
+    assert [event["type"] for event in events[:4]] == ["response.created", *["response.in_progress"] * 3]
+    assert [event["prompt_progress"]["processed"] for event in events[2:4]] == [2, 20]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    counts = [event["timings"]["predicted_n"] for event in deltas]
+    assert counts == list(range(counts[0], counts[0] + len(deltas)))
+    assert events[-1]["timings"]["cache_n"] == 2
+
+
 async def test_the_clients_own_reading_of_a_stream(client: openai.AsyncOpenAI, engine: FakeEngine) -> None:
     engine.reply = lambda _: CALL
     async with client.responses.stream(input="Weather?", tools=[WEATHER], **MODEL) as stream:

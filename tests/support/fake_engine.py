@@ -27,6 +27,7 @@ from rnn_engine.requests import (
     Finished,
     FinishReason,
     GenerateRequest,
+    PromptProgress,
     PromptScored,
     Started,
     TextDelta,
@@ -179,6 +180,9 @@ class FakeEngine:
             raise EngineClosedError("the engine has stopped")
         self.requests.append(request)
         with self._slot(), RequestAccount(self.counted) as account:
+            if request.report_progress:
+                for done in (self.cached_tokens, len(request.prompt)):
+                    yield PromptProgress(len(request.prompt), self.cached_tokens, done)
             timing = self._timing(account.arrived)
             account.started(len(request.prompt), self.cached_tokens, timing)
             yield Started(len(request.prompt), self.cached_tokens, timing)

@@ -74,6 +74,7 @@ DOES_NOT_APPLY: tuple[tuple[str, str], ...] = (
     (r"embedding_pooling_none$", "the number of tokens with those around a text"),
     (r"embedding_pooling_none_oai", "pooling that is chosen for the whole server"),
     (r"embedding_usage_multiple", _TEXT),
+    (r"responses_stream_with_llama_telemetry", "an answer that is cut, which ends as OpenAI's: `response.incomplete`"),
     (r"test_kv_keep_only_active", "llama-server's log"),
     (r"test_mcp_no_proxy|test_cors_.*tools_enabled", _MCP),
     (r"test_rerank(_tei_format)?$", "how well a model that was trained to rerank does it"),

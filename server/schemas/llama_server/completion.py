@@ -27,7 +27,6 @@ class LlamaCompletionRequest(CompletionRequest):
         "n_keep",
         "preserved_tokens",
         "t_max_prompt_ms",
-        "timings_per_token",
     }
     aliases: ClassVar = {
         **CompletionRequest.aliases,
@@ -116,6 +115,7 @@ class LlamaCompletionChunk(TypedDict):
     in an event of their own, before the text."""
 
     prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[Timings]
     index: int
     content: str
     tokens: list[int]

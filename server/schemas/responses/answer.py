@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from server.schemas.chat_answer import ChatTokenLogprob
 from server.schemas.error import ErrorDetail
 from server.schemas.state_entry import StateEntry
+from server.schemas.timings import PromptProgress, Timings
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -109,11 +110,14 @@ class ResponseEvent(TypedDict):
     """An event of a stream, which is also named by its `type`: `response.created`, `response.in_progress`, then for
     each item `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and `.done` (of
     thoughts `response.reasoning_text`, of calls `response.function_call_arguments`), `response.content_part.done`,
-    `response.output_item.done`; at last `response.completed`, `response.incomplete` or `response.failed`."""
+    `response.output_item.done`; at last `response.completed`, `response.incomplete` or `response.failed`. Where
+    progress is wanted, there are more of `response.in_progress`."""
 
     type: str
     sequence_number: int
     response: NotRequired[Response]
+    prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[Timings]
     output_index: NotRequired[int]
     content_index: NotRequired[int]
     item_id: NotRequired[str]

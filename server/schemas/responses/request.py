@@ -12,7 +12,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody, only
-from server.schemas.generation import GenerationBody
+from server.schemas.generation import ProgressBody
 from server.schemas.messages import Message
 from server.schemas.responses.conversations import ConversationRef
 from server.schemas.responses.items import Item, Items, messages_of
@@ -92,12 +92,12 @@ class ReasoningBody(RequestBody):
     )
 
 
-class ResponsesRequest(GenerationBody):
+class ResponsesRequest(ProgressBody):
     """A conversation to continue. Beside OpenAI's own fields it has those of this server."""
 
-    ignored: ClassVar = (GenerationBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
-    neutral: ClassVar = {**GenerationBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
-    aliases: ClassVar = {**GenerationBody.aliases, "max_output_tokens": "max_tokens"}
+    ignored: ClassVar = (ProgressBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
+    neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
+    aliases: ClassVar = {**ProgressBody.aliases, "max_output_tokens": "max_tokens"}
 
     input: Items = Field(
         default=[],
@@ -185,6 +185,7 @@ class ResponsesRequest(GenerationBody):
             reasoning_effort=self.reasoning.effort,
             logprobs=self.wants_logprobs,
             top_logprobs=self.top_logprobs if self.wants_logprobs else None,
+            return_progress=self.return_progress,
             **fields,
         )
 
