@@ -151,6 +151,10 @@ class DrawBiases:
     values: F32  # [n]
 
 
+MOST_DRAW_LOGPROBS: Final = 20
+"""Tokens whose log-probabilities a device tells with each that it draws."""
+
+
 @dataclass(slots=True)
 class TokenDraw:
     """How the device draws the tokens that follow a run, the first from the run's last row.
@@ -172,6 +176,15 @@ class TokenDraw:
     biases: DrawBiases | None = None
     penalties: DrawPenalties | None = None
     counts_input: bool = False  # whether the last token of the run is to be counted: one that the device did not draw
+    logprobs: int | None = None  # how many tokens to tell with each that is drawn, 0 being that one alone; None = none
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities under the model, before penalties and bias: a token's own, and the likeliest ones."""
+
+    own: float
+    top: tuple[tuple[int, float], ...]  # (token, log-probability), likeliest first, equal ones by ascending id
 
 
 @dataclass(slots=True)  # not frozen, which triples what making one costs: there is one for each run
@@ -186,6 +199,7 @@ class Drawn:
     tokens: Sequence[int]
     is_settled: bool
     goes_on: bool = False
+    logprobs: Sequence[TokenLogprobs] = ()  # of each token, where they are asked for
 
     @property
     def num_run(self) -> int:
@@ -306,6 +320,11 @@ class Runner(Protocol):
     @property
     def max_draws(self) -> int:
         """The most tokens that one step draws after a run; 0 where the device draws none."""
+        ...
+
+    @property
+    def max_draw_logprobs(self) -> int:
+        """How many of the likeliest tokens a draw tells at most with each token."""
         ...
 
     @property

@@ -18,7 +18,7 @@
 @group(0) @binding(0) var<storage, read_write> batch: Batch;
 @group(0) @binding(1) var<storage, read> readout: array<Readout>;      // [R]
 @group(0) @binding(2) var<storage, read> halts: array<u32>;            // [slots, MASK_WORDS], a bit a token
-@group(0) @binding(3) var<storage, read_write> draws: array<Draw>;     // [R]
+@group(0) @binding(3) var<storage, read_write> draws: Draws;
 @group(0) @binding(4) var<storage, read_write> last_drawn: array<u32>; // [slots]
 @group(0) @binding(5) var<storage, read> logits: array<f32>;           // [R, VOCAB]
 @group(0) @binding(6) var<storage, read_write> penalties: array<f32>;  // [slots that may have some, VOCAB]
@@ -46,9 +46,17 @@ struct Draw {
     rescale: f32,     // what they are multiplied with for good, at first
     penalty_error: f32, // what a penalty may be off by, a part of itself
     counts_input: u32, // 1 where the token that was run is to be counted, at first
+    told_words: u32,  // that are told with each token that is drawn
+    told_at: u32,     // where in `told` the row's begin
     num_drawn: u32,
     outcome: u32,     // LEFT_TO_HOST, SETTLED, or GOES_ON
     tokens: array<u32, MAX_DRAWS>,
+}
+
+struct Draws {
+    rows: array<Draw, MAX_ROWS>, // of which there are R
+    told: array<u32>, // of each token that is drawn, where it is asked for: its logit, the row's log-sum-exp, the ids of
+                      // the likeliest tokens, and their logits; all as the model has them
 }
 
 const LEFT_TO_HOST = 0u;
@@ -80,7 +88,7 @@ var<workgroup> weight: array<f32, K_READ>; // exp(scaled / temperature)
 
 // What a bias adds to a token, and whether it has one.
 fn bias_of(row: u32, slot: u32, token: u32) -> vec2<f32> {
-    for (var i = 0u; i < draws[row].num_biases; i++) {
+    for (var i = 0u; i < draws.rows[row].num_biases; i++) {
         let bias = biases[slot * MAX_BIASES + i];
         if bias.token == token {
             return vec2<f32>(bias.value, 1.0);
@@ -106,7 +114,7 @@ fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> ve
     }
     let bias = bias_of(row, slot, token);
     let plain = own_logit - less;
-    let doubt_of_plain = less * draws[row].penalty_error + abs(plain) * ULP;
+    let doubt_of_plain = less * draws.rows[row].penalty_error + abs(plain) * ULP;
     let result = plain + bias.x;
     ids[place] = token;
     logit[place] = result;
@@ -124,7 +132,7 @@ fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     for (var i = thread; i < size; i += THREADS) {
         lost += read_token(row, slot, i, readout[row].ids[i], readout[row].logits[i]);
     }
-    for (var i = thread; i < draws[row].num_biases; i += THREADS) {
+    for (var i = thread; i < draws.rows[row].num_biases; i += THREADS) {
         let token = biases[slot * MAX_BIASES + i].token;
         if !is_candidate(row, token) {
             lost += read_token(row, slot, atomicAdd(&count_read, 1u), token, logits[row * VOCAB + token]);
@@ -151,13 +159,29 @@ fn rank_tokens(row: u32, thread: u32, size: u32, is_adjusted: bool) {
         let exponent = logit[ranked[rank]] - logit[ranked[0]];
         scaled[rank] = exponent;
         mass[rank] = exp(exponent);
-        weight[rank] = exp(exponent / draws[row].temperature);
+        weight[rank] = exp(exponent / draws.rows[row].temperature);
     }
     workgroupBarrier();
 }
 
 fn is_finite(value: f32) -> bool {
     return (bitcast<u32>(value) & 0x7f800000u) != 0x7f800000u; // however a driver compares NaN
+}
+
+// Tell what the log-probabilities of `token`, the next that is drawn, and of the likeliest ones follow from.
+fn tell(row: u32, token: u32) {
+    let words = draws.rows[row].told_words;
+    if words == 0u {
+        return;
+    }
+    let place = draws.rows[row].told_at + draws.rows[row].num_drawn * words;
+    let count = (words - 2u) / 2u;
+    draws.told[place] = bitcast<u32>(logits[row * VOCAB + token]);
+    draws.told[place + 1u] = bitcast<u32>(readout[row].logsumexp);
+    for (var i = 0u; i < count; i++) {
+        draws.told[place + 2u + i] = readout[row].ids[i];
+        draws.told[place + 2u + count + i] = bitcast<u32>(readout[row].logits[i]);
+    }
 }
 
 @compute @workgroup_size(THREADS)
@@ -167,8 +191,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let run = batch.tokens[token_index].run;
     let slot = batch.runs[run].slot;
     if thread == 0u {
-        let is_adjusted = penalises(row) || draws[row].num_biases > 0u;
-        kind = select(IDLE, select(PLAIN, ADJUSTED, is_adjusted), draws[row].left > 0u);
+        let is_adjusted = penalises(row) || draws.rows[row].num_biases > 0u;
+        kind = select(IDLE, select(PLAIN, ADJUSTED, is_adjusted), draws.rows[row].left > 0u);
         atomicStore(&count_read, readout[row].num_candidates);
         if kind != IDLE && batch.runs[run].length == 0u {
             kind = HALTED_BEFORE;
@@ -183,13 +207,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     if own_kind == HALTED_BEFORE {
         if thread == 0u {
-            draws[row].left = 0u;
-            draws[row].outcome = SETTLED;
+            draws.rows[row].left = 0u;
+            draws.rows[row].outcome = SETTLED;
         }
         return;
     }
     storageBarrier();
-    if thread == 0u && draws[row].counts_input == 1u {
+    if thread == 0u && draws.rows[row].counts_input == 1u {
         count_token(row, slot, batch.tokens[token_index].id);
     }
     storageBarrier();
@@ -208,14 +232,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if thread > 0u {
         return;
     }
-    draws[row].rescale = 1.0;
-    draws[row].counts_input = 0u;
+    draws.rows[row].rescale = 1.0;
+    draws.rows[row].counts_input = 0u;
     var rank = NONE;
     if readout[row].num_not_finite == 0u && is_finite(readout[row].logsumexp) {
-        rank = draw_rank(row, draws[row], lost, size);
+        rank = draw_rank(row, draws.rows[row], lost, size);
     }
     if rank == NONE {
-        draws[row].left = 0u;
+        draws.rows[row].left = 0u;
         batch.runs[run].length = 0u;
         last_drawn[slot] = HALTED;
         return;
@@ -224,15 +248,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if penalises(row) {
         count_token(row, slot, token);
     }
-    draws[row].tokens[draws[row].num_drawn] = token;
-    draws[row].num_drawn += 1u;
-    draws[row].index += 1u;
-    draws[row].left -= 1u;
+    tell(row, token);
+    draws.rows[row].tokens[draws.rows[row].num_drawn] = token;
+    draws.rows[row].num_drawn += 1u;
+    draws.rows[row].index += 1u;
+    draws.rows[row].left -= 1u;
     let has_halted = ((halts[slot * MASK_WORDS + token / 32u] >> (token % 32u)) & 1u) == 1u;
     last_drawn[slot] = select(token, HALTED, has_halted);
-    if draws[row].left == 0u || has_halted {
-        draws[row].left = 0u;
-        draws[row].outcome = select(GOES_ON, SETTLED, has_halted);
+    if draws.rows[row].left == 0u || has_halted {
+        draws.rows[row].left = 0u;
+        draws.rows[row].outcome = select(GOES_ON, SETTLED, has_halted);
         batch.runs[run].length = 0u;
     } else {
         batch.tokens[token_index].id = token;

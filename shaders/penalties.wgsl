@@ -5,16 +5,16 @@
 const LEAST_NUMBER = 1e-30; // of a token that the text has, however long ago
 
 fn penalises(row: u32) -> bool {
-    return draws[row].presence > 0.0 || draws[row].frequency > 0.0;
+    return draws.rows[row].presence > 0.0 || draws.rows[row].frequency > 0.0;
 }
 
 fn penalty_of(row: u32, slot: u32, token: u32) -> f32 {
-    return penalties[slot * VOCAB + token] * draws[row].scale;
+    return penalties[slot * VOCAB + token] * draws.rows[row].scale;
 }
 
 // Multiply all numbers of a slot by the draw's `rescale`.
 fn rescale_penalties(row: u32, slot: u32, thread: u32) {
-    let factor = draws[row].rescale;
+    let factor = draws.rows[row].rescale;
     if factor == 1.0 {
         return;
     }
@@ -27,11 +27,11 @@ fn rescale_penalties(row: u32, slot: u32, thread: u32) {
 
 // Let all penalties decay by a token, then count `token`.
 fn count_token(row: u32, slot: u32, token: u32) {
-    let scale = draws[row].scale * draws[row].decay;
+    let scale = draws.rows[row].scale * draws.rows[row].decay;
     let number = penalties[slot * VOCAB + token];
-    let amount = draws[row].frequency + select(0.0, draws[row].presence, number == 0.0);
+    let amount = draws.rows[row].frequency + select(0.0, draws.rows[row].presence, number == 0.0);
     penalties[slot * VOCAB + token] = number + amount / scale;
-    draws[row].scale = scale;
+    draws.rows[row].scale = scale;
 }
 
 // A thread's part of the mass that the penalties take away, in units of the likeliest token's before, and its error.
@@ -45,7 +45,7 @@ fn lose_mass(row: u32, slot: u32, thread: u32) -> vec2<f32> {
             let mass = exp(exponent);
             let kept = exp(-less);
             let part = 1.0 - kept;
-            let error_of_part = ULP + error_of_exp(kept, less) + kept * less * draws[row].penalty_error;
+            let error_of_part = ULP + error_of_exp(kept, less) + kept * less * draws.rows[row].penalty_error;
             lost += vec2<f32>(mass * part, error_of_exp(mass, exponent) + mass * error_of_part);
         }
     }

@@ -44,11 +44,13 @@ def check_batch(batch: Batch, shape: ModelShape, num_slots: int, max_tokens: int
     _check_total("rows", [run.rows for run in batch], max_rows)
 
 
-def check_draws(batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0) -> None:
+def check_draws(
+    batch: Batch, vocab_size: int, max_draws: int = 0, num_penalty_slots: int = 0, max_logprobs: int = 0
+) -> None:
     """Raise InvalidRequestError for the first draw in `batch` that a step does not take."""
     for position, run in enumerate(batch):
         if run.draw is not None:
-            _check_draw(f"run {position}", run, run.draw, vocab_size, max_draws)
+            _check_draw(f"run {position}", run, run.draw, vocab_size, max_draws, max_logprobs)
             if run.draw.penalties is not None:
                 _check_penalties(f"run {position}", run, run.draw.penalties, vocab_size, num_penalty_slots)
         if run.follows and (run.draw is None or len(run.tokens) > 1 or run.embeddings is not None):
@@ -161,7 +163,7 @@ def _check_tokens(batch: Batch, vocab_size: int) -> None:
             check_token_ids(f"run {position}: token", run.tokens, vocab_size)
 
 
-def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_draws: int) -> None:
+def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_draws: int, max_logprobs: int) -> None:
     if max_draws == 0:
         raise InvalidRequestError(f"{name}: draw", draw, "null: this runner draws nothing")
     if run.rows == 0 or run.masks is not None:
@@ -178,6 +180,8 @@ def _check_draw(name: str, run: TokenRun, draw: TokenDraw, vocab_size: int, max_
             check_range(f"{name}: draw {field}", value, low, high)
     if draw.min_p is not None:
         check_range(f"{name}: draw min_p", draw.min_p, 1e-30, 1.0)
+    if draw.logprobs is not None:
+        check_range(f"{name}: draw logprobs", draw.logprobs, 0, max_logprobs)
     if draw.biases is not None:
         check_range(f"{name}: draw biases", len(draw.biases.tokens), 0, MOST_DRAW_BIASES)
         check_token_ids(f"{name}: draw bias", draw.biases.tokens.tolist(), vocab_size)

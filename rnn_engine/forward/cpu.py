@@ -86,6 +86,10 @@ class CpuRunner:
         return 0
 
     @property
+    def max_draw_logprobs(self) -> int:
+        return 0
+
+    @property
     def num_penalty_slots(self) -> int:
         return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
-from rnn_engine.gpu import Buffer, Dispatch, Memory
+from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Memory
 from rnn_engine.types import (
     MOST_DRAW_BIASES,
     NOTHING_DRAWN,
@@ -21,11 +21,12 @@ from rnn_engine.types import (
     Drawn,
     DrawPenalties,
     TokenDraw,
+    TokenLogprobs,
     mask_words,
 )
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _NUM_DRAWN, _OUTCOME, _TOKENS = 8, 9, 15, 16, 17, 18  # words of struct Draw
+_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 15, 16, 17, 18  # words of struct Draw
 _NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
 _SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
 _LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
@@ -35,6 +36,20 @@ _ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
 def count_draws(batch: Batch) -> int:
     """Return the most tokens that are drawn after a run; 0 where no run has a draw."""
     return max((run.draw.count for run in batch if run.draw is not None), default=0)
+
+
+def count_told(batch: Batch) -> int:
+    """Return how many words the draws of `batch` tell at most with their tokens."""
+    return sum(_count_told(run.draw) for run in batch)
+
+
+def _count_told(draw: TokenDraw | None) -> int:
+    return 0 if draw is None else draw.count * _told_words(draw)
+
+
+def _told_words(draw: TokenDraw) -> int:
+    """Return how many words are told with each token."""
+    return 0 if draw.logprobs is None else 2 + 2 * draw.logprobs
 
 
 def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> NDArray[np.uint32]:
@@ -55,25 +70,58 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
     floats[rows, 5:8] = [
         (draw.top_p, draw.temperature, _NUCLEUS if draw.min_p is None else math.log(draw.min_p)) for draw in draws
     ]
+    num_told = 0
     for run, end in zip(batch, ends.tolist(), strict=True):
-        if run.draw is not None and run.draw.biases is not None:
-            words[end - 1, _NUM_BIASES] = len(run.draw.biases.tokens)
-        if run.draw is not None and run.draw.penalties is not None:
-            floats[end - 1, _PENALTIES:_COUNTS_INPUT] = penalties.prepare(run.slot, run.draw, run.draw.penalties)
-            words[end - 1, _COUNTS_INPUT] = run.draw.counts_input
+        draw = run.draw
+        if draw is None:
+            continue
+        if draw.biases is not None:
+            words[end - 1, _NUM_BIASES] = len(draw.biases.tokens)
+        if draw.penalties is not None:
+            floats[end - 1, _PENALTIES:_COUNTS_INPUT] = penalties.prepare(run.slot, draw, draw.penalties)
+            words[end - 1, _COUNTS_INPUT] = draw.counts_input
+        if draw.logprobs is not None:
+            words[end - 1, _TOLD_WORDS : _TOLD_AT + 1] = _told_words(draw), num_told
+            num_told += _count_told(draw)
     return words
 
 
 def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]:
-    """Return what was drawn after each run of `batch`, from the draws of its rows."""
-    words = np.frombuffer(answer, np.uint32).reshape(-1, limits.draw_words)  # [R, words]
-    last_rows = words[np.cumsum([run.rows for run in batch]) - 1].tolist()
-    return [NOTHING_DRAWN if run.draw is None else _drawn(row) for run, row in zip(batch, last_rows, strict=True)]
+    """Return what was drawn after each run of `batch`, from the draws of its rows and what these have told."""
+    words = np.frombuffer(answer, np.uint32)
+    ends = np.cumsum([run.rows for run in batch])
+    rows, told = np.split(words, [ends.item(-1) * limits.draw_words])
+    outcomes = rows.reshape(-1, limits.draw_words)[ends - 1, _NUM_DRAWN:].tolist()
+    drawn = [
+        NOTHING_DRAWN if run.draw is None else Drawn(tokens[:count], outcome >= _SETTLED, outcome == _GOES_ON)
+        for run, (count, outcome, *tokens) in zip(batch, outcomes, strict=True)
+    ]
+    if len(told):
+        _decode_told(told, batch, drawn)
+    return drawn
 
 
-def _drawn(words: list[int]) -> Drawn:
-    outcome = words[_OUTCOME]
-    return Drawn(words[_TOKENS : _TOKENS + words[_NUM_DRAWN]], outcome >= _SETTLED, outcome == _GOES_ON)
+def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn]) -> None:
+    """Set the log-probabilities of what was drawn."""
+    first = 0
+    for run, one in zip(batch, drawn, strict=True):
+        if run.draw is not None and run.draw.logprobs is not None:
+            size = _told_words(run.draw)
+            one.logprobs = _logprobs(told[first : first + len(one.tokens) * size].reshape(-1, size))
+            first += _count_told(run.draw)
+
+
+def _logprobs(told: NDArray[np.uint32]) -> list[TokenLogprobs]:
+    """Return the log-probabilities that are `told` [tokens, words] of the draws of a run."""
+    num_likeliest = (told.shape[1] - 2) // 2
+    floats = told.view(np.float32).astype(np.float64)
+    ids = told[:, 2 : 2 + num_likeliest].tolist()
+    own = (floats[:, 0] - floats[:, 1]).tolist()
+    likeliest = (floats[:, 2 + num_likeliest :] - floats[:, 1:2]).tolist()
+    return [
+        TokenLogprobs(one, tuple(zip(tokens, values, strict=True)))
+        for one, tokens, values in zip(own, ids, likeliest, strict=True)
+    ]
 
 
 class Following:
@@ -96,8 +144,8 @@ class Following:
             yield from self._stage.dispatches(step)
 
 
-class DrawInputs:
-    """What the kernel that draws reads of the host's, on a device."""
+class DeviceDraws:
+    """The draws of a step on a device: what they need of the host, and what the host reads of them."""
 
     def __init__(self, buffers: StepBuffers, vocab_size: int, limits: StepLimits, memory: Memory) -> None:
         self._draws = buffers.draws
@@ -112,6 +160,14 @@ class DrawInputs:
         self._halts.upload(batch)
         self._biases.upload(batch)
         self._memory.upload(self._draws, 0, encode_draws(batch, self._limits, self._penalties))
+
+    def copies(self, batch: Batch, answer: Buffer, start: int) -> Iterator[BufferCopy]:
+        """Yield the copies of what `decode_draws` reads to `answer` from the byte `start` on."""
+        row_bytes = 4 * self._limits.draw_words
+        num_bytes = row_bytes * sum(run.rows for run in batch)
+        yield BufferCopy(self._draws, 0, answer, start, num_bytes)
+        if told := count_told(batch):
+            yield BufferCopy(self._draws, row_bytes * self._limits.max_rows, answer, start + num_bytes, 4 * told)
 
 
 class SlotHalts:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, given_rows, take_oldest
-from rnn_engine.forward.draws import DrawInputs, count_draws, decode_draws
+from rnn_engine.forward.draws import DeviceDraws, count_draws, decode_draws
 from rnn_engine.forward.forward_pass import ForwardPass, LoadLayers, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.open_runs import OpenRuns
@@ -47,7 +47,6 @@ class _Step:
     ticket: Ticket
     batch: Batch
     submission: int
-    num_draws: int  # the most tokens that are drawn after a run
     download: Download | None  # of the read-outs and draws; None where the step has no rows
     answer: bytes = field(default=b"", init=False)  # the read-outs that were downloaded, as is the next
     drawn: Sequence[Drawn] = field(default=(), init=False)
@@ -90,10 +89,10 @@ class GpuRunner:
         self._closed = False
         self._recorder = Recorder(device)
         self._forward = ForwardPass(model, memory, matmuls, limits, load_layers, format_of, progress)
-        answer_bytes = 4 * limits.max_rows * (limits.readout_words + limits.draw_words)
+        answer_bytes = 4 * (limits.max_rows * (limits.readout_words + limits.draw_words) + limits.told_words)
         self._answers = [memory.create_buffer("answer", answer_bytes, mappable=True) for _ in range(2)]
         self._states = SlotStates(self._forward.states, self._forward.state_layout, limits.num_slots, device, memory)
-        self._draws = DrawInputs(self._forward.buffers, self._shape.vocab_size, limits, memory)
+        self._draws = DeviceDraws(self._forward.buffers, self._shape.vocab_size, limits, memory)
         self._open = OpenRuns(self._states)
         self._num_submitted = 0
         self._unfinished: deque[_Step] = deque()  # those that the device may not have done; at most two
@@ -121,6 +120,10 @@ class GpuRunner:
     @property
     def max_draws(self) -> int:
         return self._limits.max_draws
+
+    @property
+    def max_draw_logprobs(self) -> int:
+        return self._limits.max_logprobs
 
     @property
     def num_penalty_slots(self) -> int:
@@ -157,7 +160,7 @@ class GpuRunner:
     def submit(self, batch: Batch) -> Ticket:
         limits = self._limits
         check_batch(batch, self._shape, self.num_slots, self.max_tokens, self.max_rows)
-        check_draws(batch, self._shape.vocab_size, limits.max_draws, limits.num_penalty_slots)
+        check_draws(batch, self._shape.vocab_size, limits.max_draws, limits.num_penalty_slots, limits.max_logprobs)
         if self._closed:
             raise StepError("the runner is closed")
         self._open.check(batch)
@@ -233,9 +236,9 @@ class GpuRunner:
         Masks are made while the device computes the logits. Where several tokens are drawn after each run, a step each
         is submitted, so that the device begins while the later ones are encoded.
         """
-        side, memory, buffers, limits = ticket.number % 2, self._memory, self._forward.buffers, self._limits
+        side, memory, limits, vocab_size = ticket.number % 2, self._memory, self._limits, self._shape.vocab_size
         num_rows, num_draws = sum(run.rows for run in batch), count_draws(batch)
-        memory.upload(buffers.batch, 0, encode_batch(batch, limits, self._states.sides, self._shape.vocab_size))
+        memory.upload(self._forward.buffers.batch, 0, encode_batch(batch, limits, self._states.sides, vocab_size))
         if (given := given_rows(batch)) is not None:
             self._forward.given.upload(given)
         if num_draws:
@@ -244,7 +247,7 @@ class GpuRunner:
         size = StepSize(num_tokens, len(batch), num_rows, has_given=given is not None, has_draws=num_draws > 0)
         first = replace(size, has_following=any(run.follows for run in batch))
         if num_rows == 0:
-            return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), 0, None)
+            return _Step(ticket, batch, self._recorder.submit(self._plan(size, side=0)), None)
         if any(run.masks is not None for run in batch):
             self._recorder.submit(self._logits_plan(first, side=side))
             plan = self._readout_plan(replace(size, has_masks=self._upload_masks(batch)), side=side)
@@ -254,13 +257,12 @@ class GpuRunner:
             self._recorder.submit(plan)
             plan = self._plan(size, side=side)
         answer, readout_bytes = self._answers[side], 4 * num_rows * limits.readout_words
-        draw_bytes = 4 * num_rows * limits.draw_words if num_draws else 0
         copies = [BufferCopy(self._forward.outputs[side].readout, 0, answer, 0, readout_bytes)]
         if num_draws:
-            copies.append(BufferCopy(buffers.draws, 0, answer, readout_bytes, draw_bytes))
+            copies += self._draws.copies(batch, answer, readout_bytes)
         submission = self._recorder.submit(plan, copies)
-        download = self._recorder.download(answer, readout_bytes + draw_bytes, submission)
-        return _Step(ticket, batch, submission, num_draws, download)
+        download = self._recorder.download(answer, sum(copy.num_bytes for copy in copies), submission)
+        return _Step(ticket, batch, submission, download)
 
     def _upload_masks(self, batch: Batch) -> bool:
         """Make the masks of `batch` and upload them; whether there are any."""
@@ -281,7 +283,7 @@ class GpuRunner:
             else:
                 readout_bytes = 4 * sum(run.rows for run in step.batch) * self._limits.readout_words
                 step.answer = answer[:readout_bytes]
-                if step.num_draws:
+                if len(answer) > readout_bytes:
                     step.drawn = decode_draws(answer[readout_bytes:], step.batch, self._limits)
         self._open.close(step.ticket, step.batch, step.drawn)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rnn_engine.gpu import Buffer, Memory
-from rnn_engine.types import MOST_DRAW_BIASES, ModelShape, mask_words
+from rnn_engine.types import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS, ModelShape, mask_words
 from shaders import Constant
 
 
@@ -45,8 +45,18 @@ class StepLimits:
 
     @property
     def draw_words(self) -> int:
-        """Words of 4 bytes that a row has in the draws of draw.wgsl."""
-        return 18 + self.max_draws
+        """Words of 4 bytes of struct Draw of draw.wgsl, of which each row has one."""
+        return 20 + self.max_draws
+
+    @property
+    def max_logprobs(self) -> int:
+        """Tokens whose log-probabilities a draw may tell with each token."""
+        return min(MOST_DRAW_LOGPROBS, self.num_candidates)
+
+    @property
+    def told_words(self) -> int:
+        """Words of 4 bytes of what the draws of a step may tell with their tokens."""
+        return self.num_slots * self.max_draws * (2 + 2 * self.max_logprobs)
 
     def constants(self) -> dict[str, Constant]:
         """The constants of batch.wgsl; a step has at most one run a slot."""
@@ -59,7 +69,7 @@ class StepBuffers:
 
     batch: Buffer  # struct Batch of batch.wgsl
     masks: Buffer  # [R, ceil(V / 32)] u32, a bit a token
-    draws: Buffer  # [R] struct Draw of draw.wgsl
+    draws: Buffer  # struct Draws of draw.wgsl
     halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
     last_drawn: Buffer  # [slots] u32, a token or HALTED of last_drawn.wgsl
     biases: Buffer  # [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl
@@ -72,7 +82,7 @@ class StepBuffers:
         return cls(
             batch=memory.create_buffer("batch", 4 * limits.batch_words),
             masks=memory.create_buffer("masks", 4 * limits.max_rows * mask_words(shape.vocab_size)),
-            draws=memory.create_buffer("draws", 4 * limits.max_rows * limits.draw_words),
+            draws=memory.create_buffer("draws", 4 * (limits.max_rows * limits.draw_words + limits.told_words)),
             halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
             last_drawn=memory.create_buffer("tokens drawn last", 4 * limits.num_slots),
             biases=memory.create_buffer("biases", 8 * limits.num_slots * MOST_DRAW_BIASES),

@@ -144,6 +144,7 @@ class Admission:
             waiting.context,
             self._halts.of(waiting.request) if self._runner.max_draws else None,
             penalises_on_device=slots[0] < self._runner.num_penalty_slots,
+            max_draw_logprobs=self._runner.max_draw_logprobs,
         )
         if isinstance(live, DraftingSequence) and drafter is not None:
             live.drafter = drafter

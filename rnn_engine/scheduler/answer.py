@@ -10,6 +10,7 @@ from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta,
 from rnn_engine.sampling import SequenceMask
 from rnn_engine.scheduler.text import TextStream, TokenInfos
 from rnn_engine.telemetry import EngineCounters
+from rnn_engine.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +77,23 @@ class Answer:
             self.end(CUT)
         return self.ending is None
 
-    def take_all(self, tokens: Sequence[int]) -> bool:
+    def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
         """Append one or more tokens, of which only the last may end the text; return False where it does.
 
-        There is no mask.
+        `logprobs` are theirs, where they were asked for. There is no mask.
         """
-        *earlier, last = tokens
-        if earlier:
-            infos = [self._infos[token] for token in earlier]
+        *infos, last = map(self.describe, tokens)
+        for info, own in zip((*infos, last), logprobs, strict=False):
+            info.logprob, info.top = own.own, own.top
+        if infos:
+            earlier = tokens[:-1]
             self._generated.extend(earlier)
             self._counters.generated_tokens += len(earlier)
             self._new_tokens += infos
             may_stop = len(self._generated) > self._min_tokens
             self._new_text += self._text.feed(b"".join([info.data for info in infos]), may_stop=may_stop)
             assert self._text.match is None, "a device stops drawing where a stop string may end"
-        return self.take(self.describe(last))
+        return self.take(last)
 
     def end(self, ending: Ending) -> None:
         """End the text after the tokens that there are."""

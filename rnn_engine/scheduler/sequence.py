@@ -64,12 +64,14 @@ class LiveSequence(Member):
         halts: NDArray[np.uint32] | None = None,
         *,
         penalises_on_device: bool = False,
+        max_draw_logprobs: int = 0,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
         `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take.
 
         `context` is that of whoever asked. `halts` are the tokens that may end the text, as `Halts` makes them; None
-        where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties.
+        where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties,
+        `max_draw_logprobs` how many tokens it tells with each.
         """
         super().__init__(key, request, slot, start, context)
         self._read_state = read_state
@@ -81,7 +83,8 @@ class LiveSequence(Member):
         )
         self._mask = _make_mask(request, vocab_size)
         self._answer = Answer(request, self._generated, self._mask, infos, counters)
-        on_device = halts is not None and self._mask is None and request.logprobs is None and request.mix is None
+        on_device = halts is not None and self._mask is None and request.mix is None
+        on_device = on_device and (request.logprobs or 0) <= max_draw_logprobs
         on_device = on_device and self.sampler.draws_on_device(has_penalties=penalises_on_device)
         self._halts = halts if on_device else None
         self._num_drawing = 0  # tokens that the runs in flight draw where they come to their ends
@@ -160,7 +163,7 @@ class LiveSequence(Member):
 
     def _run_and_draw(self, num_draws: int, halts: NDArray[np.uint32]) -> TokenRun:
         follows = self._num_drawing > 0
-        draw = self.sampler.device_draw(min(num_draws, self._num_left), halts, ahead=self._num_drawing)
+        draw = self._draw_on_device(min(num_draws, self._num_left), halts, ahead=self._num_drawing)
         self._num_drawing += draw.count
         tokens = _NOT_KNOWN if follows else (self._generated[-1],)
         return TokenRun(self.slot, tokens, rows=1, draw=draw, follows=follows)
@@ -171,8 +174,13 @@ class LiveSequence(Member):
         at_end = in_prompt and self._submitted == self._prompt_length
         if at_end and num_draws and self._halts is not None and self.request.max_tokens > 0:
             self._num_drawing = 1
-            run.draw = self.sampler.device_draw(1, self._halts)
+            run.draw = self._draw_on_device(1, self._halts)
         return run
+
+    def _draw_on_device(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
+        draw = self.sampler.device_draw(count, halts, ahead)
+        draw.logprobs = self.request.logprobs
+        return draw
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
         if self.decodes:
@@ -211,7 +219,7 @@ class LiveSequence(Member):
             self._submitted = self.position
             self._num_drawing = self.runs_in_flight = 0
         self.sampler.drew_on_device(drawn.tokens)
-        goes_on = not drawn.tokens or self._answer.take_all(drawn.tokens)
+        goes_on = not drawn.tokens or self._answer.take_all(drawn.tokens, drawn.logprobs)
         if not drawn.is_settled:
             return []
         self.draws, self.decodes = None, True

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
+from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
 from rnn_engine.sampling.context import SequenceContext
-from rnn_engine.types import F32, ModelShape, TokenDraw, TokenRun, mask_words, run_step
+from rnn_engine.types import F32, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels
 from tests.support.gpu import make_gpu_runner
 from tests.support.logit_rows import make_row, peaked
@@ -40,6 +40,7 @@ class Text:
     index: int
     vocab_size: int
     earlier: Sequence[int] = ()
+    logprobs: int | None = None
 
     def sampler(self) -> SequenceSampler:
         earlier = [token % self.vocab_size for token in self.earlier]
@@ -52,7 +53,9 @@ class Text:
     def draw_on_device(self) -> TokenDraw:
         sampler = self.sampler()
         assert sampler.draws_on_device(has_penalties=True)
-        return sampler.device_draw(1, np.zeros(mask_words(self.vocab_size), np.uint32))
+        draw = sampler.device_draw(1, np.zeros(mask_words(self.vocab_size), np.uint32))
+        draw.logprobs = self.logprobs
+        return draw
 
     def draw_on_host(self, row: F32) -> int:
         return self.sampler().draw(LogitRow.of_full(row, len(row))).token
@@ -96,15 +99,21 @@ def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, da
     chance = np.random.default_rng(seed)
     earlier = [chance.choice(row, 12).tolist() if number % 2 else [] for number, row in enumerate(greatest)]
     seeds = data.draw(st.lists(st.integers(0, 2**64 - 1), min_size=count, max_size=count))
+    most_told = min(20, kernels.num_candidates, kernels.vocab_size)
+    told = data.draw(st.lists(st.none() | st.integers(0, most_told), min_size=count, max_size=count))
     sampling = [with_biases(one, row, chance) for one, row in zip(sampling, rows, strict=True)]
-    texts = list(map(Text, sampling, seeds, range(count), [kernels.vocab_size] * count, earlier))
+    texts = list(map(Text, sampling, seeds, range(count), [kernels.vocab_size] * count, earlier, told))
     readout, drawn = kernels.run(rows, [text.draw_on_device() for text in texts])
     order = np.argsort(-rows, axis=1, kind="stable")[:, : readout.ids.shape[1]]
     np.testing.assert_array_equal(readout.ids, order)
     np.testing.assert_array_equal(readout.logits, np.take_along_axis(rows, order, axis=1))
-    for text, row, one in zip(texts, rows, drawn, strict=True):
+    for number, (text, row, one) in enumerate(zip(texts, rows, drawn, strict=True)):
         if one.is_settled:
             assert list(one.tokens) == [text.draw_on_host(row)]
+            candidates = LogitRow.of(readout, number, kernels.vocab_size)
+            own = row.item(one.tokens[0]) - candidates.logsumexp
+            expected = [] if text.logprobs is None else [TokenLogprobs(own, top_logprobs(candidates, text.logprobs))]
+            assert list(one.logprobs) == expected
         else:
             assert list(one.tokens) == []
             assert (
@@ -203,6 +212,7 @@ def test_draws_that_a_step_does_not_take_are_refused() -> None:
     assert "draw halts" in refused(
         TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, 1, np.zeros(1, np.uint64)))
     )
+    assert "draw logprobs" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, logprobs=9)))
     assert "run 1" in refused(TokenRun(0, [1], rows=1, draw=several), TokenRun(1, [1], rows=1))
     assert "run 0" in refused(TokenRun(0, [1, 2], rows=1, draw=several))
     runner.close()

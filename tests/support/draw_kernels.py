@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from rnn_engine.forward.draws import SlotBiases, SlotHalts, SlotPenalties, decode_draws, encode_draws
-from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.draws import DeviceDraws, decode_draws
+from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits
 from rnn_engine.forward.transfer import decode_readout, encode_batch
-from rnn_engine.gpu import BufferCopy, Dispatch, Plan, Recorder
+from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Plan, Recorder
 from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun
 from tests.support.gpu import open_checked
+from tests.support.models import tiny_shape
 
 
 @dataclass(frozen=True)
@@ -30,26 +31,18 @@ class DrawKernels:
         batch: Batch = [TokenRun(slot, (0,), rows=1, draw=draw) for slot, draw in enumerate(draws)]
         memory, recorder = device.allocate(), Recorder(device)
         try:
-            sizes = {
-                "batch": limits.batch_words,
-                "logits": logits.size,
-                "masks": 1,
-                "readout": num_rows * limits.readout_words,
-                "halts": num_rows * -(-self.vocab_size // 32),
-                "draws": num_rows * limits.draw_words,
-                "last_drawn": num_rows,
-                "penalties": logits.size,
-                "biases": 2 * num_rows * MOST_DRAW_BIASES,
-            }
-            buffers = {name: memory.create_buffer(name, 4 * size) for name, size in sizes.items()}
-            answer = memory.create_buffer("answer", 4 * (sizes["readout"] + sizes["draws"]), mappable=True)
-            memory.upload(buffers["logits"], 0, logits)
-            memory.upload(buffers["batch"], 0, encode_batch(batch, limits, [0] * num_rows, self.vocab_size))
-            SlotHalts(buffers["halts"], self.vocab_size, num_rows, memory).upload(batch)
-            SlotBiases(buffers["biases"], num_rows, memory).upload(batch)
-            penalties = SlotPenalties(buffers["penalties"], num_rows, memory)
-            if any(draws):
-                memory.upload(buffers["draws"], 0, encode_draws(batch, limits, penalties))
+            shape = tiny_shape(vocab=self.vocab_size)
+            buffers = StepBuffers.create(shape, limits, memory)
+            outputs, _ = HeadOutputs.create_pair(shape, limits, memory)
+            bound = {**_fields(buffers), **_fields(outputs)}
+            memory.upload(outputs.logits, 0, logits)
+            memory.upload(buffers.batch, 0, encode_batch(batch, limits, [0] * num_rows, self.vocab_size))
+            device_draws = DeviceDraws(buffers, self.vocab_size, limits, memory)
+            readout_bytes = 4 * num_rows * limits.readout_words
+            answer = memory.create_buffer("answer", readout_bytes + buffers.draws.size, mappable=True)
+            copies = [BufferCopy(outputs.readout, 0, answer, 0, readout_bytes)]
+            device_draws.upload(batch)
+            copies += device_draws.copies(batch, answer, readout_bytes)
             common = {
                 **limits.constants(),
                 "THREADS": tuning.candidate_threads,
@@ -58,23 +51,18 @@ class DrawKernels:
             }
             of_draws = {"MAX_DRAWS": limits.max_draws, "MAX_BIASES": MOST_DRAW_BIASES}
             dispatches = []
-            for name, own, bound in (
-                ("candidates", {"HAS_MASKS": False}, ("batch", "logits", "masks", "readout")),
-                ("draw", of_draws, tuple(name for name in buffers if name != "masks")),
-            ):
+            for name, own in (("candidates", {"HAS_MASKS": False}), ("draw", of_draws)):
                 kernel = device.kernels.get(name, {**common, **own})
-                group = device.kernels.bind(kernel.source, {key: buffers[key] for key in bound})
+                names = kernel.source.bindings
+                group = device.kernels.bind(kernel.source, {key: bound[key] for key in names})
                 dispatches.append(Dispatch(name, kernel, group, num_rows))
-            readout_bytes, draw_bytes = 4 * sizes["readout"], 4 * sizes["draws"]
-            submission = recorder.submit(
-                Plan(tuple(dispatches)),
-                [
-                    BufferCopy(buffers["readout"], 0, answer, 0, readout_bytes),
-                    BufferCopy(buffers["draws"], 0, answer, readout_bytes, draw_bytes),
-                ],
-            )
-            data = recorder.download(answer, readout_bytes + draw_bytes, submission).take()
+            submission = recorder.submit(Plan(tuple(dispatches)), copies)
+            data = recorder.download(answer, sum(copy.num_bytes for copy in copies), submission).take()
         finally:
             memory.close()
         drawn = decode_draws(data[readout_bytes:], batch, limits)
         return decode_readout(data[:readout_bytes], batch, limits, lambda row: logits[row], drawn), drawn
+
+
+def _fields(buffers: StepBuffers | HeadOutputs) -> dict[str, Buffer]:
+    return {field.name: getattr(buffers, field.name) for field in fields(buffers)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta, TokenInfo
 from rnn_engine.sampling.ai00 import PENALTY_DECAY
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
 from rnn_engine.types import Runner
@@ -63,7 +64,7 @@ def make_request(number: int) -> GenerateRequest:
         if chance.random() < 0.3
         else (),
         token_mask=(lambda: Residues(vocab)) if chance.random() < 0.05 else None,
-        logprobs=1 if chance.random() < 0.1 else None,
+        logprobs=int(chance.choice([0, 1, 5, 20])) if chance.random() < 0.3 else None,
         keep_end=True,
     )
 
@@ -73,17 +74,34 @@ def _biases(chance: np.random.Generator, vocab_size: int) -> dict[int, float]:
     return {int(token): float(chance.choice([-math.inf, -2.0, 0.3, 3.0, 20.0])) for token in tokens}
 
 
+_Logprobs: TypeAlias = tuple[tuple[int, ...], tuple[float, ...]]
+
+
 @dataclass
 class Answer:
     """What a client has heard."""
 
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
+    infos: list[TokenInfo] = field(default_factory=list)
     finished: Finished | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [info.token for info in self.infos]
+
+    @property
+    def logprobs(self) -> list[_Logprobs]:
+        """Of each token, where they were asked for, the likeliest ones; and the log-probabilities, first its own."""
+        return [
+            (tuple(token for token, _ in info.top), (info.logprob, *(value for _, value in info.top)))
+            for info in self.infos
+            if info.logprob is not None
+        ]
 
     def assert_same(self, expected: Answer) -> None:
         """Equal, but for the rounding of the state at the end."""
         assert (self.tokens, self.text) == (expected.tokens, expected.text)
+        _assert_same_logprobs(self.logprobs, expected.logprobs)
         assert self.finished is not None
         assert expected.finished is not None
         assert replace(self.finished, end=None, stop_token=None) == replace(
@@ -100,7 +118,14 @@ class Answer:
     def assert_begins(self, whole: Answer) -> None:
         """Equal to the beginning of another one."""
         assert self.tokens == whole.tokens[: len(self.tokens)]
+        _assert_same_logprobs(self.logprobs, whole.logprobs[: len(self.logprobs)])
         assert whole.text.startswith(self.text)
+
+
+def _assert_same_logprobs(found: Sequence[_Logprobs], expected: Sequence[_Logprobs]) -> None:
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    for (_, values), (_, others) in zip(found, expected, strict=True):
+        np.testing.assert_allclose(values, others, atol=1e-3)
 
 
 def answer_all(
@@ -131,7 +156,7 @@ def answer_all(
             answer = answers[delivery.key]
             if isinstance(delivery.outcome, TextDelta):
                 answer.text += delivery.outcome.text
-                answer.tokens += [info.token for info in delivery.outcome.tokens]
+                answer.infos += delivery.outcome.tokens
             elif isinstance(delivery.outcome, Finished):
                 answer.finished = delivery.outcome
         for number, count in leaves.items():

@@ -7,8 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler
-from rnn_engine.types import F32, DrawPenalties, TokenDraw
+from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
+from rnn_engine.types import F32, DrawPenalties, TokenDraw, TokenLogprobs
+
+
+def tell(row: F32, token: int, count: int) -> TokenLogprobs:
+    """Return the log-probabilities that a device tells with a token."""
+    whole = LogitRow.of_full(row, count)
+    return TokenLogprobs(row.item(token) - whole.logsumexp, top_logprobs(whole, count))
 
 
 @dataclass

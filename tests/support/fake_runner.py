@@ -30,9 +30,10 @@ from rnn_engine.types import (
     State,
     Ticket,
     TokenDraw,
+    TokenLogprobs,
     TokenRun,
 )
-from tests.support.fake_draws import SlotDraws
+from tests.support.fake_draws import SlotDraws, tell
 from tests.support.models import tiny_shape
 
 Tokens: TypeAlias = tuple[int, ...]
@@ -90,6 +91,7 @@ class FakeRunner:
     max_tokens: int = 32
     max_rows: int = 16
     max_draws: int = 0
+    max_draw_logprobs: int = 3
     num_penalty_slots: int = 0
     num_candidates: int = 8
     fail_when: Callable[[Batch], bool] = lambda batch: False
@@ -206,16 +208,19 @@ class FakeRunner:
         draws = self._draws[run.slot]
         draws.begin(draw, run.tokens)
         tokens: list[int] = []
+        logprobs: list[TokenLogprobs] = []
         self._drawn_last[run.slot] = None
         while not np.isnan(rows[-1]).any() and zlib.crc32(rows[-1].tobytes()) % UNDECIDED:
             tokens.append(draws.draw(draw, draw.index + len(tokens), rows[-1]))
+            if draw.logprobs is not None:
+                logprobs.append(tell(rows[-1], tokens[-1], draw.logprobs))
             has_halted = draw.halts is not None and bool(draw.halts[tokens[-1] // 32] >> (tokens[-1] % 32) & 1)
             if has_halted or len(tokens) == draw.count:
                 self._drawn_last[run.slot] = None if has_halted else tokens[-1]
-                return rows, Drawn(tokens, is_settled=True, goes_on=not has_halted)
+                return rows, Drawn(tokens, is_settled=True, goes_on=not has_halted, logprobs=logprobs)
             rows = [*rows[:-1], *self._run(TokenRun(run.slot, tokens[-1:], rows=1))]
             self._drawn_last[run.slot] = None
-        return rows, Drawn(tokens, is_settled=False)
+        return rows, Drawn(tokens, is_settled=False, logprobs=logprobs)
 
     def _read_out(self, batch: Batch, rows: list[F32]) -> Readout:
         step = self._steps
@@ -246,6 +251,7 @@ class FakeRunner:
                 assert run.rows > 0, f"no row to draw from: {run}"
                 assert run.masks is None, f"a draw with a mask: {run}"
                 assert 0 < run.draw.count <= self.max_draws, f"not so many draws: {run}"
+                assert (run.draw.logprobs or 0) <= self.max_draw_logprobs, f"not so many log-probabilities: {run}"
                 assert run.draw.penalties is None or run.slot < self.num_penalty_slots, f"no penalties there: {run}"
             assert not run.follows or run.slot in self._drawn_last or run.slot in self._undefined, (
                 f"follows none: {run}"

@@ -110,6 +110,10 @@ class FaultRunner:
         return self.inner.max_draws
 
     @property
+    def max_draw_logprobs(self) -> int:
+        return self.inner.max_draw_logprobs
+
+    @property
     def num_penalty_slots(self) -> int:
         return self.inner.num_penalty_slots
 

@@ -267,7 +267,7 @@ def _random_operation(model: SchedulerModel, chance: random.Random) -> Callable[
         before = _random_before(chance)
         request = random_request(chance, bool(before))
         if model.device_draws and chance.random() < 0.9:
-            request = replace(request, logprobs=None, max_tokens=chance.randint(0, 40))
+            request = replace(request, max_tokens=chance.randint(0, 40))
         if not model.may_mix or chance.random() < 0.5:
             return partial(model.send, request, before, logits_known=True)
         others = [_random_before(chance) for _ in range(chance.randrange(model.clients.scheduler.capacity))]

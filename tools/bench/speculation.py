@@ -67,7 +67,8 @@ class Modelled:
     def __init__(self, shape: ModelShape, num_slots: int, base: float, each: float) -> None:
         self.shape = shape
         self.num_slots = num_slots
-        self.max_tokens, self.max_rows, self.max_draws, self.num_penalty_slots = 256, 64, 0, 0
+        self.max_tokens, self.max_rows = 256, 64
+        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0
         self._now = 0.0
         self._base, self._each = base, each
         self._tickets = map(Ticket, count())

@@ -56,7 +56,7 @@ class ModelledRunner:
         self.shape = shape
         self.num_slots = hardware.slots
         self.max_tokens = self.max_rows = max(256, hardware.slots)
-        self.max_draws = self.num_penalty_slots = 0
+        self.max_draws = self.max_draw_logprobs = self.num_penalty_slots = 0
         self._hardware = hardware
         self._now = now
         self._wait_until = wait_until

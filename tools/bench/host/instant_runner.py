@@ -50,6 +50,7 @@ class InstantRunner:
         self.max_tokens = self.max_rows = max(256, num_slots)
         self.max_draws = max_draws
         self.num_penalty_slots = num_slots if max_draws else 0
+        self.max_draw_logprobs = 20 if max_draws else 0
         self._targets = np.full(self.max_rows, np.nan, np.float32)
         self._sound = np.ones(num_slots, np.bool_)
         self._fields = {field.name for field in fields(Readout)}
@@ -101,12 +102,28 @@ class InstantRunner:
         """Return tokens for the runs that have a draw."""
         from rnn_engine.types import NOTHING_DRAWN, Drawn
 
-        tokens = _prepare(self.shape.vocab_size, self.max_rows).tokens
-        settled = {"is_settled": True, "goes_on": True} if hasattr(NOTHING_DRAWN, "goes_on") else {"is_settled": True}
-        return [
-            NOTHING_DRAWN if run.draw is None else Drawn(tokens[first + number][: run.draw.count], **settled)
+        rows = _prepare(self.shape.vocab_size, self.max_rows)
+        settled: dict[str, Any] = {"is_settled": True}
+        if hasattr(NOTHING_DRAWN, "goes_on"):
+            settled["goes_on"] = True
+        drawn = [
+            NOTHING_DRAWN if run.draw is None else Drawn(rows.tokens[first + number][: run.draw.count], **settled)
             for number, run in enumerate(batch)
         ]
+        for number, (run, one) in enumerate(zip(batch, drawn, strict=True)):
+            if (count := getattr(run.draw, "logprobs", None)) is not None:  # not in all commits
+                one.logprobs = [self._tell(first + number, count) for _ in one.tokens]
+        return drawn
+
+    def _tell(self, row: int, count: int) -> Any:  # noqa: ANN401
+        """Return log-probabilities of a token and of the likeliest ones."""
+        from rnn_engine.types import TokenLogprobs
+
+        rows = _prepare(self.shape.vocab_size, self.max_rows)
+        logsumexp = rows.logsumexp.item(row)
+        ids, logits = rows.ids[row, :count].tolist(), rows.logits[row, :count].tolist()
+        top = tuple((token, logit - logsumexp) for token, logit in zip(ids, logits, strict=True))
+        return TokenLogprobs(rows.logits.item(row, 0) - logsumexp, top)
 
     def write_state(self, slot: int, state: State | None) -> None:
         pass

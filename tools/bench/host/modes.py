@@ -39,8 +39,9 @@ SAMPLERS: Mapping[str, Mapping[str, float]] = {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,
     },
+    "logprobs": {"temperature": 1.0, "top_p": 0.5, "top_k": 128, "logprobs": 5},
 }
-"""The fields of `SamplingParams` and of a request's body."""
+"""The fields of a request's body: `logprobs`, and those of `SamplingParams`."""
 
 
 ANSWERS = ("words", "json", "schema", "object")
@@ -216,8 +217,16 @@ def _vocabulary() -> Vocabulary:
 
 
 def _make_request(load: Load) -> GenerateRequest:
-    sampling = SamplingParams(**SAMPLERS[load.sampler])  # type: ignore[arg-type]
+    fields = dict(SAMPLERS[load.sampler])
+    logprobs = fields.pop("logprobs", None)
+    sampling = SamplingParams(**fields)  # type: ignore[arg-type]
     if load.answers == "words":
-        return GenerateRequest([1], max_tokens=load.tokens, stop_tokens=(), sampling=sampling)
+        return GenerateRequest(
+            [1],
+            max_tokens=load.tokens,
+            stop_tokens=(),
+            sampling=sampling,
+            logprobs=None if logprobs is None else int(logprobs),
+        )
     grammars = {"json": None, "schema": json_grammar(SCHEMA), "object": Grammar("json_object")}
     return GenerateRequest([0], max_tokens=load.tokens, sampling=sampling, grammar=grammars[load.answers])
