@@ -25,6 +25,7 @@ from rnn_engine.cli.served_models import LoadChoice, NamedModel, load_models, mo
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.collector import freeze_modules
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from server.app import ServerSettings, run
@@ -205,6 +206,7 @@ def serve(
         connections=connections,
         logs=logs,
     )
+    freeze_modules()
     with log_on_stderr(logs):
         load_all = partial(load_models, choice, models, default_model, load)
         run(load_all, settings, partial(_announce, has_keys=bool(doors.keys)))

@@ -14,6 +14,7 @@ from rnn_engine.fleet.errors import ReplicaLostError
 from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.replica import Replica
 from rnn_engine.fleet.settings import Resources, Scaling
+from rnn_engine.loading.collector import freeze_modules
 
 LoadReplica: TypeAlias = Callable[[Place], Awaitable[Engine]]
 """Loads a replica's engine in its process. Can be pickled."""
@@ -29,6 +30,7 @@ class EngineReplica:
 
     async def __init__(self, load: LoadReplica) -> None:  # type: ignore[misc] # Serve awaits it
         """Load the engine; Serve sends calls when it is warm."""
+        freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
         self._engine = await load(Place(context.rank.rank, context.rank.local_rank, tuple(map(str, gpus))))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def model_file(tiny_model: TensorModel, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def rnn_engine() -> Command:
+def rnn_engine() -> Iterator[Command]:
     """Run `rnn-engine` with arguments and, perhaps, a text on standard input."""
 
     def run(*arguments: object, stdin: str | None = None, code: int = 0) -> str:
@@ -38,7 +39,8 @@ def rnn_engine() -> Command:
         assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
         return result.output
 
-    return run
+    yield run
+    gc.unfreeze()  # what `serve` has frozen
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import signal
 import subprocess
@@ -55,6 +56,15 @@ async def test_eight_clients_at_once(server: tuple[str, str]) -> None:
             *(client.completions.create(model="tiny", prompt=[number, 2], max_tokens=5, seed=1) for number in range(8))
         )
     assert [answer.usage.prompt_tokens for answer in answers if answer.usage is not None] == [2] * 8
+
+
+def test_the_garbage_collector_passes_over_what_was_imported(
+    rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr("rnn_engine.cli.serve.run", lambda *_: frozen.append(gc.get_freeze_count()))
+    rnn_engine("serve", model_file)
+    assert frozen[0] > 10_000
 
 
 def test_generate_continues_tokens(rnn_engine: Command, model_file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import product
 
 import click
@@ -26,6 +27,8 @@ def main(modes: str, samplers: str, slots: str, tokens: int, seconds: float, ans
     """
     from tools.bench.host.modes import MODES, Load
 
+    gc.collect()
+    gc.freeze()  # as a server does, so that tokens do not pay for imports
     figures = {}
     for step, mode, sampler, count in product(
         steps.split(","), modes.split(","), samplers.split(","), slots.split(",")
