@@ -15,7 +15,7 @@ from rnn_engine.errors import StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
 from rnn_engine.grammar.json_schema import error_place, load_schema, with_spacing
 from rnn_engine.grammar.vocabulary import Vocabulary
-from rnn_engine.types import mask_words, unpack_masks
+from rnn_engine.types import mask_words
 
 _LIMITS: Final = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, verbose_errors=False)
 
@@ -65,19 +65,6 @@ class GuidanceGrammar:
     def start(self) -> GuidanceMask:
         """Return what allows the tokens of a new text."""
         return GuidanceMask(self._matcher.deep_copy(), self._size)
-
-    def check_start(self) -> None:
-        """Raise GrammarError where no text begins as the grammar says, or one can't be followed to its second token."""
-        text = self.start()
-        try:
-            allowed = np.flatnonzero(unpack_masks(text.next(), self._size))
-            if len(allowed) == 0:
-                raise GrammarError("no text is as it says")
-            text.accept(allowed.item(-1))  # many limits are only met behind the first token
-            if not text.ended:
-                text.next()
-        except StepError as error:
-            raise GrammarError(str(error)) from error
 
 
 def _compile(source: str, vocabulary: Vocabulary) -> LLMatcher:

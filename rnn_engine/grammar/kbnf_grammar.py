@@ -59,11 +59,6 @@ class KbnfGrammar:
         """Return what allows the tokens of a new text."""
         return KbnfMask(deepcopy(self._engine), self._size)
 
-    def check_start(self) -> None:
-        """Raise GrammarError where no text begins as the grammar says."""
-        if not self.start().next().any():
-            raise GrammarError("no text is as it says")
-
 
 def _with_place(text: str, message: str) -> str:
     """Return kbnf's `message` with the line and column instead of all of `text` that was not read."""

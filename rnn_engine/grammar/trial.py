@@ -20,7 +20,7 @@ from typing import IO, Final
 
 import psutil
 
-from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.grammar.compiled import check_start, compile_grammar
 from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
 from rnn_engine.grammar.vocabulary import Vocabulary
 
@@ -143,8 +143,7 @@ def _try(grammar: Grammar, vocabulary: Vocabulary) -> Verdict:
     process = psutil.Process()
     begun, bytes_before = time.process_time(), process.memory_info().rss
     try:
-        compiled = compile_grammar(grammar, vocabulary)
-        compiled.check_start()
+        check_start(compile_grammar(grammar, vocabulary), vocabulary.size)
     except GrammarError as error:
         return Verdict(str(error))
     return Verdict(None, time.process_time() - begun, max(process.memory_info().rss - bytes_before, 0))

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, Tag, Vocabulary, choice_grammar, json_grammar, tagged_text
-from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.grammar.compiled import check_start, compile_grammar
 from rnn_engine.sampling.masks import allowed_tokens
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
 from tests.support.grammars import byte_vocabulary, random_text, takes
@@ -91,8 +91,9 @@ def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_wh
     ],
 )  # fmt: skip
 def test_a_wrong_grammar_is_refused_with_the_place(grammar: Grammar, message: str) -> None:
+    vocabulary = byte_vocabulary()
     with pytest.raises(GrammarError, match=message):
-        compile_grammar(grammar, byte_vocabulary()).check_start()
+        check_start(compile_grammar(grammar, vocabulary), vocabulary.size)
 
 
 def test_tags_begin_with_their_trigger() -> None:

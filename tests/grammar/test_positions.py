@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar
-from rnn_engine.grammar.compiled import compile_grammar
+from rnn_engine.grammar.compiled import check_start, compile_grammar
 from rnn_engine.grammar.position import json_offset
 from tests.support.grammars import byte_vocabulary
 
@@ -34,9 +34,9 @@ WRONG: list[tuple[GrammarKind, str]] = [
 @pytest.mark.parametrize(("kind", "marked"), WRONG)
 def test_the_position_of_an_error_is_where_its_text_is_wrong(kind: GrammarKind, marked: str) -> None:
     before, after = marked.split("⟦")
-    grammar = Grammar(kind, before + after)
+    grammar, vocabulary = Grammar(kind, before + after), byte_vocabulary()
     with pytest.raises(GrammarError) as caught:
-        compile_grammar(grammar, byte_vocabulary()).check_start()
+        check_start(compile_grammar(grammar, vocabulary), vocabulary.size)
     expected = before.count("\n") + 1, len(before.rsplit("\n")[-1]) + 1
     assert grammar.refused(str(caught.value)).position == expected, str(caught.value)
 
