@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rnn_engine.sampling.adjustments import Adjustments, TokenRule
 from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
@@ -14,17 +13,17 @@ from rnn_engine.sampling.forbidden import BadWords, NotBefore
 from rnn_engine.sampling.greedy import Greedy
 from rnn_engine.sampling.mirostat import MirostatV1, MirostatV2
 from rnn_engine.sampling.nucleus import Nucleus
+from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.steps import MinP, Step, Temperature, TopK, TopNSigma, TopP, TypicalP, Xtc
-
-if TYPE_CHECKING:
-    from rnn_engine.sampling.params import SamplingParams
 
 _ADJUSTING = ORDER[:2]  # the steps that change logits and take nothing away
 
 
 def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
     """Return what chooses the tokens of one sequence."""
+    if (own := params.make_sampler(context)) is not None:
+        return own
     match params.sampler:
         case Ai00Mirostat(tau, rate):
             return Chain((), MirostatV2(tau, rate, ai00=True))

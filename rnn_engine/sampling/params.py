@@ -9,8 +9,6 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from rnn_engine.checks import check_range, check_token_ids
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling import make
-from rnn_engine.sampling.adjustments import Adjustments
 from rnn_engine.sampling.ai00 import PENALTY_DECAY, Ai00Sampler, check_ai00
 from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.protocol import Sampler
@@ -169,13 +167,12 @@ class SamplingParams:
         words = [tokens for word in self.bad_words for tokens in _word_tokens(word, tokenize)]
         return replace(self, logit_bias=bias, bad_words=words)
 
-    def make_sampler(self, context: SequenceContext) -> Sampler:
-        """Return what chooses the tokens of one sequence."""
-        return make.make_sampler(self, context)
+    def make_sampler(self, context: SequenceContext) -> Sampler | None:  # noqa: ARG002
+        """Return what chooses the tokens of one sequence, in a subclass that has a sampler of its own.
 
-    def make_adjustments(self, context: SequenceContext) -> Adjustments:
-        """Return what is added to the logits before that sampler sees them."""
-        return make.make_adjustments(self, context)
+        None: the fields say what chooses them.
+        """
+        return None
 
 
 def _bounded_bias(value: float) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rnn_engine.sampling.chain import Chain, Cuts
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.greedy import Greedy
+from rnn_engine.sampling.make import make_adjustments, make_sampler
 from rnn_engine.sampling.nucleus import Nucleus
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.philox import uniforms_from
@@ -66,8 +67,8 @@ class SequenceSampler:
         note_whole_row: Callable[[], None] = lambda: None,
     ) -> None:
         """`note_whole_row` is called for each row that is read whole."""
-        self._sampler = params.make_sampler(context)
-        self.adjustments = params.make_adjustments(context)
+        self._sampler = make_sampler(params, context)
+        self.adjustments = make_adjustments(params, context)
         self._note_whole_row = note_whole_row
         self.seed = seed
         self.index = 0  # of the next token in the text: how many were drawn or given before it

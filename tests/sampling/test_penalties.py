@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.errors import StepError
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceContext, SequenceSampler, top_logprobs
+from rnn_engine.sampling.make import make_adjustments
 from rnn_engine.types import F32, Readout
 
 tokens = st.lists(st.integers(0, 4), max_size=12)
@@ -24,7 +25,7 @@ def test_the_table_holds_what_the_definition_says(
     sampling = SamplingParams(
         presence_penalty=presence, frequency_penalty=frequency, penalty_decay=decay, logit_bias=bias
     )
-    adjustments = sampling.make_adjustments(SequenceContext(earlier=earlier))
+    adjustments = make_adjustments(sampling, SequenceContext(earlier=earlier))
     penalties: dict[int, float] = {}
     for position, token in enumerate(earlier):
         distance = len(earlier) - 1 - position

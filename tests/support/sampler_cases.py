@@ -14,6 +14,7 @@ import numpy as np
 from rnn_engine.sampling import LogitRow, Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
 from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
 from rnn_engine.sampling.chain import ORDER
+from rnn_engine.sampling.make import make_adjustments, make_sampler
 from rnn_engine.sampling.ranking import rank_all
 from rnn_engine.types import F32
 from tests.support.sampling_oracle import Oracle
@@ -135,7 +136,7 @@ class Compared:
 
     def run(self, rows: Sequence[F32]) -> None:
         """Compare the distributions of all rows. Raises AssertionError where they differ by more than `TOLERANCE`."""
-        sampler, adjustments = self.params.make_sampler(self.context), self.params.make_adjustments(self.context)
+        sampler, adjustments = make_sampler(self.params, self.context), make_adjustments(self.params, self.context)
         context = self.context
         oracle = Oracle(self.params, context.vocab_size, token_text, context.earlier, context.prompt)
         for row in rows:
