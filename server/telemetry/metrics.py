@@ -8,33 +8,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import accumulate
 from pathlib import Path
 from typing import Self, get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rnn_engine.health import Health, HealthStatus
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
-from rnn_engine.telemetry import EngineCounters, Histogram
+from rnn_engine.telemetry import EngineCounters
 from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
 from server.models.registry import ModelRegistry
+from server.telemetry.families import PREFIX, counter, gauge, histogram, histograms
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.llama_metrics import LlamaCollector
 from states.cache.counters import CacheStats
 from states.named.registry import RegistryUsage
 from states.shared.counters import StoreCounters
-
-_PREFIX = "rnn_engine_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         readings = self._read()
         loaded = {name: float(is_loaded) for name, is_loaded in readings.loaded.items()}
-        yield _gauge("model_loaded", "1 for a model that is loaded, 0 for one that is not now.", loaded, "model")
+        yield gauge("model_loaded", "1 for a model that is loaded, 0 for one that is not now.", loaded, "model")
         yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
         yield from _http(readings.http)
         yield from _connections(readings.connections, readings.budget)
@@ -129,16 +121,16 @@ def _of_engine(readings: EngineReadings) -> Iterator[Metric]:
 
 def _facts(info: EngineInfo, health: Health, stats: EngineStats) -> Iterator[Metric]:
     facts = {"model": info.model, "device": info.device, "weights": info.weights, "version": _version()}
-    yield InfoMetricFamily(_PREFIX.rstrip("_"), "The model, its device, and the version of rnn-engine.", value=facts)
+    yield InfoMetricFamily(PREFIX.rstrip("_"), "The model, its device, and the version of rnn-engine.", value=facts)
     statuses = {status: float(status == health.status) for status in get_args(HealthStatus)}
-    yield _gauge("health", "1 for the present status of the engine, 0 for the others.", statuses, "status")
-    yield _gauge("slots", "How many requests can run at a time.", info.num_slots)
-    yield _gauge("slots_in_use", "Requests that hold a slot.", stats.active)
-    yield _gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
+    yield gauge("health", "1 for the present status of the engine, 0 for the others.", statuses, "status")
+    yield gauge("slots", "How many requests can run at a time.", info.num_slots)
+    yield gauge("slots_in_use", "Requests that hold a slot.", stats.active)
+    yield gauge("queued_requests", "Requests that wait for a slot.", stats.queued)
     text = "Memory that weights, states and buffers take on the device; absent where the model runs on the CPU."
-    yield _gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
+    yield gauge("device_memory_bytes", text, {} if info.device_bytes is None else info.device_bytes)
     text = "Bytes that are free on the disk of a folder that the engine writes to."
-    yield _gauge("disk_free_bytes", text, dict(_free_bytes(info.folders)), "folder")
+    yield gauge("disk_free_bytes", text, dict(_free_bytes(info.folders)), "folder")
 
 
 def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
@@ -150,163 +142,121 @@ def _free_bytes(folders: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
 def _requests(counters: EngineCounters) -> Iterator[Metric]:
     outcomes = {outcome.value: count for outcome, count in counters.outcomes.items()}
     text = "Requests to the engine, by how they ended. One HTTP request may make several, such as one a choice."
-    yield _counter("requests", text, outcomes, "outcome")
-    yield _histogram("queue_seconds", "From a request's arrival until it gets a slot.", counters.queue_seconds)
+    yield counter("requests", text, outcomes, "outcome")
+    yield histogram("queue_seconds", "From a request's arrival until it gets a slot.", counters.queue_seconds)
     text = "From a request's arrival until its first token is drawn."
-    yield _histogram("time_to_first_token_seconds", text, counters.first_token_seconds)
+    yield histogram("time_to_first_token_seconds", text, counters.first_token_seconds)
     text = "Between two tokens of a sequence, as the time from one step's end to the next one's."
-    yield _histogram("inter_token_seconds", text, counters.inter_token_seconds)
+    yield histogram("inter_token_seconds", text, counters.inter_token_seconds)
     text = "From a request's arrival to its end, of those that were not cut short."
-    yield _histogram("request_seconds", text, counters.request_seconds)
+    yield histogram("request_seconds", text, counters.request_seconds)
     text = "Compiling a grammar that was not kept, or finding out that it is wrong."
-    yield _histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
+    yield histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
     text = "Finding out which tokens a grammar allows next, for each token that is drawn; the device runs meanwhile."
-    yield _histogram("grammar_mask_seconds", text, counters.mask_seconds)
-    yield _histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
-    yield _histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
+    yield histogram("grammar_mask_seconds", text, counters.mask_seconds)
+    yield histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
+    yield histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
 
 
 def _tokens(counters: EngineCounters) -> Iterator[Metric]:
-    yield _counter("prompt_tokens", "Tokens of prompts, kept ones too.", counters.prompt_tokens.sum)
+    yield counter("prompt_tokens", "Tokens of prompts, kept ones too.", counters.prompt_tokens.sum)
     text = "Tokens of prompts that were not run, since a state after them was kept."
-    yield _counter("cached_prompt_tokens", text, counters.cached_tokens)
-    yield _counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
+    yield counter("cached_prompt_tokens", text, counters.cached_tokens)
+    yield counter("generated_tokens", "Tokens that were generated.", counters.generated_tokens)
     text = "Tokens that were run ahead of what was drawn, for a text that repeats itself."
-    yield _counter("draft_tokens", text, counters.draft_tokens)
-    yield _counter("accepted_draft_tokens", "Those of them that were drawn.", counters.accepted_tokens)
+    yield counter("draft_tokens", text, counters.draft_tokens)
+    yield counter("accepted_draft_tokens", "Those of them that were drawn.", counters.accepted_tokens)
     text = "Rows of logits that were read whole, since the likeliest few did not settle a draw."
-    yield _counter("whole_rows", text, counters.whole_rows)
+    yield counter("whole_rows", text, counters.whole_rows)
     by_phase = {"prefill": counters.prefill_tokens, "decode": counters.decode_tokens}
-    yield _counter("run_tokens", "Tokens that went through the model.", by_phase, "phase")
+    yield counter("run_tokens", "Tokens that went through the model.", by_phase, "phase")
 
 
 def _steps(counters: EngineCounters) -> Iterator[Metric]:
-    yield _counter("steps", "Steps of the model that were run.", counters.steps)
-    yield _counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
+    yield counter("steps", "Steps of the model that were run.", counters.steps)
+    yield counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
     text = "Times the device had failed, was opened again, and answered."
-    yield _counter("device_reopens", text, counters.device_reopens)
-    yield _counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
+    yield counter("device_reopens", text, counters.device_reopens)
+    yield counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
     parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
     text = "Time of a step: on the host while the device has nothing to do, then on the device."
-    yield _histograms("step_seconds", text, parts, "part")
-    yield _histogram("tokens_per_step", "Tokens that a step runs, of all requests together.", counters.step_tokens)
+    yield histograms("step_seconds", text, parts, "part")
+    yield histogram("tokens_per_step", "Tokens that a step runs, of all requests together.", counters.step_tokens)
 
 
 def _http(http: HttpCounters) -> Iterator[Metric]:
-    yield _gauge("http_requests_in_progress", "HTTP requests that have not ended.", http.in_progress)
+    yield gauge("http_requests_in_progress", "HTTP requests that have not ended.", http.in_progress)
     text = "HTTP requests; 499 is the status of those whose client left."
-    requests = CounterMetricFamily(f"{_PREFIX}http_requests", text, labels=("method", "route", "status"))
+    requests = CounterMetricFamily(f"{PREFIX}http_requests", text, labels=("method", "route", "status"))
     for (method, route, status), count in list(http.requests.items()):
         requests.add_metric((method, route, str(status)), count)
     yield requests
     text = "From the head of an HTTP request to the end of its answer."
-    yield _histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
+    yield histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
-    yield _counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
+    yield counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
 
 
 def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Iterator[Metric]:
-    yield _gauge("connections", "Open connections.", connections.open)
+    yield gauge("connections", "Open connections.", connections.open)
     reasons = {str(reason): count for reason, count in connections.closed.items()}
     text = "Connections that the server closed, or did not take, by reason."
-    yield _counter("connections_closed", text, reasons, "reason")
-    yield _gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
-    yield _gauge("request_memory_capacity_bytes", "The most bytes of them.", budget.capacity)
+    yield counter("connections_closed", text, reasons, "reason")
+    yield gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
+    yield gauge("request_memory_capacity_bytes", "The most bytes of them.", budget.capacity)
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:
     tiers = stats.tiers
-    yield _gauge("cache_entries", "States that are kept.", {tier.tier: tier.copies for tier in tiers}, "tier")
-    yield _gauge("cache_bytes", "Bytes of kept states.", {tier.tier: tier.used for tier in tiers}, "tier")
-    yield _gauge("cache_capacity_bytes", "The most bytes.", {tier.tier: tier.capacity for tier in tiers}, "tier")
+    yield gauge("cache_entries", "States that are kept.", {tier.tier: tier.copies for tier in tiers}, "tier")
+    yield gauge("cache_bytes", "Bytes of kept states.", {tier.tier: tier.used for tier in tiers}, "tier")
+    yield gauge("cache_capacity_bytes", "The most bytes.", {tier.tier: tier.capacity for tier in tiers}, "tier")
     text = "Look-ups that found a state, by the quickest tier that had it."
-    yield _counter("cache_hits", text, {tier.tier: tier.hits for tier in tiers}, "tier")
+    yield counter("cache_hits", text, {tier.tier: tier.hits for tier in tiers}, "tier")
     text = "Look-ups that found none, by reason."
-    yield _counter("cache_misses", text, {reason.value: count for reason, count in stats.misses.items()}, "reason")
-    yield _counter("cache_exact_hits", "Look-ups that found a state of the whole prompt.", stats.exact_hits)
-    yield _counter("cache_looked_up_tokens", "Tokens of the prompts that were looked up.", stats.tokens_looked_up)
-    yield _counter("cache_saved_tokens", "Tokens of them that need not be run.", stats.tokens_saved)
-    yield _counter("cache_stored", "New states that a tier took.", {one.tier: one.stored for one in tiers}, "tier")
+    yield counter("cache_misses", text, {reason.value: count for reason, count in stats.misses.items()}, "reason")
+    yield counter("cache_exact_hits", "Look-ups that found a state of the whole prompt.", stats.exact_hits)
+    yield counter("cache_looked_up_tokens", "Tokens of the prompts that were looked up.", stats.tokens_looked_up)
+    yield counter("cache_saved_tokens", "Tokens of them that need not be run.", stats.tokens_saved)
+    yield counter("cache_stored", "New states that a tier took.", {one.tier: one.stored for one in tiers}, "tier")
     text = "Copies that a tier got because of a hit."
-    yield _counter("cache_promotions", text, {tier.tier: tier.promotions for tier in tiers}, "tier")
+    yield counter("cache_promotions", text, {tier.tier: tier.promotions for tier in tiers}, "tier")
     text = "Copies that a tier got because a quicker one was full."
-    yield _counter("cache_demotions", text, {tier.tier: tier.demotions for tier in tiers}, "tier")
+    yield counter("cache_demotions", text, {tier.tier: tier.demotions for tier in tiers}, "tier")
     text = "Copies that gave way in a tier."
-    yield _counter("cache_evictions", text, {tier.tier: tier.evictions for tier in tiers}, "tier")
-    yield _counter("cache_not_stored", "States for which no tier had room.", stats.not_stored)
+    yield counter("cache_evictions", text, {tier.tier: tier.evictions for tier in tiers}, "tier")
+    yield counter("cache_not_stored", "States for which no tier had room.", stats.not_stored)
     text = "Copies that were not written to disk, for too many waited to be."
-    yield _counter("cache_refused_writes", text, stats.writes_refused)
-    yield _counter("cache_lost_files", "Files that were damaged, gone, or could not be written.", stats.lost_files)
-    yield _counter("cache_failed_writes", "Files that the disk did not take.", stats.failed_writes)
-    yield _gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
-    yield _gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
-    yield _gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
+    yield counter("cache_refused_writes", text, stats.writes_refused)
+    yield counter("cache_lost_files", "Files that were damaged, gone, or could not be written.", stats.lost_files)
+    yield counter("cache_failed_writes", "Files that the disk did not take.", stats.failed_writes)
+    yield gauge("cache_ghost_entries", "Known paths of tokens whose states are gone.", stats.ghosts)
+    yield gauge("cache_index_bytes", "Host memory besides the states: tokens, records, logits.", stats.index_bytes)
+    yield gauge("cache_index_capacity_bytes", "The most bytes of them.", stats.index_capacity)
     yield from _store(stats.store)
 
 
 def _store(store: StoreCounters | None) -> Iterator[Metric]:
     outcomes = {} if store is None else {outcome.value: count for outcome, count in store.outcomes.items()}
     text = "Operations on the store that servers share, by how they ended; absent without --store."
-    yield _counter("store_operations", text, outcomes, "outcome")
+    yield counter("store_operations", text, outcomes, "outcome")
     moved = {} if store is None else {"read": store.read_bytes, "written": store.written_bytes}
-    yield _counter("store_bytes", "Bytes of states that were read from and written to the store.", moved, "direction")
-    yield _counter("store_seconds", "Time that operations on the store took.", {} if store is None else store.seconds)
+    yield counter("store_bytes", "Bytes of states that were read from and written to the store.", moved, "direction")
+    yield counter("store_seconds", "Time that operations on the store took.", {} if store is None else store.seconds)
     text = "1 while the store is left alone for a while, for the last operations have failed."
-    yield _gauge("store_circuit_open", text, {} if store is None else float(store.circuit_open))
+    yield gauge("store_circuit_open", text, {} if store is None else float(store.circuit_open))
     text = "Times that the store was left alone for a while."
-    yield _counter("store_circuit_openings", text, {} if store is None else store.circuit_openings)
+    yield counter("store_circuit_openings", text, {} if store is None else store.circuit_openings)
 
 
 def _states(usage: RegistryUsage) -> Iterator[Metric]:
     by_retention = {"persistent": usage.persistent, "lease": usage.names - usage.persistent}
-    yield _gauge("named_states", "States under names, by how they are kept.", by_retention, "retention")
-    yield _gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)
-    yield _gauge("named_state_bytes", "Bytes of named states; copies share theirs.", usage.num_bytes)
-    yield _gauge("named_state_capacity_bytes", "The most bytes of them.", usage.capacity)
+    yield gauge("named_states", "States under names, by how they are kept.", by_retention, "retention")
+    yield gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)
+    yield gauge("named_state_bytes", "Bytes of named states; copies share theirs.", usage.num_bytes)
+    yield gauge("named_state_capacity_bytes", "The most bytes of them.", usage.capacity)
     text = "Changes of persistent states that the disk did not take."
-    yield _counter("named_state_failed_writes", text, usage.failed_writes)
-
-
-def _gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a gauge with one value, or with one for each value of `label`."""
-    family = GaugeMetricFamily(_PREFIX + name, text, labels=(label,) if label else ())
-    for labels, value in _labelled(values):
-        family.add_metric(labels, value)
-    return family
-
-
-def _counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
-    """Return a counter, likewise; its name ends with `_total`."""
-    family = CounterMetricFamily(_PREFIX + name, text, labels=(label,) if label else ())
-    for labels, value in _labelled(values):
-        family.add_metric(labels, value)
-    return family
-
-
-def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
-    if isinstance(values, Mapping):
-        yield from (((name,), value) for name, value in values.items())
-    else:
-        yield (), values
-
-
-def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
-    family = HistogramMetricFamily(_PREFIX + name, text)
-    family.add_metric((), _buckets(histogram), histogram.sum)
-    return family
-
-
-def _histograms(name: str, text: str, histograms: Mapping[str, Histogram], label: str) -> Metric:
-    family = HistogramMetricFamily(_PREFIX + name, text, labels=(label,))
-    for value, histogram in histograms.items():
-        family.add_metric((value,), _buckets(histogram), histogram.sum)
-    return family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return how many values are at most each bound."""
-    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
-    return list(zip(bounds, accumulate(histogram.counts), strict=True))
+    yield counter("named_state_failed_writes", text, usage.failed_writes)
 
 
 def _version() -> str:
