@@ -43,7 +43,7 @@ class DraftingSequence(LiveSequence):
 
     @property
     def demand(self) -> TokenDemand:
-        if not self.may_draft or (self.decodes and not self.drafter.draft):
+        if (self.decodes and not self.drafter.draft) or not self.may_draft:
             return super().demand
         num_drafted = len(self.drafter.draft)
         return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
@@ -54,6 +54,8 @@ class DraftingSequence(LiveSequence):
 
     def run(self, count: int, num_draws: int = 0) -> TokenRun:
         draft, self.drafter.draft = self.drafter.draft, ()
+        if self.decodes and not draft:
+            return super().run(count, num_draws)
         num_certain = self.num_certain
         draft = draft[: max(count - num_certain, 0)]
         if not draft or not self._branch():
@@ -98,9 +100,13 @@ class DraftingSequence(LiveSequence):
         super().close()
         self.drafter.join()
 
+    @property
+    def foretells(self) -> bool:
+        return self.drafter.look(self._generated)
+
     def propose(self, most: int) -> list[int]:
-        """Return a draft of at most so many tokens."""
-        return self.drafter.propose(self._generated, most)
+        """Return a draft of at most so many tokens, where the sequence `foretells` any."""
+        return self.drafter.propose(len(self._generated), most)
 
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
         drafter = self.drafter
@@ -138,8 +144,11 @@ def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
     """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
     if not drafts.may_pay(len(live)):
         return False
+    foretelling = [one for one in live if one.foretells]
+    if not foretelling:
+        return False
     plan = drafts.plan(len(live), len(live))
-    drafting = (one for one in live if isinstance(one, DraftingSequence))
+    drafting = (one for one in foretelling if isinstance(one, DraftingSequence))
     return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in drafting)
 
 
@@ -147,13 +156,17 @@ def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
     """Say what the sequences of a step draft, where all of them decode and it pays."""
     if not drafts.may_pay(len(live)):
         return
+    foretelling = [one for one in live if one.foretells]
+    if not foretelling:
+        return
     drafting = [one for one in live if isinstance(one, DraftingSequence) and one.may_draft]
-    if not drafting or not all(one.decodes or one in drafting for one in live):
+    if not all(one.decodes or one in drafting for one in live):
         return
     num_again = sum(one.num_certain - 1 for one in drafting)
     plan = drafts.plan(len(live), len(live) + num_again)
     for one in drafting:
         if plan.is_full:
             return
-        draft = one.propose(plan.room)
-        one.drafter.draft = draft[: plan.take(len(draft), one.drafter.chance)]
+        if one in foretelling:
+            draft = one.propose(plan.room)
+            one.drafter.draft = draft[: plan.take(len(draft), one.drafter.chance)]

@@ -27,6 +27,8 @@ _LEAST_SECONDS = 1e-9  # of a step, by any clock
 _CHANCES = 32  # that are told apart
 _KEPT = 1024  # answers to how long a draft is to be
 _OFTEN = 16  # steps after which they are looked for anew
+_PATIENCE = 32  # tokens without anything foretold after which one token more is left out between two looks
+_LONGEST_REST = 8  # tokens that are left out at most
 _OFF = 0
 
 FindEarlier: TypeAlias = Callable[[GenerateRequest, Sequence[int]], Sequence[int]]
@@ -59,30 +61,43 @@ class Drafter:
         self._earlier = EarlierText(partial(find_earlier, request))
         self._lookup = Lookup(request.prompt)
         self._num_known = 0  # tokens of the answer that these two know
+        self._quiet_from = 0  # tokens after which nothing was foretold any more
+        self._next_look = 0  # tokens after which that may be otherwise
         self.chance = 0.0  # how likely a token of the draft that was proposed last is drawn, if those before it are
         self.is_off = False  # nothing is to be drafted any more
 
-    def propose(self, generated: Sequence[int], most: int) -> list[int]:
-        """Return a draft of what follows `generated`, as long as it can be: all but the text's last token at most."""
-        if self.is_off:
-            return []
-        self._lookup.extend(generated[self._num_known :])
-        self._earlier.extend(generated, self._num_known)
-        self._num_known = len(generated)
-        draft = self._draft(min(self._most, most, self._max_tokens - len(generated) - 1))
+    def look(self, generated: Sequence[int]) -> bool:
+        """Take in what was generated since the last call; return whether there is anything to propose.
+
+        The longer there has been nothing, the less often it is looked for.
+        """
+        num_generated = len(generated)
+        if num_generated < self._next_look or self.is_off:
+            return False
+        if num_generated > self._num_known:
+            self._earlier.extend(generated, self._num_known)
+            self._lookup.extend(generated[self._num_known :])
+            self._num_known = num_generated
+        if self._lookup.foretells or self._earlier.foretells:
+            self._quiet_from = num_generated
+            return True
+        self._next_look = num_generated + 1 + min((num_generated - self._quiet_from) // _PATIENCE, _LONGEST_REST)
+        return False
+
+    def propose(self, num_generated: int, most: int) -> list[int]:
+        """Return a draft of what follows all that was generated: all but the text's last token at most.
+
+        To be asked where there is anything to propose.
+        """
+        source: EarlierText | Lookup = self._earlier
+        if not source.foretells or (self._lookup.foretells and self._lookup.chance > source.chance):
+            source = self._lookup
+        self.chance = source.chance
+        draft = source.draft(min(self._most, most, self._max_tokens - num_generated - 1))
         # Behind what ends the text nothing is run, so that the state is the right one there.
         if self._ends.isdisjoint(draft):
             return draft
         return draft[: next(place for place, token in enumerate(draft) if token in self._ends)]
-
-    def _draft(self, count: int) -> list[int]:
-        earlier, repeated = self._earlier.draft(count), self._lookup.draft(count)
-        source: EarlierText | Lookup = self._earlier
-        if not earlier or (repeated and self._lookup.chance > self._earlier.chance):
-            source, earlier = self._lookup, repeated
-        if earlier:
-            self.chance = source.chance
-        return earlier
 
     def branch(self, slot: int) -> None:
         """Copy the state of `slot`, in which the draft is about to be run."""

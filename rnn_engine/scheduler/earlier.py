@@ -41,6 +41,11 @@ class EarlierText:
             self._ahead, self._place = self._find(generated), 0
             self._is_over = not self._ahead
 
+    @property
+    def foretells(self) -> bool:
+        """Whether anything is known of what comes next."""
+        return self._place < len(self._ahead)
+
     def draft(self, count: int) -> list[int]:
         """Return at most `count` of the tokens that are thought to come next; none where nothing is known."""
         return list(self._ahead[self._place : self._place + count])

@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+import numpy as np
+
 MIN_MATCH = 3  # tokens that must agree
 _LONGEST = 32  # tokens that are compared
 _MOST_PLACES = 8  # that are compared
 _WINDOW = 1 << 15  # tokens of a prompt, its last ones, that are looked at
-_MOST_AT_ONCE = 1 << 12  # tokens that one call takes in, about 1 ms
+_MOST_AT_ONCE = 1 << 12  # tokens of a prompt that one call takes in, about 1 ms
 _CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
 _PRIOR = 4.0  # tokens that what is expected of a match counts for
 _MEMORY = 32.0  # tokens after which what was seen of a class counts for half
@@ -44,13 +46,21 @@ class Lookup:
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in tokens that have been generated."""
         self._text.extend(tokens)
-        for _ in range(min(len(self._text) - self._num_known, _MOST_AT_ONCE)):
-            self._take_in()
+        if self._num_known < self._num_given:
+            self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
+        if self._num_known >= self._num_given:
+            for token in self._text[self._num_known :]:
+                self._take_in(token)
+
+    @property
+    def foretells(self) -> bool:
+        """Whether there is a place that the whole text repeats."""
+        return self._place is not None and self._num_known == len(self._text)
 
     def draft(self, count: int) -> list[int]:
         """Return the next `count` tokens as far as they are foretold: all, or none."""
         text, place = self._text, self._place
-        if place is None or self._num_known < len(text):
+        if place is None or not self.foretells:
             return []
         draft = text[place : place + count].tolist()
         while len(draft) < count:  # the text repeats what has just come, and goes on with the draft's own tokens
@@ -64,18 +74,35 @@ class Lookup:
         expected = self._length / (self._length + 2.0)
         return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
 
-    def _take_in(self) -> None:
+    def _take_in_prompt(self, end: int) -> None:
+        """Make the tokens of the prompt up to `end` known."""
+        start = self._num_known
+        tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with those before `start`, where there are any
+        known = min(start, MIN_MATCH - 1)
+        tokens[MIN_MATCH - 1 - known :] = self._text[start - known : end]
+        keys = tokens[2:] | tokens[1:-1] << np.uint64(_TOKEN_BITS) | tokens[:-2] << np.uint64(2 * _TOKEN_BITS)
+        keys &= np.uint64(_KEY_MASK)
+        listed = keys.tolist()
+        before = np.array([self._latest.get(key, -1) for key in listed], np.int32)
+        order = np.argsort(keys, kind="stable")
+        is_again = keys[order[1:]] == keys[order[:-1]]
+        before[order[1:][is_again]] = order[:-1][is_again] + start + 1
+        self._earlier.extend(before.tolist())
+        self._latest.update(zip(listed, range(start + 1, end + 1), strict=True))
+        self._key, self._num_known = listed[-1], end
+        if end == self._num_given and end >= MIN_MATCH and before[-1] >= 0:
+            self._find(before.item(-1))
+
+    def _take_in(self, token: int) -> None:
         """Make the next token of the text known."""
-        place = self._num_known
-        token = self._text[place]
         if self._place is not None:
             self._judge(is_right=self._text[self._place] == token)
         self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
-        self._num_known = end = place + 1
+        self._num_known = end = self._num_known + 1
         before = self._latest.get(self._key, -1) if end >= MIN_MATCH else -1
         self._latest[self._key] = end
         self._earlier.append(before)
-        if self._place is None and before >= 0 and end >= self._num_given:
+        if self._place is None and before >= 0:
             self._find(before)
 
     def _judge(self, *, is_right: bool) -> None:

@@ -1,0 +1,1 @@
+"""What drafts gain and cost, see `__main__`."""
