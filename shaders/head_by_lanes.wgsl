@@ -1,10 +1,19 @@
 // A head of 64 by 16 threads without what they would have to share: for devices whose subgroups have at least 8 lanes.
 // A thread owns four rows of S in registers. Of every vector that the rows have in common each lane of eight loads two
 // fours, and all get them by broadcast, where broadcast.wgsl is right. Indices of registers are literal, since drivers
-// keep an array in memory where they do not unroll what counts through it.
+// keep an array in memory where they do not unroll what counts through it. Bindings from 5 on are the kernel's own.
+
+#include batch
+@group(0) @binding(0) var<storage, read> batch: Batch;
+@group(0) @binding(1) var<storage, read> vectors: array<vec4<f32>>;     // the layer's vectors, packed
+@group(0) @binding(2) var<storage, read> projected: array<vec4<f32>>;   // r, k, v, perhaps g: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(3) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
+@group(0) @binding(4) var<storage, read_write> mixed: array<vec4<f32>>; // [T, WIDTH]
 
 #include eight
 #include broadcast
+
+const PLANE = MAX_TOKENS * WIDTH / 4u; // of `projected`, in fours
 
 const LANES = 8u;
 const HEAD_THREADS = HEAD_SIZE / 4u;
@@ -16,7 +25,28 @@ alias Whole = array<vec4<f32>, QUADS>;  // all of them
 var<private> s: array<array<vec4<f32>, QUADS>, 4>; // [row, column / 4]
 var<workgroup> moments: array<vec2<f32>, 2u * HEAD_THREADS>;
 
-fn load_state(start: u32) {
+// What a thread has of a head: places in a vector of WIDTH, in fours, and the group norm of its rows.
+struct Share {
+    loaded: u32, // the first of two fours that this lane loads
+    owned: u32,  // its rows
+    state: u32,  // its rows' first column in a slot's state
+    norm_weight: vec4<f32>,
+    norm_bias: vec4<f32>,
+}
+
+fn share_of(head: u32, thread: u32) -> Share {
+    let owned = head * QUADS + thread;
+    return Share(
+        head * QUADS + 2u * (thread % LANES),
+        owned,
+        (WKV_OFFSET + head * HEAD_SIZE * HEAD_SIZE) / 4u + 4u * thread,
+        vectors[GROUP_NORM_WEIGHT / 4u + owned],
+        vectors[GROUP_NORM_BIAS / 4u + owned],
+    );
+}
+
+fn load_state(slot: u32, share: Share) {
+    let start = slot * (STATE_STRIDE / 4u) + share.state;
     for (var q = 0u; q < QUADS; q++) {
         for (var i = 0u; i < 4u; i++) {
             s[i][q] = state[start + q * HEAD_SIZE + i];
@@ -24,7 +54,8 @@ fn load_state(start: u32) {
     }
 }
 
-fn keep_state(start: u32) {
+fn keep_state(slot: u32, share: Share) {
+    let start = slot * (STATE_STRIDE / 4u) + share.state;
     for (var q = 0u; q < QUADS; q++) {
         for (var i = 0u; i < 4u; i++) {
             state[start + q * HEAD_SIZE + i] = s[i][q];
@@ -61,7 +92,7 @@ fn multiply_columns(quad: u32, vector: vec4<f32>) -> vec4<f32> {
 
 // The vector of which each thread has four numbers, normalised to mean 0 and variance 1 over the head. `side` is
 // another one for tokens that follow each other, so that one barrier a token is enough.
-fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32, epsilon: f32) -> vec4<f32> {
+fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32) -> vec4<f32> {
     let own_mean = sum_of_four(own) / 4.0;
     let deviations = own - own_mean;
     moments[side * HEAD_THREADS + thread] = vec2<f32>(own_mean, dot(deviations, deviations));
@@ -72,5 +103,5 @@ fn normalize_over_head(own: vec4<f32>, thread: u32, side: u32, epsilon: f32) -> 
     let mean = sum_of(broadcast_eight(one.x + other.x)) / f32(HEAD_THREADS);
     let between = (one.x - mean) * (one.x - mean) + (other.x - mean) * (other.x - mean);
     let variance = sum_of(broadcast_eight(one.y + other.y + 4.0 * between)) / f32(HEAD_SIZE);
-    return (own - mean) * inverseSqrt(variance + epsilon);
+    return (own - mean) * inverseSqrt(variance + EPSILON);
 }

@@ -1,17 +1,8 @@
 // The recurrence of RWKV-5 and RWKV-6 for one head of 64 over one run, as wkv5.wgsl has it: see head_by_lanes.wgsl.
 // Workgroups: (H, runs); a thread owns four rows of S and walks the run's tokens in order.
 
-#include batch
-@group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> vectors: array<vec4<f32>>;     // the layer's vectors, packed
-@group(0) @binding(2) var<storage, read> projected: array<vec4<f32>>;   // r, k, v and, where HAS_GATE, g: [4, MAX_TOKENS, WIDTH]
-@group(0) @binding(3) var<storage, read> decay: array<vec4<f32>>;       // [WIDTH] or [T, WIDTH], from DECAY_START on
-@group(0) @binding(4) var<storage, read_write> state: array<vec4<f32>>; // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
-@group(0) @binding(5) var<storage, read_write> mixed: array<vec4<f32>>; // [T, WIDTH]
-
-const PLANE = MAX_TOKENS * WIDTH / 4u;
-
 #include head_by_lanes
+@group(0) @binding(5) var<storage, read> decay: array<vec4<f32>>; // [WIDTH] or [T, WIDTH], from DECAY_START on
 
 // What all rows of a token have in common.
 struct Columns {
@@ -35,18 +26,14 @@ fn update_columns(quad: u32, columns: Columns, v: vec4<f32>) -> vec4<f32> {
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let run = batch.runs[group.y];
-    let loaded = group.x * QUADS + 2u * (thread % LANES); // of a vector by this lane, in fours
-    let owned = group.x * QUADS + thread;                 // this thread's rows, in fours
-    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + 4u * thread;
-    let norm_weight = vectors[GROUP_NORM_WEIGHT / 4u + owned];
-    let norm_bias = vectors[GROUP_NORM_BIAS / 4u + owned];
-    let u = Own(vectors[U / 4u + loaded], vectors[U / 4u + loaded + 1u]);
-    load_state(state_start);
+    let share = share_of(group.x, thread);
+    let u = Own(vectors[U / 4u + share.loaded], vectors[U / 4u + share.loaded + 1u]);
+    load_state(run.slot, share);
 
     for (var token = run.start; token < run.start + run.length; token++) {
-        let place = token * (WIDTH / 4u) + loaded;
-        let own_place = token * (WIDTH / 4u) + owned;
-        let decay_place = (DECAY_START + token * DECAY_STRIDE) / 4u + loaded;
+        let place = token * (WIDTH / 4u) + share.loaded;
+        let own_place = token * (WIDTH / 4u) + share.owned;
+        let decay_place = (DECAY_START + token * DECAY_STRIDE) / 4u + share.loaded;
         let receptance = Own(projected[place], projected[place + 1u]);
         let key = Own(projected[PLANE + place], projected[PLANE + place + 1u]);
         let v = projected[2u * PLANE + own_place];
@@ -70,11 +57,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y += update_columns(14u, columns, v);
         y += update_columns(15u, columns, v);
 
-        var out = normalize_over_head(y, thread, token % 2u, EPSILON) * norm_weight + norm_bias;
+        var out = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
         if HAS_GATE {
             out *= projected[3u * PLANE + own_place];
         }
         mixed[own_place] = out;
     }
-    keep_state(state_start);
+    keep_state(run.slot, share);
 }

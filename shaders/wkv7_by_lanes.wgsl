@@ -1,18 +1,9 @@
 // The RWKV-7 recurrence of one head of 64 over one run, as wkv7.wgsl has it: see head_by_lanes.wgsl.
 // Workgroups: (H, runs); a thread owns four rows of S and walks the run's tokens in order.
 
-#include batch
-@group(0) @binding(0) var<storage, read> batch: Batch;
-@group(0) @binding(1) var<storage, read> vectors: array<vec4<f32>>;       // the layer's vectors, packed
-@group(0) @binding(2) var<storage, read> projected: array<vec4<f32>>;     // r, k, v: [3, MAX_TOKENS, WIDTH]
-@group(0) @binding(3) var<storage, read> gates: array<vec4<f32>>;         // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
-@group(0) @binding(4) var<storage, read_write> v_first: array<vec4<f32>>; // [MAX_TOKENS, WIDTH]
-@group(0) @binding(5) var<storage, read_write> state: array<vec4<f32>>;   // [slots, STATE_STRIDE / 4]; wkv: [H, 16, 64, 4]
-@group(0) @binding(6) var<storage, read_write> mixed: array<vec4<f32>>;   // [T, WIDTH]
-
-const PLANE = MAX_TOKENS * WIDTH / 4u;
-
 #include head_by_lanes
+@group(0) @binding(5) var<storage, read> gates: array<vec4<f32>>;         // decay, a, g, v_gate: [4, MAX_TOKENS, WIDTH]
+@group(0) @binding(6) var<storage, read_write> v_first: array<vec4<f32>>; // [MAX_TOKENS, WIDTH]
 
 // What all rows of a token have in common.
 struct Columns {
@@ -37,24 +28,20 @@ fn update_columns(quad: u32, columns: Columns, removed: vec4<f32>, v: vec4<f32>)
 @compute @workgroup_size(HEAD_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let run = batch.runs[group.y];
-    let loaded = group.x * QUADS + 2u * (thread % LANES); // of a vector by this lane, in fours
-    let owned = group.x * QUADS + thread;                 // this thread's rows, in fours
-    let state_start = (run.slot * STATE_STRIDE + WKV_OFFSET + group.x * HEAD_SIZE * HEAD_SIZE) / 4u + 4u * thread;
-    let norm_weight = vectors[GROUP_NORM_WEIGHT / 4u + owned];
-    let norm_bias = vectors[GROUP_NORM_BIAS / 4u + owned];
+    let share = share_of(group.x, thread);
     var k_k: Own;
     var k_a: Own;
     var r_k: Own;
     for (var q = 0u; q < 2u; q++) {
-        k_k[q] = vectors[K_K / 4u + loaded + q];
-        k_a[q] = vectors[K_A / 4u + loaded + q];
-        r_k[q] = vectors[R_K / 4u + loaded + q];
+        k_k[q] = vectors[K_K / 4u + share.loaded + q];
+        k_a[q] = vectors[K_A / 4u + share.loaded + q];
+        r_k[q] = vectors[R_K / 4u + share.loaded + q];
     }
-    load_state(state_start);
+    load_state(run.slot, share);
 
     for (var token = run.start; token < run.start + run.length; token++) {
-        let place = token * (WIDTH / 4u) + loaded;
-        let own_place = token * (WIDTH / 4u) + owned;
+        let place = token * (WIDTH / 4u) + share.loaded;
+        let own_place = token * (WIDTH / 4u) + share.owned;
         var receptance: Own;
         var decay: Own;
         var key: Own;
@@ -121,8 +108,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         y += update_columns(14u, columns, removed, v);
         y += update_columns(15u, columns, removed, v);
 
-        let normed = normalize_over_head(y, thread, token % 2u, EPSILON) * norm_weight + norm_bias;
+        let normed = normalize_over_head(y, thread, token % 2u) * share.norm_weight + share.norm_bias;
         mixed[own_place] = (normed + bonus * v) * gates[2u * PLANE + own_place];
     }
-    keep_state(state_start);
+    keep_state(run.slot, share);
 }
