@@ -27,7 +27,8 @@ class StepInFlight:
 
     ticket: Ticket
     times: StepTimes
-    runs: list[tuple[Member, TokenRun]]  # in the order of the batch
+    live: Sequence[Member]  # whose runs are those of `batch`
+    batch: Sequence[TokenRun]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class RunOutcome:
 
 
 def take_in(
-    runs: Sequence[tuple[Member, TokenRun]],
+    step: StepInFlight,
     readout: Readout,
     vocab_size: int,
     draws: JointDraws,
@@ -57,19 +58,19 @@ def take_in(
     """
     drawing: list[RunOutcome] = []
     first = 0
-    on_device = readout.drawn or [NOTHING_DRAWN] * len(runs)
-    for (live, run), tokens, is_sound in zip(runs, on_device, readout.sound.tolist(), strict=True):
+    on_device = readout.drawn or [NOTHING_DRAWN] * len(step.batch)
+    for live, run, drawn, is_sound in zip(step.live, step.batch, on_device, readout.sound.tolist(), strict=True):
         rows = RunRows(readout, first, run.rows, vocab_size)
         first += run.rows
-        if live.released or tokens.num_run == 0:
+        if live.released or drawn.num_run == 0:
             continue
         live.runs_in_flight -= 1
         outcome = RunOutcome(live, rows)
         if not is_sound and live.drop_draft():  # without it, the numbers may be finite
             yield outcome
             continue
-        if is_sound or tokens.tokens:
-            _advance(outcome, run, tokens)
+        if is_sound or drawn.tokens:
+            _advance(outcome, run, drawn)
         if not is_sound and outcome.error is None:
             outcome.error, outcome.is_sound = StepError(_UNSOUND), False
         if live.draws is None or outcome.error is not None:
@@ -77,8 +78,8 @@ def take_in(
         else:
             drawing.append(outcome)
     samplers = [outcome.live.draws for outcome in drawing if outcome.live.draws is not None]
-    drawn = draws.draw(samplers, [outcome.rows for outcome in drawing])
-    for outcome, sampler, draw in zip(drawing, samplers, drawn, strict=True):
+    joint = draws.draw(samplers, [outcome.rows for outcome in drawing])
+    for outcome, sampler, draw in zip(drawing, samplers, joint, strict=True):
         assert isinstance(outcome.live, LiveSequence), "no other member draws"
         try:
             events = outcome.live.take_draw(draw or sampler.draw(outcome.rows.last()), outcome.rows.last)
@@ -93,10 +94,11 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn) -> None:
     try:
         if run.masks is not None:
             outcome.rows.allowed = live.allowed
-        outcome.events = live.advance(run, outcome.rows)
-        if run.draw is not None:
+        if run.draw is None:
+            outcome.events = live.advance(run, outcome.rows)
+        else:
             assert isinstance(live, LiveSequence), "no other member draws"
-            outcome.events = [*outcome.events, *live.take_drawn(run.draw, drawn, outcome.rows.last)]
+            outcome.events = live.advance_drawn(run, run.draw.count, drawn, outcome.rows)
     except Exception as error:
         _fail(outcome, error)
 

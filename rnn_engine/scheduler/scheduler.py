@@ -241,10 +241,8 @@ class Scheduler:
         wait for both; nor where steps are long, for a request that arrives waits for both too; nor where the next step
         is likely to have a draft.
         """
-        if len(self._steps) != 1 or self._slots.any_awaits_token():
-            return []
-        live = self._slots.runnable()
-        if awaits_draft(self._drafts, live):
+        live = self._slots.runnable_ahead() if len(self._steps) == 1 else []
+        if not live or awaits_draft(self._drafts, live):
             return []
         num_tokens = None if all(one.draws_ahead for one in live) else self._runner.max_tokens
         in_flight = self._steps[0].times
@@ -260,16 +258,16 @@ class Scheduler:
         demands = [one.demand for one in live]
         counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows)
         num_draws = self._count_draws(live)
-        runs = [(one, one.run(count, num_draws)) for one, count in zip(live, counts, strict=True)]
-        num_steps = max([run.draw.count for _, run in runs if run.draw is not None], default=1)
+        batch = [one.run(count, num_draws) for one, count in zip(live, counts, strict=True)]
+        num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps)
         try:
-            ticket = self._runner.submit([run for _, run in runs])
+            ticket = self._runner.submit(batch)
         except Exception as error:
-            logger.exception("a step over %d requests was not submitted", len(runs))
-            return self._fail_step(runs, error)
+            logger.exception("a step over %d requests was not submitted", len(live))
+            return self._fail_step(live, error)
         self._meter.submitted(times)
-        self._steps.append(StepInFlight(ticket, times, runs))
+        self._steps.append(StepInFlight(ticket, times, live, batch))
         return []
 
     def _count_draws(self, live: Sequence[Member]) -> int:
@@ -290,8 +288,8 @@ class Scheduler:
         try:
             readout = self._runner.collect(step.ticket)
         except Exception as error:
-            logger.exception("a step over %d requests failed", len(step.runs))
-            return self._fail_step(step.runs, error)
+            logger.exception("a step over %d requests failed", len(step.live))
+            return self._fail_step(step.live, error)
         finally:
             now = self._clock()
             self._policy.stepped(self._step_seconds.note(step.times, asked, now))
@@ -302,7 +300,7 @@ class Scheduler:
         else:
             self.failure = "no request of a step had finite logits"
         deliveries: list[Delivery] = []
-        for outcome in take_in(step.runs, readout, self._runner.shape.vocab_size, self._draws):
+        for outcome in take_in(step, readout, self._runner.shape.vocab_size, self._draws):
             self._conclude(outcome, deliveries)
         self._drafts.note_step(step.times, self._clock())
         return deliveries
@@ -359,12 +357,12 @@ class Scheduler:
                 self._keep(member, point, member.row.copy)
         self._slots.release(live)
 
-    def _fail_step(self, runs: Sequence[tuple[Member, TokenRun]], error: Exception) -> list[Delivery]:
+    def _fail_step(self, live: Sequence[Member], error: Exception) -> list[Delivery]:
         """End the requests that still want the outcome of a step that failed."""
         self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)
-        return [self._fail(live, error) for live, _ in runs if not live.released]
+        return [self._fail(one, error) for one in live if not one.released]
 
     def _fail(self, live: Member, error: Exception) -> Delivery:
         self._slots.release(live)

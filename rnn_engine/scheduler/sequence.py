@@ -120,13 +120,13 @@ class LiveSequence(Member):
     @property
     def awaits_token(self) -> bool:
         if self._num_drawing:  # the next run follows it, but for a state that is to be kept
-            return self._plan.at(self._submitted) is not None
+            return self._submitted <= self._prompt_length and self._plan.at(self._submitted) is not None
         return super().awaits_token
 
     @property
     def can_run(self) -> bool:
         if self._num_drawing:
-            return not (self._is_cut or self.awaits_token or self._num_left == 0)
+            return not self._is_cut and self._num_left > 0 and not self.awaits_token
         return super().can_run
 
     @property
@@ -206,24 +206,26 @@ class LiveSequence(Member):
         """Return the events at the end of a run from whose last row the next token is drawn."""
         return self._go_on(rows.last)
 
-    def take_drawn(self, draw: TokenDraw, drawn: Drawn, row: RowSource) -> list[Event]:
-        """Take in the tokens that the device has drawn and run after the last run; return the events.
+    def advance_drawn(self, run: TokenRun, count: int, drawn: Drawn, rows: RunRows) -> list[Event]:
+        """Do as `advance`, and take in what the device has drawn after `run` of `count` tokens that it might.
 
-        `row` is that of the last token that was run. The host is to draw from it where `draws` is still set then.
+        The row is that of the last token that was run. The host is to draw from it where `draws` is set then.
         """
+        events = self.advance(run, rows)
         num_more = drawn.num_run - 1
         self.position += num_more
         self._submitted += num_more
-        self._num_drawing -= draw.count
+        self._num_drawing -= count
         if not drawn.goes_on:  # runs in flight that follow do nothing
             self._submitted = self.position
             self._num_drawing = self.runs_in_flight = 0
         self.sampler.drew_on_device(drawn.tokens)
         goes_on = not drawn.tokens or self._answer.take_all(drawn.tokens, drawn.logprobs)
         if not drawn.is_settled:
-            return []
+            return events
         self.draws, self.decodes = None, True
-        return self._go_on_or_end() if goes_on else self._follow(row)
+        more = self._go_on_or_end() if goes_on else self._follow(rows.last)
+        return [*events, *more] if events else more
 
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
         """Take in the token that was drawn from `row`, and those that are given after it; return the events."""

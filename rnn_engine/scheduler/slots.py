@@ -66,9 +66,15 @@ class Slots:
         """What each slot that is held is used for, the oldest request first. For any thread."""
         return [member.use(paused=member.key in self._paused) for member in list(self._members.values())]
 
-    def any_awaits_token(self) -> bool:
-        """Whether a live request can't go on before the host has seen a token of a step in flight."""
-        return any(one.awaits_token for one in self._members.values())
+    def runnable_ahead(self) -> list[Member]:
+        """The same while a step is in flight; none where it gives a token that the host has to see first."""
+        members = []
+        for one in self._members.values():
+            if one.can_run:
+                members.append(one)
+            elif one.awaits_token:
+                return []
+        return [one for one in members if one.key not in self._paused] if self._paused else members
 
     def release(self, live: Member) -> None:
         """Take the request of `live` out and free its slots."""
