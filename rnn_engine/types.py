@@ -124,6 +124,9 @@ DRAW_PENALTIES: Final = (1e-6, 100.0)
 DRAW_DECAYS: Final = (0.1, 1.0)
 """The least and the greatest decay of penalties on a device."""
 
+DRAW_REPEATS: Final = (1.0, 100.0)
+"""The least and the greatest `DrawPenalties.repeat`; 1 changes nothing."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawPenalties:
@@ -137,6 +140,9 @@ class DrawPenalties:
     frequency: float
     decay: float  # one of `DRAW_DECAYS`
     earlier: F32 | None = None  # [V] the penalties at the beginning, none negative; None: there are none yet
+    repeat: float = 1.0  # one of `DRAW_REPEATS`: what a recent token's logit is divided by, or multiplied with
+    window: int | None = None  # how many of the latest tokens are recent; None: all
+    seen: NDArray[np.uint32] | None = None  # [V] at which place each was seen last, from 1 on; 0, or None: not yet
 
 
 MOST_DRAW_BIASES: Final = 64

@@ -21,7 +21,7 @@
 @group(0) @binding(3) var<storage, read_write> draws: Draws;
 @group(0) @binding(4) var<storage, read_write> last_drawn: array<u32>; // [slots]
 @group(0) @binding(5) var<storage, read> logits: array<f32>;           // [R, VOCAB]
-@group(0) @binding(6) var<storage, read_write> penalties: array<f32>;  // [slots that may have some, VOCAB]
+@group(0) @binding(6) var<storage, read_write> penalties: array<u32>;  // [slots that may have some, 2, VOCAB]
 @group(0) @binding(7) var<storage, read> biases: array<Bias>;          // [slots, MAX_BIASES]
 
 struct Bias {
@@ -40,11 +40,14 @@ struct Draw {
     least_scaled: f32, // that a token's logit may be less than the greatest, by min-p; -UNLIMITED: it is a nucleus
     num_biases: u32,
     presence: f32,
-    frequency: f32,   // there are no penalties where this and `presence` are 0
+    frequency: f32,   // there are no penalties where this and `presence` are 0 and `repeat` is 1
     decay: f32,
     scale: f32,       // what the slot's numbers are multiplied with
     rescale: f32,     // what they are multiplied with for good, at first
     penalty_error: f32, // what a penalty may be off by, a part of itself
+    repeat: f32,      // the factor of tokens that were seen lately, 1 or more
+    position: u32,    // how many tokens have been counted as seen
+    window: u32,      // how many of the latest of these count
     counts_input: u32, // 1 where the token that was run is to be counted, at first
     told_words: u32,  // that are told with each token that is drawn
     told_at: u32,     // where in `told` the row's begin
@@ -108,18 +111,27 @@ fn is_candidate(row: u32, token: u32) -> bool {
 
 // Put down the token at `place`; return the mass that a bias takes from its own place in the row, and its error.
 fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> vec2<f32> {
-    var less = 0.0;
+    var penalty = Penalty(0.0, 1.0);
     if penalises(row) {
-        less = penalty_of(row, slot, token);
+        penalty = penalty_of(row, slot, token);
     }
     let bias = bias_of(row, slot, token);
-    let plain = own_logit - less;
-    let doubt_of_plain = less * draws.rows[row].penalty_error + abs(plain) * ULP;
-    let result = plain + bias.x;
+    let biased = own_logit + bias.x;
+    let scaled = scale_logit(penalty, biased);
+    let result = scaled - penalty.less;
+    let doubt_of_biased = penalty.factor * bias.y * (abs(biased) + abs(bias.x)) * ULP;
+    let is_moved = penalty.less > 0.0 || penalty.factor > 1.0 || bias.y > 0.0;
     ids[place] = token;
     logit[place] = result;
-    doubt[place] = select(0.0, doubt_of_plain + (abs(result) + abs(bias.x)) * ULP, less > 0.0 || bias.y > 0.0);
+    doubt[place] = select(
+        0.0,
+        doubt_of(row, penalty, biased, scaled) + abs(result) * ULP + doubt_of_biased,
+        is_moved,
+    );
     is_biased[place] = u32(bias.y > 0.0);
+    let scaled_alone = scale_logit(penalty, own_logit);
+    let plain = scaled_alone - penalty.less;
+    let doubt_of_plain = doubt_of(row, penalty, own_logit, scaled_alone) + abs(plain) * ULP;
     let exponent = plain - readout[row].logits[0];
     let error = error_of_exp(exp(exponent), exponent) + exp(exponent) * 2.0 * doubt_of_plain;
     return select(vec2<f32>(0.0, 0.0), vec2<f32>(exp(exponent), error), bias.y > 0.0);
@@ -129,14 +141,17 @@ fn read_token(row: u32, slot: u32, place: u32, token: u32, own_logit: f32) -> ve
 fn read_tokens(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     let size = readout[row].num_candidates;
     var lost = vec2<f32>(0.0, 0.0);
-    for (var i = thread; i < size; i += THREADS) {
-        lost += read_token(row, slot, i, readout[row].ids[i], readout[row].logits[i]);
-    }
-    for (var i = thread; i < draws.rows[row].num_biases; i += THREADS) {
-        let token = biases[slot * MAX_BIASES + i].token;
-        if !is_candidate(row, token) {
-            lost += read_token(row, slot, atomicAdd(&count_read, 1u), token, logits[row * VOCAB + token]);
+    for (var i = thread; i < size + draws.rows[row].num_biases; i += THREADS) {
+        var place = i;
+        var token = readout[row].ids[min(i, size - 1u)];
+        if i >= size {
+            token = biases[slot * MAX_BIASES + i - size].token;
+            if is_candidate(row, token) {
+                continue;
+            }
+            place = atomicAdd(&count_read, 1u);
         }
+        lost += read_token(row, slot, place, token, logits[row * VOCAB + token]);
     }
     return lost;
 }

@@ -68,16 +68,27 @@ fn stands_apart(ranks: RankedRow, rank: u32) -> bool {
     return is_behind && (rank + 1u == ranks.num_read || own - logit[ranked[min(rank + 1u, K_READ - 1u)]] > gap);
 }
 
-// The mass of the first `count` tokens.
-fn bound_mass(ranks: RankedRow, count: u32) -> Bounds {
+struct CertainMass {
+    first: Bounds, // of as many tokens as top_k keeps
+    all: Bounds,
+}
+
+// The mass of the tokens that are certain.
+fn bound_certain(ranks: RankedRow, top_k: u32) -> CertainMass {
     var sum = 0.0;
     var errors = 0.0;
-    for (var i = 0u; i < count; i++) {
+    var first = Bounds(0.0, 0.0);
+    var all = Bounds(0.0, 0.0);
+    for (var i = 0u; i < ranks.size; i++) {
         sum += mass[i];
         errors += error_of_exp(mass[i], scaled[i]) + mass[i] * 2.5 * ranks.most_doubt;
+        let error = error_of_sum(sum, errors, i + 1u);
+        all = Bounds(sum - error, sum + error);
+        if i < top_k {
+            first = all;
+        }
     }
-    let error = error_of_sum(sum, errors, count);
-    return Bounds(sum - error, sum + error);
+    return CertainMass(first, all);
 }
 
 // The mass of the next `count` tokens behind those that are certain.
@@ -91,13 +102,12 @@ fn bound_rest(ranks: RankedRow, certain: Bounds, count: u32) -> Bounds {
 }
 
 // The mass before which tokens are kept.
-fn bound_cut(ranks: RankedRow, draw: Draw, certain: Bounds, rest: Bounds) -> Bounds {
+fn bound_cut(ranks: RankedRow, draw: Draw, first: Bounds, rest: Bounds) -> Bounds {
     if draw.top_p >= 1.0 {
         return Bounds(UNLIMITED, UNLIMITED);
     }
     var whole = ranks.total;
     if draw.least_scaled > -UNLIMITED { // top_p is of what top_k leaves
-        let first = bound_mass(ranks, min(ranks.size, draw.top_k));
         whole = Bounds(first.least + rest.least, first.most + rest.most);
     }
     return widen(Bounds(draw.top_p * whole.least, draw.top_p * whole.most));
@@ -138,10 +148,11 @@ fn draw_rank(row: u32, draw: Draw, lost: vec2<f32>, num_read: u32) -> u32 {
     if size == 0u || moved > FARTHEST || ranks.most_doubt > MOST_DOUBT * min(draw.temperature, 1.0) {
         return NONE;
     }
-    let certain = bound_mass(ranks, size);
+    let masses = bound_certain(ranks, draw.top_k);
+    let certain = masses.all;
     let num_rest = min(VOCAB - size, draw.top_k - min(draw.top_k, size)); // of those that top_k keeps
     let rest = bound_rest(ranks, certain, num_rest);
-    let cut = bound_cut(ranks, draw, certain, rest);
+    let cut = bound_cut(ranks, draw, masses.first, rest);
     let counts = count_kept(ranks, draw, cut);
     if counts.greatest == 1u {
         return select(NONE, 0u, stands_apart(ranks, 0u));

@@ -1,15 +1,40 @@
-// What is taken off the logits of the tokens that a text has, as rnn_engine/sampling/adjustments.py has it.
-// A slot's table holds numbers; the penalties are `scale` times as great, so that one product lets all of them decay.
-// The host keeps `scale` from becoming too small by `rescale`, which begins a new text too.
+// What penalties make of the logits of tokens that a text has, as rnn_engine/sampling/adjustments.py has it.
+// A slot has two rows of VOCAB words. The first holds numbers; what is taken off is `scale` times as great, so that one
+// product lets all of it decay. The host keeps `scale` from becoming too small by `rescale`, which begins a new text
+// too. The second row holds the place at which each token was seen last, from 1 on; 0 is none.
 
 const LEAST_NUMBER = 1e-30; // of a token that the text has, however long ago
+const MOST_DROP = 200.0;    // after which nothing of a mass is left
 
-fn penalises(row: u32) -> bool {
-    return draws.rows[row].presence > 0.0 || draws.rows[row].frequency > 0.0;
+struct Penalty {
+    less: f32,   // that is taken off, last of all
+    factor: f32, // that a positive logit is divided by, and another one multiplied with; 1 or more
 }
 
-fn penalty_of(row: u32, slot: u32, token: u32) -> f32 {
-    return penalties[slot * VOCAB + token] * draws.rows[row].scale;
+fn penalises(row: u32) -> bool {
+    return draws.rows[row].presence > 0.0 || draws.rows[row].frequency > 0.0 || draws.rows[row].repeat > 1.0;
+}
+
+fn penalty_of(row: u32, slot: u32, token: u32) -> Penalty {
+    let number = bitcast<f32>(penalties[2u * slot * VOCAB + token]);
+    var factor = 1.0;
+    if draws.rows[row].repeat > 1.0 {
+        let position = draws.rows[row].position;
+        let seen = penalties[(2u * slot + 1u) * VOCAB + token];
+        factor = select(1.0, draws.rows[row].repeat, seen > position - min(position, draws.rows[row].window));
+    }
+    return Penalty(number * draws.rows[row].scale, factor);
+}
+
+fn scale_logit(penalty: Penalty, logit: f32) -> f32 {
+    let scaled = select(logit * penalty.factor, logit / penalty.factor, logit > 0.0);
+    return select(logit, scaled, penalty.factor > 1.0);
+}
+
+// What a penalised logit may be off by, but for the last subtraction.
+fn doubt_of(row: u32, penalty: Penalty, logit: f32, scaled: f32) -> f32 {
+    let doubt_of_scaled = select(0.0, (abs(logit) + 4.0 * abs(scaled)) * ULP, penalty.factor > 1.0);
+    return penalty.less * draws.rows[row].penalty_error + doubt_of_scaled;
 }
 
 // Multiply all numbers of a slot by the draw's `rescale`.
@@ -19,19 +44,21 @@ fn rescale_penalties(row: u32, slot: u32, thread: u32) {
         return;
     }
     for (var id = thread; id < VOCAB; id += THREADS) {
-        let number = penalties[slot * VOCAB + id];
+        let number = bitcast<f32>(penalties[2u * slot * VOCAB + id]);
         let is_kept = number > 0.0 && factor > 0.0;
-        penalties[slot * VOCAB + id] = select(0.0, max(number * factor, LEAST_NUMBER), is_kept);
+        penalties[2u * slot * VOCAB + id] = bitcast<u32>(select(0.0, max(number * factor, LEAST_NUMBER), is_kept));
     }
 }
 
 // Let all penalties decay by a token, then count `token`.
 fn count_token(row: u32, slot: u32, token: u32) {
     let scale = draws.rows[row].scale * draws.rows[row].decay;
-    let number = penalties[slot * VOCAB + token];
+    let number = bitcast<f32>(penalties[2u * slot * VOCAB + token]);
     let amount = draws.rows[row].frequency + select(0.0, draws.rows[row].presence, number == 0.0);
-    penalties[slot * VOCAB + token] = number + amount / scale;
+    penalties[2u * slot * VOCAB + token] = bitcast<u32>(number + amount / scale);
     draws.rows[row].scale = scale;
+    draws.rows[row].position += 1u;
+    penalties[(2u * slot + 1u) * VOCAB + token] = draws.rows[row].position;
 }
 
 // A thread's part of the mass that the penalties take away, in units of the likeliest token's before, and its error.
@@ -39,13 +66,16 @@ fn lose_mass(row: u32, slot: u32, thread: u32) -> vec2<f32> {
     let greatest = readout[row].logits[0];
     var lost = vec2<f32>(0.0, 0.0);
     for (var id = thread; id < VOCAB; id += THREADS) {
-        let less = penalty_of(row, slot, id);
-        if less > 0.0 {
-            let exponent = logits[row * VOCAB + id] - greatest;
+        let penalty = penalty_of(row, slot, id);
+        if penalty.less > 0.0 || penalty.factor > 1.0 {
+            let logit = logits[row * VOCAB + id];
+            let exponent = logit - greatest;
             let mass = exp(exponent);
-            let kept = exp(-less);
+            let scaled = scale_logit(penalty, logit);
+            let drop = min(logit - scaled + penalty.less, MOST_DROP);
+            let kept = exp(-drop);
             let part = 1.0 - kept;
-            let error_of_part = ULP + error_of_exp(kept, less) + kept * less * draws.rows[row].penalty_error;
+            let error_of_part = ULP + error_of_exp(kept, drop) + kept * doubt_of(row, penalty, logit, scaled);
             lost += vec2<f32>(mass * part, error_of_exp(mass, exponent) + mass * error_of_part);
         }
     }

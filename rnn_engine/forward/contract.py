@@ -14,6 +14,7 @@ from rnn_engine.errors import InvalidRequestError, StateError
 from rnn_engine.types import (
     DRAW_DECAYS,
     DRAW_PENALTIES,
+    DRAW_REPEATS,
     DRAW_TEMPERATURES,
     F32,
     MOST_DRAW_BIASES,
@@ -198,9 +199,13 @@ def _check_penalties(name: str, run: TokenRun, penalties: DrawPenalties, vocab_s
         if value != 0.0:
             check_range(f"{name}: {part}", value, *DRAW_PENALTIES)
     check_range(f"{name}: decay", penalties.decay, *DRAW_DECAYS)
-    earlier = penalties.earlier
-    if earlier is not None and (earlier.dtype != np.float32 or earlier.shape != (vocab_size,)):
-        raise InvalidRequestError(f"{name}: earlier", f"{earlier.dtype} {earlier.shape}", f"float32 {(vocab_size,)}")
+    check_range(f"{name}: repeat", penalties.repeat, *DRAW_REPEATS)
+    if penalties.window is not None:
+        check_range(f"{name}: window", penalties.window, 1, 2**31 - 1)
+    for part, row, dtype in (("earlier", penalties.earlier, np.float32), ("seen", penalties.seen, np.uint32)):
+        if row is not None and (row.dtype != dtype or row.shape != (vocab_size,)):
+            expected = f"{np.dtype(dtype)} {(vocab_size,)}"
+            raise InvalidRequestError(f"{name}: {part}", f"{row.dtype} {row.shape}", expected)
 
 
 def _check_draws_alone(batch: Batch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.penalties import SlotPenalties
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Memory
 from rnn_engine.types import (
@@ -19,18 +19,15 @@ from rnn_engine.types import (
     Batch,
     DrawBiases,
     Drawn,
-    DrawPenalties,
     TokenDraw,
     TokenLogprobs,
     mask_words,
 )
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 15, 16, 17, 18  # words of struct Draw
+_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 18, 19, 20, 21  # words of struct Draw
 _NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
 _SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
-_LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
-_ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
 
 
 def count_draws(batch: Batch) -> int:
@@ -78,8 +75,7 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
         if draw.biases is not None:
             words[end - 1, _NUM_BIASES] = len(draw.biases.tokens)
         if draw.penalties is not None:
-            floats[end - 1, _PENALTIES:_COUNTS_INPUT] = penalties.prepare(run.slot, draw, draw.penalties)
-            words[end - 1, _COUNTS_INPUT] = draw.counts_input
+            words[end - 1, _PENALTIES : _COUNTS_INPUT + 1] = penalties.encode(run.slot, draw, draw.penalties)
         if draw.logprobs is not None:
             words[end - 1, _TOLD_WORDS : _TOLD_AT + 1] = _told_words(draw), num_told
             num_told += _count_told(draw)
@@ -153,7 +149,7 @@ class DeviceDraws:
         self._memory = memory
         self._halts = SlotHalts(buffers.halts, vocab_size, limits.num_slots, memory)
         self._biases = SlotBiases(buffers.biases, limits.num_slots, memory)
-        self._penalties = SlotPenalties(buffers.penalties, limits.num_penalty_slots, memory)
+        self._penalties = SlotPenalties(buffers.penalties, vocab_size, limits.num_penalty_slots, memory)
 
     def upload(self, batch: Batch) -> None:
         """Write what the draws of `batch` need and the device does not have yet."""
@@ -209,49 +205,3 @@ class SlotBiases:
                 words = np.stack((biases.tokens.astype(np.uint32), biases.values.view(np.uint32)), axis=1)
                 self._memory.upload(self._buffer, 8 * MOST_DRAW_BIASES * run.slot, words)
                 self._biases[run.slot] = biases
-
-
-class SlotPenalties:
-    """The penalties of the sequences in the first slots, on a device: see penalties.wgsl."""
-
-    def __init__(self, buffer: Buffer, num_slots: int, memory: Memory) -> None:
-        """`buffer`: [slots, V] f32."""
-        self._buffer = buffer
-        self._memory = memory
-        self._texts: list[_Text | None] = [None] * num_slots  # by slot: whose numbers it holds
-
-    def prepare(self, slot: int, draw: TokenDraw, penalties: DrawPenalties) -> tuple[float, ...]:
-        """Return the floats of struct Draw from `presence` to `penalty_error`; upload what there was before a text."""
-        counted = draw.index - draw.counts_input  # tokens of the text that are counted in the numbers
-        text, rescale = self._texts[slot], 1.0
-        if text is None or text.penalties is not penalties:
-            self._texts[slot] = text = _Text(penalties, counted, counted)
-            if penalties.earlier is None:
-                rescale = 0.0
-            else:
-                self._memory.upload(self._buffer, slot * penalties.earlier.nbytes, penalties.earlier)
-        decay, ahead = penalties.decay, draw.count + 1
-        if decay ** (counted + ahead - text.base) < _LEAST_SCALE:
-            rescale, text.base = decay ** (counted - text.base), counted
-        scale = decay ** (counted - text.base)
-        length = counted + ahead - text.first
-        return penalties.presence, penalties.frequency, decay, scale, rescale, _penalty_error(decay, length)
-
-
-@dataclass(slots=True)
-class _Text:
-    """A text whose penalties are kept: from which of its tokens on, and at which of them the scale was 1."""
-
-    penalties: DrawPenalties
-    first: int
-    base: int
-
-
-def _penalty_error(decay: float, length: int) -> float:
-    """Bound what a penalty is off by, as a part of itself, after `length` tokens.
-
-    A number is a sum of f32, and each addition to it may be off by half a unit in the last place, which later ones
-    make less of a part where the penalties decay. The scale is a product of up to ten, and is a part of what is
-    added and of what is read: 24 units. All that is taken twice.
-    """
-    return _ERROR * (64.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))

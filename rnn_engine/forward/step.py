@@ -9,6 +9,11 @@ from rnn_engine.types import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS, ModelShape, m
 from shaders import Constant
 
 
+def slot_penalty_bytes(vocab_size: int) -> int:
+    """Return what a slot's rows of penalties.wgsl take."""
+    return 2 * 4 * vocab_size
+
+
 @dataclass(frozen=True, slots=True)
 class StepSize:
     """What a step takes; the dispatches of its plan depend on nothing else."""
@@ -46,7 +51,7 @@ class StepLimits:
     @property
     def draw_words(self) -> int:
         """Words of 4 bytes of struct Draw of draw.wgsl, of which each row has one."""
-        return 20 + self.max_draws
+        return 23 + self.max_draws
 
     @property
     def max_logprobs(self) -> int:
@@ -73,7 +78,7 @@ class StepBuffers:
     halts: Buffer  # [slots, ceil(V / 32)] u32, a bit a token after which none is drawn
     last_drawn: Buffer  # [slots] u32, a token or HALTED of last_drawn.wgsl
     biases: Buffer  # [slots, MOST_DRAW_BIASES] struct Bias of draw.wgsl
-    penalties: Buffer  # [slots that may have some, V] f32, numbers of penalties.wgsl
+    penalties: Buffer  # [slots that may have some, 2, V] u32, the rows of penalties.wgsl
     x: Buffer  # [T, D] f32, the residual stream
     normed: Buffer  # [R, D] f32, the rows after the last norm
 
@@ -86,7 +91,9 @@ class StepBuffers:
             halts=memory.create_buffer("halts", 4 * limits.num_slots * mask_words(shape.vocab_size)),
             last_drawn=memory.create_buffer("tokens drawn last", 4 * limits.num_slots),
             biases=memory.create_buffer("biases", 8 * limits.num_slots * MOST_DRAW_BIASES),
-            penalties=memory.create_buffer("penalties", 4 * limits.num_penalty_slots * shape.vocab_size),
+            penalties=memory.create_buffer(
+                "penalties", limits.num_penalty_slots * slot_penalty_bytes(shape.vocab_size)
+            ),
             x=memory.create_buffer("x", 4 * limits.max_tokens * shape.width),
             normed=memory.create_buffer("normed rows", 4 * limits.max_rows * shape.width),
         )

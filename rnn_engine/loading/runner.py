@@ -10,7 +10,7 @@ from rnn_engine.errors import DeviceMemoryError
 from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightChoice
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.state import StateLayout
-from rnn_engine.forward.step import StepLimits
+from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
 from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, stored_format
@@ -145,7 +145,7 @@ def _load_gpu_runner(
         max(size.num_slots, size.max_tokens or tuning.step_tokens(shape)),
         size.rows_of(shape),
         size.candidates_of(shape),
-        num_penalty_slots=min(size.num_slots, device.max_binding_bytes // (4 * shape.vocab_size)),
+        num_penalty_slots=min(size.num_slots, device.max_binding_bytes // slot_penalty_bytes(shape.vocab_size)),
     )
     with ExitStack() as undo:
         memory = device.allocate()

@@ -7,6 +7,7 @@ multiplied; the presence and frequency penalties are taken off; then `TokenRule`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from rnn_engine.sampling.recent_tokens import RecentTokens
 from rnn_engine.types import (
     DRAW_DECAYS,
     DRAW_PENALTIES,
+    DRAW_REPEATS,
     I32,
     MOST_DRAW_BIASES,
     DrawBiases,
@@ -127,7 +129,7 @@ class Adjustments:
     @property
     def penalises(self) -> bool:
         """Whether tokens that have been generated are penalised."""
-        return self._penalises
+        return self._penalises or self._recent is not None
 
     @property
     def fit_device(self) -> bool:
@@ -136,9 +138,10 @@ class Adjustments:
             amount == 0.0 or DRAW_PENALTIES[0] <= amount <= DRAW_PENALTIES[1]
             for amount in (self._presence, self._frequency)
         )
-        plain = self._recent is None and not self._rules
         decay_fits = not self._penalises or DRAW_DECAYS[0] <= self._decay <= DRAW_DECAYS[1]
-        return amounts_fit and plain and decay_fits and self._num_biases <= MOST_DRAW_BIASES
+        repeat_fits = self._recent is None or DRAW_REPEATS[0] <= self._repeat_penalty <= DRAW_REPEATS[1]
+        penalties_fit = amounts_fit and decay_fits and repeat_fits
+        return penalties_fit and not self._rules and self._num_biases <= MOST_DRAW_BIASES
 
     def for_device(self) -> DrawPenalties:
         """Return what a device is to take off, where they `fit_device`; it goes on from the tokens so far."""
@@ -147,7 +150,12 @@ class Adjustments:
             seen = np.fromiter(self._seen, np.int32, len(self._seen))
             earlier = np.zeros(len(self._penalty), np.float32)
             earlier[seen] = np.maximum(self._penalty[seen] * self._scale, _LEAST_ON_DEVICE)
-        return DrawPenalties(self._presence, self._frequency, self._decay, earlier)
+        penalties = DrawPenalties(self._presence, self._frequency, self._decay if self._penalises else 1.0, earlier)
+        if self._recent is None:
+            return penalties
+        window = None if self._recent.size < 0 else self._recent.size
+        seen_last = self._recent.places(len(self._is_recent))
+        return replace(penalties, repeat=self._repeat_penalty, window=window, seen=seen_last)
 
     def biases_for_device(self) -> DrawBiases | None:
         """Return the biases, where they `fit_device`; None where there are none."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
 from rnn_engine.sampling.context import SequenceContext
-from rnn_engine.types import F32, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
+from rnn_engine.types import F32, DrawPenalties, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels
 from tests.support.gpu import make_gpu_runner
 from tests.support.logit_rows import make_row, peaked
@@ -45,7 +45,7 @@ class Text:
     def sampler(self) -> SequenceSampler:
         earlier = [token % self.vocab_size for token in self.earlier]
         sampler = SequenceSampler(
-            self.sampling, self.seed, SequenceContext(earlier=earlier, vocab_size=self.vocab_size)
+            self.sampling, self.seed, SequenceContext(earlier=earlier, vocab_size=self.vocab_size, prompt=earlier)
         )
         sampler.index = self.index
         return sampler
@@ -70,6 +70,8 @@ nuclei = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.3, 1e-6]),
     penalty_decay=st.sampled_from([0.1, 0.9, 0.99654026, 1.0]),
     min_p=st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0]),
+    repeat_penalty=st.sampled_from([1.0, 1.0, 1.1, 1.5, 100.0]),
+    repeat_last_n=st.sampled_from([-1, 0, 1, 8, 64]),
     logit_bias=st.dictionaries(st.just(0), st.sampled_from([-math.inf, -3.0, 0.5, 4.0, 1000.0]), max_size=1),
 )
 
@@ -131,6 +133,8 @@ def test_what_is_settled_is_what_the_whole_row_leads_to(kernels: DrawKernels, da
         SamplingParams(top_k=0, top_p=1.0),
         SamplingParams(presence_penalty=0.3, frequency_penalty=0.3),
         SamplingParams(min_p=0.05, top_k=40, top_p=0.95, temperature=0.8),
+        SamplingParams(repeat_penalty=1.1),
+        SamplingParams(repeat_penalty=1.2, repeat_last_n=-1, top_p=0.95, temperature=0.8),
         SamplingParams(logit_bias={500: 5.0, 1: -math.inf, 2: 1.0, 3: -2.0}),
         SamplingParams(presence_penalty=1.0, frequency_penalty=0.5, top_p=0.95, temperature=0.8),
     ],
@@ -204,6 +208,9 @@ def test_draws_that_a_step_does_not_take_are_refused() -> None:
             runner.submit(runs)
         return str(caught.value)
 
+    def refused_penalties(penalties: DrawPenalties) -> str:
+        return refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, penalties=penalties)))
+
     draw = TokenDraw(0, 0, 0, 1.0, 1.0)
     several = TokenDraw(0, 0, 0, 1.0, 1.0, count=2)
     assert "run 0: draw" in refused(TokenRun(0, [1], draw=draw))
@@ -213,6 +220,10 @@ def test_draws_that_a_step_does_not_take_are_refused() -> None:
         TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, 1, np.zeros(1, np.uint64)))
     )
     assert "draw logprobs" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, logprobs=9)))
+    assert "penalties: presence" in refused_penalties(DrawPenalties(-1.0, 0.0, 1.0))
+    assert "penalties: repeat" in refused_penalties(DrawPenalties(0.0, 0.0, 1.0, repeat=0.9))
+    assert "penalties: window" in refused_penalties(DrawPenalties(0.0, 0.0, 1.0, repeat=1.1, window=0))
+    assert "penalties: seen" in refused_penalties(DrawPenalties(0.0, 0.0, 1.0, repeat=1.1, seen=np.zeros(3, np.uint32)))
     assert "run 1" in refused(TokenRun(0, [1], rows=1, draw=several), TokenRun(1, [1], rows=1))
     assert "run 0" in refused(TokenRun(0, [1, 2], rows=1, draw=several))
     runner.close()

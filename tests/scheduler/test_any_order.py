@@ -41,6 +41,8 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
             temperature=draw(st.sampled_from([0.0, 1.0, 2.0])),
             top_p=draw(st.sampled_from([0.5, 1.0])),
             presence_penalty=draw(st.sampled_from([0.0, 1.0])),
+            repeat_penalty=draw(st.sampled_from([1.0, 1.5])),
+            repeat_last_n=draw(st.sampled_from([-1, 2])),
             frequency_penalty=draw(st.sampled_from([0.0, 0.5])),
             logit_bias=draw(st.sampled_from([{}, {2: 3.0}])),
             min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),

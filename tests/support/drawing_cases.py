@@ -50,6 +50,8 @@ def make_request(number: int) -> GenerateRequest:
         penalty_decay=float(chance.choice([0.0, 0.2, 0.9, PENALTY_DECAY, PENALTY_DECAY, 1.0])),
         min_p=float(chance.choice([0.02, 0.1])) if chance.random() < 0.2 else 0.0,
         logit_bias=_biases(chance, vocab) if chance.random() < 0.2 else {},
+        repeat_penalty=float(chance.choice([0.8, 1.01, 1.1, 1.3, 2.0])) if chance.random() < 0.3 else 1.0,
+        repeat_last_n=int(chance.choice([-1, 0, 1, 5, 64])),
         seed=int(chance.integers(2**63)),
     )
     num_stops, num_strings = int(chance.integers(0, 9)), int(chance.integers(0, 3))

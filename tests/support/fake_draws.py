@@ -23,23 +23,27 @@ class SlotDraws:
 
     penalties: DrawPenalties | None = None  # of the latest draw
     less: dict[int, float] = field(default_factory=dict)  # by token, what is taken off
+    seen: dict[int, int] = field(default_factory=dict)  # by token, at which place it was seen last
+    num_seen: int = 0
 
     def begin(self, draw: TokenDraw, ran: Sequence[int]) -> None:
         """Begin with what a run says that has run the tokens `ran`."""
         if draw.penalties is not self.penalties:
-            self.penalties, self.less = draw.penalties, {}
-            earlier = None if self.penalties is None else self.penalties.earlier
-            if earlier is not None:
+            self.penalties, self.less, self.seen, self.num_seen = draw.penalties, {}, {}, 0
+            if self.penalties is not None and (earlier := self.penalties.earlier) is not None:
                 self.less = {token: earlier.item(token) for token in np.flatnonzero(earlier).tolist()}
+            if self.penalties is not None and (seen := self.penalties.seen) is not None:
+                self.seen = {token: seen.item(token) for token in np.flatnonzero(seen).tolist()}
+                self.num_seen = max(self.seen.values(), default=0)
         if draw.counts_input:
             self._count(ran[-1])
 
     def draw(self, draw: TokenDraw, index: int, row: F32) -> int:
         """Draw the token at `index` of the text."""
-        added = {token: -less for token, less in self.less.items()}
+        biases: dict[int, float] = {}
         if draw.biases is not None:
-            for token, value in zip(draw.biases.tokens.tolist(), draw.biases.values.tolist(), strict=True):
-                added[token] = added.get(token, 0.0) + value
+            biases = dict(zip(draw.biases.tokens.tolist(), draw.biases.values.tolist(), strict=True))
+        added = {token: self._add(token, row.item(token), biases) for token in {*biases, *self.less, *self.seen}}
         sampling = SamplingParams(
             temperature=draw.temperature,
             top_p=draw.top_p,
@@ -53,9 +57,22 @@ class SlotDraws:
         self._count(token)
         return token
 
+    def _add(self, token: int, logit: float, biases: dict[int, float]) -> float:
+        """Return what is added to a token's logit."""
+        biased = logit + biases.get(token, 0.0)
+        if self.penalties is not None and self._is_recent(token, self.penalties.window):
+            biased = biased / self.penalties.repeat if biased > 0.0 else biased * self.penalties.repeat
+        return biased - self.less.get(token, 0.0) - logit
+
+    def _is_recent(self, token: int, window: int | None) -> bool:
+        place = self.seen.get(token, 0)
+        return place > 0 and (window is None or place > self.num_seen - window)
+
     def _count(self, token: int) -> None:
         if self.penalties is None:
             return
+        self.num_seen += 1
+        self.seen[token] = self.num_seen
         self.less = {seen: less * self.penalties.decay for seen, less in self.less.items()}
         first = 0.0 if token in self.less else self.penalties.presence
         self.less[token] = self.less.get(token, 0.0) + self.penalties.frequency + first

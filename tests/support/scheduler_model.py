@@ -295,7 +295,9 @@ def _mixed(
     mixed = [MixedState(weight, prompt=prompt) for weight, prompt in zip(weights[1:], own, strict=True)]
     prompt = request.prompt if all((before, *others)) else request.prompt or (1,)
     mix = StateMix(weights[0], mixed, kind)
-    return replace(request, prompt=prompt, mix=mix, score_from=None)
+    # It depends on the size of logits, and what is expected of a mix is known up to a constant alone.
+    sampling = replace(request.sampling, repeat_penalty=1.0)
+    return replace(request, prompt=prompt, mix=mix, score_from=None, sampling=sampling)
 
 
 def random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest:
@@ -311,7 +313,11 @@ def random_request(chance: random.Random, may_be_empty: bool) -> GenerateRequest
         stop=chance.sample(STOPS, chance.choice((0, 0, 1, 2))),
         stop_tokens=chance.sample(range(VOCAB_SIZE), chance.choice((0, 1))),
         sampling=SamplingParams(
-            temperature=chance.choice((0.0, 1.0)), top_p=chance.choice((0.5, 1.0)), seed=chance.randrange(2**32)
+            temperature=chance.choice((0.0, 1.0)),
+            top_p=chance.choice((0.5, 1.0)),
+            seed=chance.randrange(2**32),
+            repeat_penalty=chance.choice((1.0, 1.0, 1.5)),
+            repeat_last_n=chance.choice((-1, 1, 3)),
         ),
         logprobs=chance.choice((None, 0, 3)),
         score_from=chance.choice((None, None, 0, max(len(prompt) - chance.randint(1, 6), 0))),

@@ -1,0 +1,76 @@
+"""The penalties that a device keeps for the sequences in its slots: see penalties.wgsl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.gpu import Buffer, Memory
+from rnn_engine.types import DrawPenalties, TokenDraw
+
+_ALL: Final = 2**32 - 1  # a window that every token is in
+_LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
+_ERROR: Final = 2.0**-23  # of f32, twice what one operation may be off by
+
+
+class SlotPenalties:
+    """The penalties of the sequences in the first slots."""
+
+    def __init__(self, buffer: Buffer, vocab_size: int, num_slots: int, memory: Memory) -> None:
+        """`buffer`: [slots, 2, V] u32."""
+        self._buffer = buffer
+        self._memory = memory
+        self._vocab_size = vocab_size
+        self._texts: list[_Text | None] = [None] * num_slots  # by slot: whose penalties it holds
+
+    def encode(self, slot: int, draw: TokenDraw, penalties: DrawPenalties) -> NDArray[np.uint32]:
+        """Return the words of struct Draw from `presence` to `counts_input`; upload what there was before a text."""
+        counted = draw.index - draw.counts_input  # tokens of the text that are counted in the slot's rows
+        text, rescale = self._texts[slot], 1.0
+        if text is None or text.penalties is not penalties:
+            self._texts[slot] = text = self._begin(slot, penalties, counted)
+            rescale = 0.0 if penalties.earlier is None else 1.0
+        decay, ahead = penalties.decay, draw.count + 1
+        if decay ** (counted + ahead - text.base) < _LEAST_SCALE:
+            rescale, text.base = decay ** (counted - text.base), counted
+        scale = decay ** (counted - text.base)
+        error = _penalty_error(decay, counted + ahead - text.first)
+        amounts = penalties.presence, penalties.frequency, decay, scale, rescale, error, penalties.repeat
+        window = _ALL if penalties.window is None else penalties.window
+        places = text.num_seen + counted - text.first, window, draw.counts_input
+        return np.concatenate((np.array(amounts, np.float32).view(np.uint32), np.array(places, np.uint32)))
+
+    def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
+        """Upload what there was before a text of which so many tokens were `counted`."""
+        first = 8 * self._vocab_size * slot
+        if penalties.earlier is not None:
+            self._memory.upload(self._buffer, first, penalties.earlier)
+        num_seen = 0
+        if penalties.repeat > 1.0:
+            seen = np.zeros(self._vocab_size, np.uint32) if penalties.seen is None else penalties.seen
+            self._memory.upload(self._buffer, first + 4 * self._vocab_size, seen)
+            num_seen = int(seen.max())
+        return _Text(penalties, counted, counted, num_seen)
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text whose penalties are kept: from which of its tokens on, and at which of them the scale was 1."""
+
+    penalties: DrawPenalties
+    first: int
+    base: int
+    num_seen: int  # before the first
+
+
+def _penalty_error(decay: float, length: int) -> float:
+    """Bound what a penalty is off by, as a part of itself, after `length` tokens.
+
+    A number is a sum of f32, and each addition to it may be off by half a unit in the last place, which later ones
+    make less of a part where the penalties decay. The scale is a product of up to ten, and is a part of what is
+    added and of what is read: 24 units. All that is taken twice.
+    """
+    return _ERROR * (64.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))
