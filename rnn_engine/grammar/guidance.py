@@ -46,6 +46,9 @@ class GuidanceMask:
         if not self._matcher.consume_token(token):
             self._check()
 
+    def copy(self) -> GuidanceMask:
+        return GuidanceMask(self._matcher.deep_copy(), 32 * len(self._mask))
+
     def _check(self) -> None:
         if self._matcher.is_error():
             error = self._matcher.get_error().removesuffix("<non-verbose/>").strip()

@@ -43,6 +43,9 @@ class KbnfMask:
         except ValueError as error:
             raise StepError(f"the grammar can't be followed further: {error}") from error
 
+    def copy(self) -> KbnfMask:
+        return KbnfMask(deepcopy(self._engine), 32 * len(self._mask))
+
 
 class KbnfGrammar:
     """A grammar that was compiled. May be used on several threads."""

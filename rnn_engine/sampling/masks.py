@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -14,6 +16,8 @@ from rnn_engine.types import I32, mask_words, unpack_masks
 Mask: TypeAlias = NDArray[np.uint32]
 """[ceil(V / 32)] where bit t % 32 of word t // 32 is set if token t is allowed. Bits from V on have no meaning."""
 
+
+_log = logging.getLogger(__name__)
 
 _EMPTY = "the mask of a token allows no token"
 
@@ -43,6 +47,10 @@ class TokenMask(Protocol):
 
     def accept(self, token: int) -> None:
         """Go on to the place after `token`, which is forced, or was drawn from those that `next` allowed."""
+        ...
+
+    def copy(self) -> TokenMask:
+        """Return one that is at the same place and goes on by itself."""
         ...
 
 
@@ -144,6 +152,48 @@ class SequenceMask:
         for token in self._added:
             extended[token >> 5] |= np.uint32(1 << (token & 31))
         return extended
+
+    def admit(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
+        """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one behind them.
+
+        A token that ends the text is left out. None where a token is forced, or all are allowed. Both are empty where
+        `current` would raise.
+        """
+        ahead = copy(self)
+        ahead._source = self._source.copy()
+        admitted: list[int] = []
+        masks: list[Mask | None] = []
+        try:
+            masks.append(ahead._mask_of_next())
+            for token in draft:
+                if not ahead._go_on(token):
+                    break
+                mask = ahead._mask_of_next()
+                admitted.append(token)
+                masks.append(mask)
+        except Exception:  # the sequence meets it too, where it comes there
+            _log.debug("a draft ends where a mask fails", exc_info=True)
+        return admitted, masks
+
+    def _mask_of_next(self) -> Mask | None:
+        if self.forced or self.current is None:
+            return None
+        return self.current.mask.copy()
+
+    def _go_on(self, token: int) -> bool:
+        """Accept the next token and find out what is forced behind it; return False where it can't be or ends all."""
+        if self.forced:
+            is_allowed, self.forced = token == self.forced[0], self.forced[1:]
+        else:
+            is_allowed = self.current is None or bool(self.current.mask.item(token >> 5) >> (token & 31) & 1)
+        if not is_allowed:
+            return False
+        self.accept(token)
+        if not self.forced:
+            if self.ended:
+                return False
+            self.advance()
+        return True
 
     def for_last(self, num_rows: int) -> NDArray[np.uint32] | None:
         """Return masks [rows, ceil(V / 32)] of which the last is the current one and the others allow all tokens.

@@ -101,14 +101,13 @@ class RunRows:
     def __len__(self) -> int:
         return self.count
 
-    def row(self, index: int) -> LogitRow:
-        """Return row number `index` of the run. Raises StepError as `LogitRow.of`."""
-        allowed = self.allowed if index == self.count - 1 else None
+    def row(self, index: int, allowed: AllowedTokens | None = None) -> LogitRow:
+        """Return row number `index` of the run; `allowed` are those in it. Raises StepError as `LogitRow.of`."""
         return LogitRow.of(self.readout, self.first + index, self.vocab_size, allowed)
 
     def last(self) -> LogitRow:
         """Return the last row of the run, of which there is one. Raises StepError as `LogitRow.of`."""
-        return self.row(self.count - 1)
+        return self.row(self.count - 1, self.allowed)
 
     def target_logit(self, index: int) -> float:
         """Return the logit of row number `index` at its target."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,12 @@ class ThinkingMask:
         if self._closing == [] or (self._closing is None and self._thinking.end in self._tail):
             self._thinks = False
             self._answer = None if self._make_answer is None else self._make_answer()
+
+    def copy(self) -> ThinkingMask:
+        other = copy(self)
+        other._closing = None if self._closing is None else list(self._closing)
+        other._answer = None if self._answer is None else self._answer.copy()
+        return other
 
     def _due(self) -> int | None:
         """Return the token that has to come next, where the budget is spent."""

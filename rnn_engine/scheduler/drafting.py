@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from rnn_engine.requests import Event, Finished
-from rnn_engine.sampling import RowSource, RunRows
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.requests import Event, Finished, TokenInfo
+from rnn_engine.sampling import Mask, RowSource, RunRows
 from rnn_engine.scheduler.answer import Ending
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.drafts import Drafter, Drafts
@@ -28,11 +32,12 @@ class DraftingSequence(LiveSequence):
     """
 
     drafter: Drafter  # to be set before anything is run
+    _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, where there is a grammar
 
     @property
     def may_draft(self) -> bool:
         """Whether the next run may have a draft behind its certain tokens."""
-        if self._awaits_draw:
+        if self.drafter.is_off or self._awaits_draw:
             return False
         return (self.decodes or self._given is not None) and self._answer.ending is None
 
@@ -64,7 +69,8 @@ class DraftingSequence(LiveSequence):
         self._submitted += num_certain + len(draft)
         self._counters.draft_tokens += len(draft)
         self.drafter.num_drafted += len(draft)
-        return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft))
+        masks = _stack(self._row_masks[: 1 + len(draft)])
+        return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft), masks=masks)
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
         if self.drafter.spare is None:
@@ -76,6 +82,8 @@ class DraftingSequence(LiveSequence):
         self.position += num_certain + num_run  # those that count
         if num_run == len(draft):
             self.drafter.join()
+            if goes_on and (end := self._end_of_run(None, ())) > self.position + 1:  # with what is forced
+                self._given, self.decodes = GivenTokens(end), False
             return self._go_on_or_end() if goes_on else self._follow(rows.last)
         self.drafter.go_back(self.slot)
         events = self._go_on_or_end() if goes_on else self._answer.events()
@@ -108,6 +116,14 @@ class DraftingSequence(LiveSequence):
         """Return a draft of at most so many tokens, where the sequence `foretells` any."""
         return self.drafter.propose(len(self._generated), most)
 
+    def prepare(self, draft: Sequence[int]) -> None:
+        """Have the next run go on with as much of `draft` as may come next."""
+        if draft and self._mask is not None:
+            begun = time.perf_counter()
+            draft, self._row_masks = self._mask.admit(draft)
+            self._counters.mask_seconds.add(time.perf_counter() - begun)
+        self.drafter.draft = draft
+
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
         drafter = self.drafter
         return replace(
@@ -124,20 +140,39 @@ class DraftingSequence(LiveSequence):
         return True
 
     def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
-        """Take the tokens that are drawn while `draft` has them, and one more.
+        """Take the tokens that are drawn while `draft` has them, and one more; and those that are forced behind each.
 
-        Return how many of `draft` lie before the last that was drawn, and whether the text goes on.
+        Return how many of `draft` lie before the last that was drawn, or all where only forced ones follow them, and
+        whether the text goes on.
         """
-        for place in range(len(rows)):
-            row = rows.row(place)
-            draw = self.sampler.draw(row)
-            goes_on = self._take(draw, partial(rows.row, place))
-            is_right = place < len(draft) and draw.token == draft[place]
-            self._counters.accepted_tokens += is_right
-            self.drafter.num_accepted += is_right
-            if not (goes_on and is_right):
-                break
-        return place, goes_on
+        place = 0
+        while True:
+            row = partial(rows.row, place, self.allowed)
+            draw = self.sampler.draw(row())
+            forced: Sequence[TokenInfo] = ()
+            if self._take(draw, row) and self._mask is not None:
+                self._mask.advance()
+                forced = self._take_given(self._mask)
+            goes_on = self._answer.ending is None
+            if place == len(draft) or draw.token != draft[place]:
+                return place, goes_on
+            num_right = min(1 + len(forced), len(draft) - place)
+            self._counters.accepted_tokens += num_right
+            self.drafter.num_accepted += num_right
+            if not goes_on:
+                return place, False
+            place += num_right
+            if num_right < 1 + len(forced):
+                return place, True
+
+
+def _stack(masks: Sequence[Mask | None]) -> Callable[[], NDArray[np.uint32]] | None:
+    """Return what gives the masks [rows, ceil(V / 32)] of a run; None where all tokens are allowed in all rows."""
+    known = [mask for mask in masks if mask is not None]
+    if not known:
+        return None
+    everything = np.full_like(known[0], 2**32 - 1)
+    return partial(np.stack, [everything if mask is None else mask for mask in masks])
 
 
 def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
@@ -169,4 +204,4 @@ def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
             return
         if one in foretelling:
             draft = one.propose(plan.room)
-            one.drafter.draft = draft[: plan.take(len(draft), one.drafter.chance)]
+            one.prepare(draft[: plan.take(len(draft), one.drafter.chance)])

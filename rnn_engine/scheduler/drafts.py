@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import TypeAlias
 
 from rnn_engine.requests import GenerateRequest
@@ -58,8 +59,10 @@ class Drafter:
         self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
         self._max_tokens = request.max_tokens
         self._ends = frozenset(request.stop_tokens)
-        self._earlier = EarlierText(partial(find_earlier, request))
-        self._lookup = Lookup(request.prompt)
+        self._sources: list[EarlierText | Lookup] = [EarlierText(partial(find_earlier, request))]
+        # What a grammar leaves open seldom repeats itself, and looking for it costs as much as it gains.
+        if request.token_mask is None:
+            self._sources.append(Lookup(request.prompt))
         self._num_known = 0  # tokens of the answer that these two know
         self._quiet_from = 0  # tokens after which nothing was foretold any more
         self._next_look = 0  # tokens after which that may be otherwise
@@ -75,12 +78,14 @@ class Drafter:
         if num_generated < self._next_look or self.is_off:
             return False
         if num_generated > self._num_known:
-            self._earlier.extend(generated, self._num_known)
-            self._lookup.extend(generated[self._num_known :])
+            for source in self._sources:
+                source.extend(generated, self._num_known)
             self._num_known = num_generated
-        if self._lookup.foretells or self._earlier.foretells:
-            self._quiet_from = num_generated
-            return True
+        for source in self._sources:
+            if source.foretells:
+                self._quiet_from = num_generated
+                return True
+        self.is_off = all(source.is_over for source in self._sources)
         self._next_look = num_generated + 1 + min((num_generated - self._quiet_from) // _PATIENCE, _LONGEST_REST)
         return False
 
@@ -89,9 +94,7 @@ class Drafter:
 
         To be asked where there is anything to propose.
         """
-        source: EarlierText | Lookup = self._earlier
-        if not source.foretells or (self._lookup.foretells and self._lookup.chance > source.chance):
-            source = self._lookup
+        source = max([one for one in self._sources if one.foretells], key=attrgetter("chance"))
         self.chance = source.chance
         draft = source.draft(min(self._most, most, self._max_tokens - num_generated - 1))
         # Behind what ends the text nothing is run, so that the state is the right one there.
@@ -137,8 +140,10 @@ class Drafts:
 
     def drafter_of(self, request: GenerateRequest, find_earlier: FindEarlier) -> Drafter | None:
         """Return what drafts the answer to `request`; None where nothing does."""
-        if _OFF in (self.max_tokens, request.speculate) or request.mix is not None or request.token_mask is not None:
+        if _OFF in (self.max_tokens, request.speculate) or request.mix is not None:
             return None
+        if request.token_mask is not None and request.logprobs is not None:
+            return None  # the tokens that are forced among a draft's would have to be scored
         return Drafter(self, request, find_earlier)
 
     def copy_from(self, slot: int) -> int:

@@ -20,13 +20,13 @@ class EarlierText:
         self._find = find
         self._ahead: Sequence[int] = ()
         self._place = 0  # in it: what stands there is thought to come next
-        self._is_over = False
+        self.is_over = False  # nothing will be foretold any more
         self._seen = 0  # tokens that were foretold
         self._right = 0  # those of them that came
 
     def extend(self, generated: Sequence[int], first: int) -> None:
-        """Take in what was generated from place `first` on."""
-        if self._is_over:
+        """Take in what was generated from number `first` on."""
+        if self.is_over:
             return
         for token in generated[first:]:
             if self._place == len(self._ahead):
@@ -39,7 +39,7 @@ class EarlierText:
             self._place += 1
         if self._place == len(self._ahead):
             self._ahead, self._place = self._find(generated), 0
-            self._is_over = not self._ahead
+            self.is_over = not self._ahead
 
     @property
     def foretells(self) -> bool:

@@ -31,6 +31,8 @@ class Lookup:
     without running any.
     """
 
+    is_over = False  # a text may repeat itself at any time
+
     def __init__(self, prompt: Sequence[int]) -> None:
         self._text = array("I", prompt[-_WINDOW:])
         self._num_known = 0  # tokens of the text that can be found
@@ -43,9 +45,9 @@ class Lookup:
         self._seen = [0.0] * len(_CLASSES)  # tokens that matches have foretold
         self._right = [0.0] * len(_CLASSES)  # those of them that came
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that have been generated."""
-        self._text.extend(tokens)
+    def extend(self, generated: Sequence[int], first: int = 0) -> None:
+        """Take in what was generated from number `first` on."""
+        self._text.extend(generated[first:])
         if self._num_known < self._num_given:
             self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
         if self._num_known >= self._num_given:
@@ -120,11 +122,13 @@ class Lookup:
 
     def _find(self, place: int) -> None:
         """Follow the place that agrees for longest with what is known, from `place` on the earlier ones."""
-        end = self._num_known
+        text, end = self._text, self._num_known
         for _ in range(_MOST_PLACES):
-            length = self._agreement(place, end)
-            if length > self._length:
-                self._place, self._length = place, length
+            longest = self._length
+            if place > longest and text[place - 1 - longest] == text[end - 1 - longest]:  # it may agree for longer
+                length = self._agreement(place, end)
+                if length > longest:
+                    self._place, self._length = place, length
             place = self._earlier[place - 1]
             if place < 0 or self._length == _LONGEST:
                 return

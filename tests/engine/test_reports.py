@@ -123,6 +123,9 @@ class BrokenMask:
     def accept(self, token: int) -> None:
         self._left -= 1
 
+    def copy(self) -> BrokenMask:
+        return BrokenMask(self._left)
+
 
 @pytest.mark.parametrize("tokens", [-1, 0, 2])
 async def test_the_log_tells_whose_request_failed(tokens: int) -> None:

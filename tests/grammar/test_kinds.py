@@ -10,9 +10,10 @@ import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, Tag, Vocabulary, choice_grammar, json_grammar, tagged_text
 from rnn_engine.grammar.compiled import check_start, compile_grammar
-from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.sampling.masks import TokenMask, allowed_tokens
+from rnn_engine.sampling.thinking import Thinking, ThinkingMask
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
-from tests.support.grammars import byte_vocabulary, random_text, takes
+from tests.support.grammars import byte_vocabulary, leads_to, random_text, takes
 
 PERSON = {
     "type": "object",
@@ -55,6 +56,28 @@ NOW_CALL = '<call>{"name": "now", "arguments": {}}</call>'
 def test_grammar_leads_to_its_texts_alone(grammar: Grammar, good: list[str], bad: list[str]) -> None:
     assert [text for text in good if not takes(grammar, text)] == []
     assert [text for text in bad if takes(grammar, text)] == []
+
+
+@pytest.mark.parametrize("grammar", [Grammar("regex", "ab*c"), Grammar("kbnf", 'start ::= "a" #"b*" "c";')])
+@pytest.mark.parametrize("has_thoughts", [False, True])
+def test_a_copy_goes_on_by_itself_from_the_same_place(grammar: Grammar, has_thoughts: bool) -> None:
+    compiled, vocabulary = compile_grammar(grammar, byte_vocabulary()), byte_vocabulary()
+    mask: TokenMask = compiled.start()
+    before = "a"
+    if has_thoughts:
+        (end,) = vocabulary.encode(".")
+        mask, before = ThinkingMask(Thinking(b".", [end], 1), chr_of, vocabulary.size, compiled.start), "?.a"
+    for token in vocabulary.encode(before):
+        if not mask.forced():
+            mask.next()
+        mask.accept(token)
+    copies = [mask.copy() for _ in range(3)]
+    assert [leads_to(one, text) for one, text in zip(copies, ("bbc", "bb", "c"), strict=True)] == [True, False, True]
+    assert leads_to(mask, "bc")
+
+
+def chr_of(token: int) -> bytes:
+    return bytes([token - 1])
 
 
 def test_a_text_of_the_world_vocabulary_may_end_where_the_grammar_may_and_has_whole_characters() -> None:

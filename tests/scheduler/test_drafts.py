@@ -20,7 +20,7 @@ from states.cache.make import make_cache
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.models import tiny_shape
-from tests.support.token_masks import Residues
+from tests.support.token_masks import Forms, Residues
 
 TOKEN_BYTES = (b"", b"a", b"b", b"ab", b"\n", b"\xc3", b"\xa9", b"\xff", b"c", b"d", b"ca", b"bd")
 VOCAB_SIZE = len(TOKEN_BYTES)
@@ -79,6 +79,7 @@ requests = st.builds(
     speculate=st.sampled_from([None, None, 0, 2]),
 )
 masked = requests.map(lambda one: replace(one, stop_tokens=(), token_mask=lambda: Residues(VOCAB_SIZE)))
+forms = requests.map(lambda one: replace(one, token_mask=lambda: Forms(VOCAB_SIZE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Arrival:
 
 arrivals = st.builds(
     Arrival,
-    requests | requests | masked,
+    requests | requests | masked | forms,
     step=st.integers(0, 60),
     leaves=st.none() | st.integers(1, 40),
     is_cut=st.booleans(),
@@ -141,7 +142,7 @@ def test_everybody_hears_what_they_would_hear_alone(comings: list[Arrival], cach
 
 
 @settings(max_examples=8, deadline=None)
-@given(st.lists(requests, min_size=1, max_size=3), st.integers(1, 2))
+@given(st.lists(requests | forms, min_size=1, max_size=3), st.integers(1, 2))
 def test_the_same_states_are_kept(asked: list[GenerateRequest], times: int) -> None:
     kept = []
     for drafts in (NO_DRAFTS, DRAFTS):
@@ -183,11 +184,28 @@ def test_what_is_not_run_is_not_drafted() -> None:
     )
 
 
-@pytest.mark.parametrize("without", [{"speculate": 0}, {"token_mask": lambda: Residues(VOCAB_SIZE)}])
+@pytest.mark.parametrize("without", [{"speculate": 0}, {"token_mask": lambda: Residues(VOCAB_SIZE), "logprobs": 2}])
 def test_some_requests_draft_nothing(without: dict[str, Any]) -> None:
     clients = make_clients()
     clients.ask(request(**without))
     assert num_drafted(clients) == (0, 0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_of_a_grammar_is_drafted_with_what_is_forced_in_it(temperature: float) -> None:
+    asked = request(max_tokens=60, token_mask=lambda: Forms(VOCAB_SIZE, end=9), temperature=temperature)
+    clients = make_clients(cached=True)
+    clients.runner.logits = TABLE
+    first = clients.send(asked)
+    steps = clients.run()
+    before, num_runs = num_drafted(clients), len(clients.runner.batches)
+    again = clients.send(asked)
+    assert clients.run() < steps / 2
+    for key in (first, again):
+        assert_heard(clients.heard[key], run_alone(asked, TABLE, TOKEN_BYTES.__getitem__))
+    drafted, accepted = np.subtract(num_drafted(clients), before)
+    assert accepted == drafted > 15
+    assert any(run.masks is not None and run.rows > 1 for batch in clients.runner.batches[num_runs:] for run in batch)
 
 
 def test_a_mix_drafts_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from rnn_engine.sampling.masks import allowed_tokens
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits
-from tests.support.token_masks import Residues, pack_mask
+from tests.support.token_masks import Forms, Residues, pack_mask
 
 TOKENIZER = ByteTokenizer()
 VOCAB_SIZE = TOKENIZER.size
@@ -80,6 +81,9 @@ def test_the_mask_is_told_of_a_stop_token_and_asked_for_no_mask_after_the_end() 
         def accept(self, token: int) -> None:
             self.accepted.append(token)
 
+        def copy(self) -> Once:
+            return deepcopy(self)
+
     clients = Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes)
     for stop_tokens, max_tokens in (((0, 7), 5), ((), 1)):
         request = replace(ask(Once), stop_tokens=stop_tokens, max_tokens=max_tokens, keep_end=True)
@@ -139,6 +143,9 @@ def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
         def accept(self, token: int) -> None:
             self.accepted.append(token)
 
+        def copy(self) -> Grammar:
+            return deepcopy(self)
+
     grammar = Grammar()
     mask = SequenceMask(grammar, VOCAB_SIZE, {40})
     assert mask.current is not None
@@ -148,3 +155,36 @@ def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
     assert (allowed_tokens(mask.current.mask, VOCAB_SIZE).tolist(), mask.current.count) == ([0, 5, 40], 3)
     mask.accept(40)
     assert grammar.accepted == [5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "admitted", "drawn"),
+    [
+        ([5, 3, 7, 1, 2, 8], 6, [True, True, False, False, False, True, True]),
+        ([4, 7, 1, 2, 5, 8], 6, [True, False, False, False, False, True, True]),
+        ([5, 6, 5], 1, [True, True]),  # 6 is not allowed
+        ([3, 7, 2, 2], 2, [True, False, False]),  # 1 is forced
+        ([9, 9, 5], 1, [True, True]),  # the second 9 ends the text
+        ([], 0, [True]),
+    ],
+)
+def test_a_draft_is_admitted_as_far_as_it_may_come_next(tokens: list[int], admitted: int, drawn: list[bool]) -> None:
+    source = Forms(12, end=2)
+    mask = SequenceMask(source, 12)
+    draft, masks = mask.admit(tokens)
+    assert draft == tokens[:admitted]
+    assert [each is not None for each in masks] == [each and place % 4 != 3 for place, each in enumerate(drawn)]
+    for place, each in enumerate(masks):
+        if each is not None:
+            again = Forms(12, end=2)
+            for token in tokens[:place]:
+                again.accept(token)
+            np.testing.assert_array_equal(each, again.next())
+    assert source.accepted == []  # and nothing has changed
+    assert mask.current is not None
+
+
+def test_a_draft_ends_where_a_mask_fails() -> None:
+    draft, masks = SequenceMask(Failing(VOCAB_SIZE), VOCAB_SIZE).admit([0, 5, 1, 1, 11])
+    assert (draft, len(masks)) == ([0, 5], 3)
+    assert SequenceMask(Misfit(VOCAB_SIZE), VOCAB_SIZE).admit([5]) == ([], [])

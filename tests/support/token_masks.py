@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,3 +52,38 @@ class Residues:
     def accept(self, token: int) -> None:
         assert len(self.accepted) == self._all_at or token % 5 == self.remainder, "a token that is not allowed"
         self.accepted.append(token)
+
+    def copy(self) -> Residues:
+        return deepcopy(self)
+
+
+class Forms(Residues):
+    """Forces some tokens behind a 3 that is drawn, and one more behind a 4; the `end`-th 9 ends the text."""
+
+    FORCED = (7, 1, 2)
+
+    def __init__(self, vocab_size: int, end: int = 3) -> None:
+        super().__init__(vocab_size)
+        self._end = end
+        self._due: list[int] = []
+
+    @property
+    def ended(self) -> bool:  # type: ignore[override]
+        return self.accepted.count(9) == self._end
+
+    def forced(self) -> tuple[int, ...]:
+        return tuple(self._due)
+
+    def next(self) -> Mask | None:
+        assert not self._due, "asked for the mask of a token that is not drawn"
+        assert not self.ended
+        return None if len(self.accepted) % 4 == 3 else pack_mask(np.array([3, 4, 5, 8, 9], np.int32), self._vocab_size)
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+        if self._due:
+            assert self._due.pop(0) == token, "a token that does not follow"
+            if not self._due and self.accepted[-4:] == [4, *self.FORCED]:
+                self._due = [5]
+        elif token in (3, 4):
+            self._due = list(self.FORCED)
