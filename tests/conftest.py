@@ -18,7 +18,7 @@ from tests.support.models import random_model, save_safetensors, tiny_shape
 if TYPE_CHECKING:
     from tests.support.ray_fleet import RayFleets
 
-pytest.register_assert_rewrite("tests.support.runner_contract", "tests.support.golden_contract")
+pytest.register_assert_rewrite(*(f"tests.support.{name}_contract" for name in ("golden", "results", "runner")))
 
 settings.register_profile("project", derandomize=True, deadline=None, max_examples=50, database=None)
 settings.load_profile("project")

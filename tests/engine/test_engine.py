@@ -1,13 +1,12 @@
-"""The engine through its public methods: many clients at once, clients that leave, failures, the end."""
+"""The engine through its public methods: many clients at once, clients that leave, a full queue, a model file."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from asyncio import TimerHandle
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,63 +16,20 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import (
-    EngineClosedError,
     InvalidRequestError,
     ModelError,
     OverloadedError,
-    StepError,
 )
 from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.runner import load_runner
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.requests import Event, Finished, GenerateRequest, SamplingParams, Started
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Scheduler, Worker
-from rnn_engine.scheduler.batching import Adaptive
-from rnn_engine.types import InitialState, Runner
-from states.cache.cache import StateCache
+from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from states.cache.make import make_cache
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard, assert_heard, run_alone
-from tests.support.fake_runner import FakeRunner, random_logits, scripted_logits
+from tests.support.engines import ENDLESS, GREEDY, HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
+from tests.support.fake_runner import FakeRunner, random_logits
 from tests.support.gate import Gate
 from tests.support.models import random_model, save_safetensors, tiny_shape
-
-TOKENIZER = ByteTokenizer()
-GREEDY = SamplingParams(temperature=0.0, seed=0)
-HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
-ENDLESS = scripted_logits(TOKENIZER.size, [ord("x") + 1] * 1000)
-PATIENCE = 30.0  # seconds until a test that waits in vain fails
-
-
-@asynccontextmanager
-async def running(runner: Runner, max_queued: int = 64) -> AsyncGenerator[Engine, None]:
-    async with asyncio.timeout(PATIENCE), engine_of(runner, max_queued) as engine:
-        yield engine
-
-
-def engine_of(
-    runner: Runner, max_queued: int = 64, cache: StateCache | None = None, policy: BatchingPolicy = EAGER
-) -> Engine:
-    parts = assemble(runner, TOKENIZER, model="fake", device="none", weights="f32", cache=cache)
-    return Engine(parts, max_queued=max_queued, policy=policy)
-
-
-def broken(*_args: object) -> None:
-    raise RuntimeError("a fault of our own")
-
-
-def ask(text: str = "Hi", max_tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(TOKENIZER.encode(text), max_tokens=max_tokens, sampling=GREEDY)
-
-
-async def listen(engine: EngineLike, request: GenerateRequest) -> Heard:
-    return Heard([event async for event in engine.generate(request)])
-
-
-async def reach(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 async def test_a_request_hears_its_events_in_order_and_then_the_end() -> None:
@@ -249,92 +205,6 @@ async def test_a_full_queue_refuses_until_there_is_room() -> None:
         assert (await listen(engine, ask())).text == "Hello"
 
 
-async def test_a_failed_step_is_told_to_its_clients_and_the_engine_goes_on() -> None:
-    runner = FakeRunner(HELLO, fail_when=lambda batch: len(batch) > 1)
-    async with running(runner) as engine:
-        results = await asyncio.gather(*(listen(engine, ask()) for _ in range(4)), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, StepError)]
-        assert len(failures) >= 2
-        assert {str(failure) for failure in failures} == {"told to fail"}
-        assert (await listen(engine, ask())).text == "Hello"
-
-
-async def test_the_worker_survives_a_scheduler_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(FakeRunner(HELLO)) as engine:
-        with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "step", broken)
-            with pytest.raises(StepError, match="the scheduler failed"):
-                await listen(engine, ask())
-        assert (await listen(engine, ask())).text == "Hello"
-
-
-@pytest.mark.parametrize("method", ["wait_seconds", "arrived", "stepped"])
-async def test_a_policy_that_raises_ends_requests_with_an_error_and_the_engine_goes_on(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    policy = Adaptive()
-    async with asyncio.timeout(PATIENCE), engine_of(FakeRunner(HELLO), policy=policy) as engine:
-        with monkeypatch.context() as patch:
-            patch.setattr(policy, method, broken)
-            for _ in range(3):
-                with pytest.raises(StepError):
-                    await listen(engine, ask())
-        assert (await listen(engine, ask())).text == "Hello"
-        assert engine.stats() == EngineStats(active=0, queued=0)
-
-
-async def test_a_worker_that_can_not_go_on_ends_every_request_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate()
-    runner = FakeRunner(HELLO, num_slots=1, on_step=gate)
-    async with running(runner) as engine:
-        requests = [asyncio.create_task(listen(engine, ask())) for _ in range(3)]
-        await reach(lambda: len(runner.batches) == 1)
-        question = asyncio.create_task(engine.drop_cache())
-        monkeypatch.setattr(Scheduler, "step", broken)
-        monkeypatch.setattr(Scheduler, "abort", broken)
-        gate.open()
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        assert [type(result) for result in results] == [EngineClosedError] * 3
-        await question
-        assert engine.health().status == "failed"
-        assert runner.closed
-        with pytest.raises(EngineClosedError):
-            await listen(engine, ask())
-    assert not engine.stats().active
-
-
-async def test_a_question_to_a_worker_that_ends_is_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate()
-    runner = FakeRunner(HELLO, on_step=gate)
-    cache = make_cache(runner.shape, "a model", runner)
-    async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
-        request = asyncio.create_task(listen(engine, ask()))
-        await reach(lambda: len(runner.batches) == 1)
-        question = asyncio.create_task(engine.drop_cache())
-        await asyncio.sleep(0)
-        monkeypatch.setattr(Worker, "_obey", broken)
-        monkeypatch.setattr(Scheduler, "abort", broken)
-        gate.open()
-        results = await asyncio.gather(request, question, return_exceptions=True)
-        assert [type(result) for result in results] == [EngineClosedError] * 2
-
-
-async def test_a_request_that_can_not_be_queued_ends_with_an_error_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate()
-    runner = FakeRunner(HELLO, on_step=gate)
-    async with running(runner) as engine:
-        healthy = asyncio.create_task(listen(engine, ask()))
-        await reach(lambda: len(runner.batches) == 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(Scheduler, "submit", broken)
-            refused = asyncio.create_task(listen(engine, ask()))
-            await asyncio.sleep(0)
-            gate.open()
-            with pytest.raises(StepError, match="a fault of our own"):
-                await refused
-        assert (await healthy).text == "Hello"
-
-
 @pytest.mark.parametrize(("marked", "cached"), [(False, [0, 0, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])])
 async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool, cached: list[int]) -> None:
     runner = FakeRunner(HELLO, max_tokens=256)
@@ -344,117 +214,6 @@ async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marke
         for question, saved in zip(("Who??", "Do I?", "Am I?", "Is it", "Can I"), cached, strict=True):
             request = replace(ask(text + question), checkpoint_positions=[len(text)] if marked else [])
             assert (await listen(engine, request)).events[0] == Started(len(text) + 5, saved)
-
-
-async def test_a_state_that_overflows_ends_its_own_requests_alone() -> None:
-    """Its wkv is finite, and so accepted; what the model makes of it is not."""
-    model = random_model(tiny_shape(vocab=TOKENIZER.size), seed=1)
-    runner = load_runner(model, "cpu", num_slots=4, max_tokens=256)
-    cache = make_cache(model.shape, "a model", runner)
-    huge = model.shape.initial_state()
-    huge["wkv"][:] = 3e38
-    bad = replace(ask("Hi" * 50, max_tokens=4), initial_state=InitialState("huge", huge), stop_tokens=[], keep_end=True)
-    good = [replace(ask(text * 30, max_tokens=8), stop_tokens=[]) for text in "abc"]
-    async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:
-        alone = [await listen(engine, request) for request in good]
-        await engine.drop_cache()
-        results = await asyncio.gather(*(listen(engine, one) for one in [bad, *good, bad]), return_exceptions=True)
-        assert [isinstance(result, StepError) for result in results] == [True, False, False, False, True]
-        for heard, expected in zip(results[1:4], alone, strict=True):
-            assert isinstance(heard, Heard)
-            assert [info.token for info in heard.tokens] == [info.token for info in expected.tokens]
-        assert {checkpoint.root for checkpoint in cache.checkpoints()} == {"none"}
-
-
-async def test_closing_ends_live_and_queued_requests_and_frees_the_device() -> None:
-    runner = FakeRunner(ENDLESS, num_slots=1)
-    async with running(runner) as engine:
-        requests = [asyncio.create_task(listen(engine, ask(max_tokens=10**6))) for _ in range(3)]
-        await reach(lambda: engine.stats() == EngineStats(active=1, queued=2))
-        await asyncio.gather(engine.close(), engine.close())
-        assert runner.closed
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        assert [type(result) for result in results] == [EngineClosedError] * 3
-        with pytest.raises(EngineClosedError, match="the engine has stopped"):
-            await listen(engine, ask())
-        await engine.close()
-
-
-async def test_what_came_before_the_end_can_still_be_read() -> None:
-    runner = FakeRunner(ENDLESS)
-    heard: list[Event] = []
-
-    async def read_on(events: AsyncGenerator[Event, None]) -> None:
-        async for event in events:
-            heard.append(event)
-
-    async with running(runner) as engine:
-        events = engine.generate(ask(max_tokens=10**6))
-        await anext(events)
-        await reach(lambda: len(runner.batches) > 5)
-        await engine.close()
-        with pytest.raises(EngineClosedError):
-            await read_on(events)
-    assert len(Heard(heard).tokens) >= 5
-
-
-async def test_a_device_that_can_not_be_freed_does_not_hang_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise StepError("lost")
-
-    runner = FakeRunner(HELLO)
-    monkeypatch.setattr(runner, "close", broken)
-    async with running(runner) as engine:
-        assert (await listen(engine, ask())).text == "Hello"
-
-
-@pytest.mark.parametrize("is_busy", [True, False])
-def test_the_worker_ends_where_its_loop_was_closed_without_a_word(
-    is_busy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rnn_engine.watchdog.LOOK_SECONDS", 0.001)
-    gate = Gate()
-    closed = threading.Event()
-
-    class TellingRunner(FakeRunner):
-        def close(self) -> None:
-            super().close()
-            closed.set()
-
-    async def begin() -> AsyncGenerator[Event, None]:
-        engine = engine_of(TellingRunner(ENDLESS, on_step=gate))
-        events = engine.generate(ask(max_tokens=10**6))
-        if is_busy:
-            gate.let(1)
-            await anext(events)
-        return events
-
-    loop = asyncio.new_event_loop()
-    events = loop.run_until_complete(begin())
-    loop.close()
-    gate.open()
-    assert closed.wait(PATIENCE)
-    del events
-
-
-def test_a_loop_that_shuts_down_ends_iterations_that_were_abandoned_without_an_error() -> None:
-    errors: list[dict[str, object]] = []
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _, context: errors.append(context))
-
-    async def begin() -> tuple[Engine, list[AsyncGenerator[Event, None]]]:
-        engine = engine_of(FakeRunner(ENDLESS))
-        iterations = [engine.generate(ask(max_tokens=10**6)) for _ in range(4)]
-        for events in iterations:
-            await anext(events)
-        return engine, iterations
-
-    engine, iterations = loop.run_until_complete(begin())
-    loop.run_until_complete(loop.shutdown_asyncgens())  # in no particular order
-    loop.run_until_complete(engine.close())
-    loop.close()
-    assert errors == []
-    del iterations
 
 
 async def test_text_becomes_tokens_and_tokens_text() -> None:

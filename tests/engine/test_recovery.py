@@ -13,16 +13,12 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StepError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
-from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.types import Batch
 from states.cache.make import make_cache
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard
-from tests.support.fake_runner import FakeRunner, scripted_logits
+from tests.support.engines import ENDLESS, HELLO, TOKENIZER, ask, engine_of, listen
+from tests.support.fake_runner import FakeRunner
 
-TOKENIZER = ByteTokenizer()
-HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
-ENDLESS = scripted_logits(TOKENIZER.size, [ord("x") + 1] * 1000)
 WAIT_SECONDS = 30.0  # until a test that waits in vain fails
 
 
@@ -44,20 +40,6 @@ class Faults:
         self.on_step(self.steps)
         self.steps += 1
         return self.lost or self.steps - 1 in self.numbers
-
-
-def engine_of(runner: FakeRunner) -> Engine:
-    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"))
-
-
-def ask(max_tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(
-        TOKENIZER.encode("Hi"), max_tokens=max_tokens, sampling=SamplingParams(temperature=0, seed=0)
-    )
-
-
-async def listen(engine: Engine, request: GenerateRequest) -> Heard:
-    return Heard([event async for event in engine.generate(request)])
 
 
 async def reach_ok(engine: Engine) -> None:

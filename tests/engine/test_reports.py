@@ -12,24 +12,10 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError
-from rnn_engine.loading.parts import assemble
-from rnn_engine.requests import GenerateRequest, SamplingParams
+from rnn_engine.requests import GenerateRequest
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
-from tests.support.byte_tokenizer import ByteTokenizer
-from tests.support.fake_runner import FakeRunner, scripted_logits
-
-TOKENIZER = ByteTokenizer()
-HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
-
-
-def engine_of(runner: FakeRunner, max_queued: int = 4) -> Engine:
-    return Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=max_queued)
-
-
-def ask(text: str = "Hi", max_tokens: int = 20) -> GenerateRequest:
-    return GenerateRequest(
-        TOKENIZER.encode(text), max_tokens=max_tokens, sampling=SamplingParams(temperature=0.0, seed=0)
-    )
+from tests.support.engines import HELLO, ask, engine_of
+from tests.support.fake_runner import FakeRunner
 
 
 async def read(engine: Engine, request: GenerateRequest) -> None:

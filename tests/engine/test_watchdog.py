@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,12 +18,10 @@ from rnn_engine.scheduler import Scheduler, Worker
 from rnn_engine.types import Batch
 from rnn_engine.watchdog import Watchdog
 from states.cache.make import make_cache
-from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Heard
-from tests.support.fake_runner import FakeRunner, scripted_logits
+from tests.support.engines import HELLO, TOKENIZER, reach
+from tests.support.fake_runner import FakeRunner
 
-TOKENIZER = ByteTokenizer()
-HELLO = scripted_logits(TOKENIZER.size, TOKENIZER.encode("Hello"))
 WAIT_SECONDS = 30.0  # until a test that waits in vain fails
 
 
@@ -68,11 +66,6 @@ def ask() -> GenerateRequest:
 
 async def listen(engine: Engine) -> Heard:
     return Heard([event async for event in engine.generate(ask())])
-
-
-async def reach(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 async def test_a_device_that_hangs_ends_all_that_wait_and_may_come_back(

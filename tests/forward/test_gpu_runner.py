@@ -18,7 +18,8 @@ from rnn_engine.types import TokenRun, run_step
 from tests.support.golden_contract import GoldenContract
 from tests.support.gpu import KINDS, make_gpu_runner
 from tests.support.models import TensorModel, random_model, tiny_shape
-from tests.support.runner_contract import MakeRunner, RunnerContract
+from tests.support.results_contract import MakeRunner
+from tests.support.runner_contract import RunnerContract
 
 
 @pytest.fixture(scope="module", params=KINDS)

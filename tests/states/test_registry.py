@@ -1,8 +1,7 @@
-"""States under names: from files and uploads, forked, taken, replaced, removed, and kept over a restart."""
+"""States under names: from files and uploads, forked, taken, replaced and removed."""
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,35 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from states.files.prefab import Prefab, encode_prefab
 from states.files.reading import LoadedState
 from states.frozen import NO_INITIAL_STATE, freeze_state
-from states.named.entry import NamedState, Retention
+from states.named.entry import Retention
 from states.named.registry import StateRegistry
 from tests.support.models import TensorModel
 from tests.support.named_states import (
+    KEPT,
+    PERSISTENT,
     SHAPE,
     STATE_BYTES,
     advance,
     make_registry,
+    names,
+    put,
     save_tuned_state,
     some_initial,
     some_state,
 )
 from tests.support.pth import save_pth
 from tests.support.toy_states import same
-
-KEPT = Retention()
-PERSISTENT = Retention(persistent=True)
-
-
-def put(states: StateRegistry, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:
-    return states.put(name, some_initial(seed), keeping, source="test")
-
-
-def names(states: StateRegistry) -> list[str]:
-    return [entry.name for entry in states.entries()]
 
 
 def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -> None:
@@ -305,63 +297,6 @@ def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
     assert names(states) == ["a"]
 
 
-def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "states"
-    states = make_registry(folder)
-    kept = states.put(
-        "kept",
-        freeze_state(
-            some_state(), SHAPE, "test", logits=np.arange(10, dtype=np.float32), num_tokens=3, last_tokens=(1, 2, 3)
-        ),
-        PERSISTENT,
-        source="test",
-    )
-    put(states, "leased", seed=1)
-    forked = put(states, "removed", 2, PERSISTENT)
-    states.fork("removed", ["fork"], PERSISTENT)
-    states.delete("removed")
-    states.move("leased", "taken", PERSISTENT)
-    states.move("fork", "given up", KEPT)
-    advanced = advance(states, put(states, "advanced", 3, PERSISTENT), some_initial(4))
-    again = make_registry(folder)
-    assert sorted(names(again)) == ["advanced", "kept", "taken"]
-    loaded = again.get("kept")
-    assert (loaded.id, loaded.form, loaded.frozen.digest) == (kept.id, "full", kept.frozen.digest)
-    assert (loaded.frozen.num_tokens, loaded.frozen.last_tokens) == (3, (1, 2, 3))
-    assert loaded.frozen.logits is not None
-    assert loaded.frozen.logits.tolist() == list(range(10))
-    assert again.get("advanced").frozen.digest == advanced.frozen.digest
-    assert again.get("taken").frozen.digest == some_initial(1).digest
-    assert forked.frozen.digest not in {entry.frozen.digest for entry in again.entries()}
-
-
-def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    states = make_registry(tmp_path)
-    for number, name in enumerate(("good", "damaged", "cut", "taken")):
-        put(states, name, number, PERSISTENT)
-    paths = {entry.name: tmp_path / f"{entry.id}.state" for entry in states.entries()}
-    content = bytearray(paths["damaged"].read_bytes())
-    content[-1] ^= 1
-    paths["damaged"].write_bytes(content)
-    paths["cut"].write_bytes(paths["cut"].read_bytes()[:-100])
-    partial = tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial"
-    for other in (partial, tmp_path / "notes.txt", tmp_path / "mine.state"):
-        other.write_text("mine")
-    fresh = make_registry()
-    fresh.add(LoadedState("tuned", some_state(9)), "taken", "test")
-    with caplog.at_level(logging.WARNING):
-        again = make_registry(tmp_path, capacity=2 * STATE_BYTES)
-    assert names(again) == ["good", "taken"]
-    assert caplog.text.count("a persistent state is skipped") == 2
-    with caplog.at_level(logging.WARNING):
-        assert names(make_registry(tmp_path, capacity=STATE_BYTES)) == ["good"]
-    assert f"{paths['taken'].name}: states: {STATE_BYTES} more bytes have no room" in caplog.text
-    assert names(make_registry(tmp_path, model="another")) == []
-    assert "the state belongs to model model; this one is another" in caplog.text
-    assert not partial.exists()
-    assert len(list(tmp_path.iterdir())) == 6
-
-
 def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
     """The next start brings the operator's file again, so that a change would be lost."""
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
@@ -383,41 +318,3 @@ def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
     again = make_registry(tmp_path / "states")
     again.add_file(tmp_path / "poet.st")
     assert again.get("mine").frozen.digest == advanced.frozen.digest
-
-
-def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = make_registry(tmp_path)
-    kept, leased = put(states, "kept", 0, PERSISTENT), put(states, "leased", 1)
-
-    def no_space(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", no_space)
-        for change in (
-            lambda: put(states, "new", 2, PERSISTENT),
-            lambda: states.fork("kept", ["x", "y"], PERSISTENT),
-            lambda: states.move("leased", "mine", PERSISTENT),
-            lambda: advance(states, kept, some_initial(3)),
-        ):
-            with pytest.raises(StorageError, match="can't be written to the folder of states: No space left on device"):
-                change()
-    assert {entry.name: entry.frozen for entry in states.entries()} == {"kept": kept.frozen, "leased": leased.frozen}
-    assert names(make_registry(tmp_path)) == ["kept"]
-    assert make_registry(tmp_path).get("kept").frozen.digest == kept.frozen.digest
-
-
-def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = make_registry(tmp_path)
-    kept = put(states, "kept", 0, PERSISTENT)
-
-    def read_only(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.unlink", read_only)
-        with pytest.raises(StorageError, match="can't be deleted from the folder of states: Read-only file system"):
-            states.delete("kept")
-    assert states.get("kept") is kept
-    assert states.delete("kept") is kept
-    assert names(states) == names(make_registry(tmp_path)) == []

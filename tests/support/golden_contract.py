@@ -12,7 +12,7 @@ import pytest
 from rnn_engine.loading.model import open_model
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from tests.support.golden import NAMES, load_golden
-from tests.support.runner_contract import MakeRunner
+from tests.support.results_contract import MakeRunner
 
 MAX_TOKENS = 512
 

@@ -13,7 +13,7 @@ from states.files.exchange import StateFiles
 from states.files.reading import LAYOUT_KEY
 from states.files.tuned import Layout, tuned_from_state
 from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState
+from states.named.entry import NamedState, Retention
 from states.named.quotas import Quota
 from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
 from states.named.saved import SavedStates
@@ -22,6 +22,8 @@ from tests.support.models import tiny_shape
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)
 FINGERPRINT = "model"
 STATE_BYTES = 4 * sum(array.size for array in SHAPE.initial_state().values())
+KEPT = Retention()
+PERSISTENT = Retention(persistent=True)
 
 
 @dataclass
@@ -73,3 +75,11 @@ def make_registry(
     )
     registry.load_saved()
     return registry
+
+
+def put(states: StateRegistry, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:
+    return states.put(name, some_initial(seed), keeping, source="test")
+
+
+def names(states: StateRegistry) -> list[str]:
+    return [entry.name for entry in states.entries()]

@@ -16,7 +16,7 @@ from tests.support.gpu import make_gpu_runner
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 from tests.support.reference import forward, relative_error
-from tests.support.runner_contract import NUM_SLOTS, OTHER_MODELS, MakeRunner, ResultsContract, Timetable, timetables
+from tests.support.results_contract import NUM_SLOTS, OTHER_MODELS, MakeRunner, ResultsContract, Timetable, timetables
 
 VERSIONS = list(OTHER_MODELS)
 MAX_TOKENS = 640
