@@ -69,6 +69,7 @@ class SequenceSampler:
         """`note_whole_row` is called for each row that is read whole."""
         self._sampler = make_sampler(params, context)
         self.adjustments = make_adjustments(params, context)
+        self._penalises = self.adjustments.penalises
         self._note_whole_row = note_whole_row
         self.seed = seed
         self.index = 0  # of the next token in the text: how many were drawn or given before it
@@ -78,26 +79,21 @@ class SequenceSampler:
         self.nucleus = sampler if joins and isinstance(sampler, Greedy | Nucleus) else None
         """How `JointDraws` draws for it; None: it has to draw by itself."""
         self.slot = 0  # where `JointDraws` keeps its penalties
-        self._uncounted = array("I")  # tokens that a device has drawn, and that are no part of `adjustments` yet
+        self.uncounted = array("I")  # tokens that a device has drawn, until `count_drawn`
         self._cuts = _cuts_on_device(sampler)
         self._biases = self.adjustments.biases_for_device() if self.adjustments.fit_device else None
         self._on_device: DrawPenalties | None = None  # what the device takes off
         self._num_on_device = 0  # how many tokens of the text the device has counted in that, or knew of before
 
-    def begin_draw(self) -> float:
-        """Count all that was drawn, and return the random number of the next draw; 0 where that takes none."""
-        if self._uncounted:
-            self.count_drawn()
-        if self._sampler.num_uniforms == 0:
-            return 0.0
-        place = self._find_uniforms()
-        return self._uniforms[place]
-
     def settle(self, token: int) -> None:
-        """Count `token` as drawn after `begin_draw`, and generated."""
+        """Count `token` as generated, which `JointDraws` has drawn."""
         self.index += 1
-        if self.adjustments.penalises:
+        if self._penalises:
             self.adjustments.generated(token)
+
+    def left_open(self, uniform: float) -> None:
+        """Note the random number of the next draw, which `JointDraws` leaves to `draw`."""
+        self._uniforms, self._first = [uniform], self.index
 
     def draws_on_device(self, *, has_penalties: bool) -> bool:
         """Whether a device can draw for it, as `device_draw` tells it to; one that `has_penalties` or not."""
@@ -110,7 +106,7 @@ class SequenceSampler:
         assert self._cuts is not None, "a device does not draw what it can't"
         top_k, top_p, min_p, temperature = self._cuts
         draw = TokenDraw(self.seed, self.index + ahead, top_k, top_p, temperature, count, halts, min_p, self._biases)
-        if self.adjustments.penalises:
+        if self._penalises:
             if self._on_device is None or self.index > self._num_on_device + 1:
                 self.count_drawn()
                 self._on_device, self._num_on_device = self.adjustments.for_device(), self.index
@@ -122,14 +118,14 @@ class SequenceSampler:
         """Count `tokens` as generated, which a device has drawn."""
         self.index += len(tokens)
         self._num_on_device += len(tokens)
-        if self.adjustments.penalises:
-            self._uncounted.extend(tokens)
+        if self._penalises:
+            self.uncounted.extend(tokens)
 
     def count_drawn(self) -> None:
-        """Count what a device has drawn in `adjustments`, which no draw on the device asks for."""
-        for token in self._uncounted:
+        """Count in `adjustments` what a device has drawn, which no draw on the device asks for."""
+        for token in self.uncounted:
             self.adjustments.generated(token)
-        del self._uncounted[:]
+        del self.uncounted[:]
 
     def draw(self, row: LogitRow) -> Draw:
         """Draw a token from `row` and count it as generated."""

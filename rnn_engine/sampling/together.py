@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.sampling.adjustments import F64, Adjustments
 from rnn_engine.sampling.bounds import ROUNDING
@@ -21,12 +22,15 @@ from rnn_engine.sampling.joint_rows import (
     rank_candidates,
     rank_penalised,
 )
+from rnn_engine.sampling.philox import uniforms
 from rnn_engine.sampling.rows import RunRows
 from rnn_engine.sampling.sequence_sampler import Draw, SequenceSampler
 
 FEWEST = 6  # rows; fewer are drawn from more quickly one by one
 
+_AHEAD = 64  # tokens whose random numbers are made at once, of all sequences that have used half of theirs
 _ALL = 2**31 - 1  # top_k that keeps every token
+_NOWHERE = -_AHEAD  # before every text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +38,8 @@ class _Nuclei:
     """How N sequences draw."""
 
     samplers: Sequence[SequenceSampler]
+    slots: Places  # [N]
+    seeds: NDArray[np.uint64]  # [N]
     top_k: Places  # [N]
     least_p: F64  # [N] top_p with room for the rounding of sums, as is the next
     most_p: F64  # [N]
@@ -49,6 +55,8 @@ class _Nuclei:
         penalises = any(sampler.adjustments.penalises for sampler in samplers)
         return _Nuclei(
             samplers,
+            np.array([sampler.slot for sampler in samplers], np.intp),
+            np.array([sampler.seed for sampler in samplers], np.uint64),
             np.array([nucleus.top_k or _ALL for nucleus in nuclei]),
             top_p * (1.0 - ROUNDING),
             top_p * (1.0 + ROUNDING),
@@ -65,6 +73,8 @@ class JointDraws:
         self._vocab_size = vocab_size
         self._penalties: F64 = np.zeros((num_slots, vocab_size))  # pages that nobody has written take no memory
         self._penalising: dict[int, Adjustments] = {}  # by slot: whose penalties lie in its row
+        self._uniforms: F64 = np.zeros((num_slots, _AHEAD))  # of a slot's tokens from `_first` on
+        self._first: Places = np.full(num_slots, _NOWHERE)
         self._nuclei = _Nuclei.of(())  # those of the latest draw: mostly the next step draws for the same sequences
 
     def join(self, slot: int, sampler: SequenceSampler) -> None:
@@ -72,6 +82,7 @@ class JointDraws:
         if (before := self._penalising.pop(slot, None)) is not None:
             before.clear()
         sampler.slot = slot
+        self._first[slot] = _NOWHERE
         if sampler.nucleus is not None and sampler.adjustments.penalises:
             self._penalising[slot] = sampler.adjustments
             sampler.adjustments.keep_in(self._penalties[slot])
@@ -89,11 +100,11 @@ class JointDraws:
             samplers, rows = [samplers[place] for place in joining], [rows[place] for place in joining]
         if self._nuclei.samplers != samplers:
             self._nuclei = _Nuclei.of(samplers)
-        uniforms = np.array([sampler.begin_draw() for sampler in samplers])
+        numbers = self._find_uniforms()
         candidates = Candidates.of(rows)
         with np.errstate(all="ignore"):  # rows that hold no probabilities settle nothing
             ranked = self._rank(candidates)
-            index, settled = self._draw(ranked, uniforms)
+            index, settled = self._draw(ranked, numbers)
         each = np.arange(len(samplers))
         index = index if ranked.order is None else ranked.order[each, index]
         tokens = candidates.ids[each, index].tolist()
@@ -101,17 +112,37 @@ class JointDraws:
         for which in np.flatnonzero(settled).tolist():
             samplers[which].settle(tokens[which])
             draws[joining[which]] = Draw(tokens[which], logprobs[which])
+        for which in np.flatnonzero(~settled).tolist():
+            samplers[which].left_open(numbers.item(which))
         return draws
+
+    def _find_uniforms(self) -> F64:
+        """Return [N] the random number of each sequence's next draw."""
+        slots = self._nuclei.slots
+        index = np.array([sampler.index for sampler in self._nuclei.samplers])
+        used = index - self._first[slots]
+        if used.max() >= _AHEAD:
+            due = np.flatnonzero(used >= _AHEAD // 2)
+            tokens = index[due, np.newaxis] + np.arange(_AHEAD)
+            numbers = uniforms(self._nuclei.seeds[due].repeat(_AHEAD), tokens.ravel())
+            self._uniforms[slots[due]] = numbers.reshape(tokens.shape)
+            self._first[slots[due]], used[due] = index[due], 0
+        found: F64 = self._uniforms[slots, used]
+        return found
 
     def _rank(self, candidates: Candidates) -> RankedRows:
         """Rank the candidates of the sequences that draw."""
         adjustments = self._nuclei.penalties
         if not adjustments:
             return rank_candidates(candidates)
-        slots = np.array([sampler.slot for sampler in self._nuclei.samplers])
+        for sampler in self._nuclei.samplers:
+            if sampler.uncounted:
+                sampler.count_drawn()
         scale = np.array([one.scale for one in adjustments])
         total = np.array([one.total for one in adjustments])
-        penalties = self._penalties.ravel().take(candidates.ids + (slots * self._vocab_size)[:, np.newaxis])
+        penalties = self._penalties.ravel().take(
+            candidates.ids + (self._nuclei.slots * self._vocab_size)[:, np.newaxis]
+        )
         penalties *= scale[:, np.newaxis]
         others = np.maximum(total * scale * (1.0 + ROUNDING) - penalties.sum(axis=1), 0.0)
         return rank_penalised(candidates, penalties, others)

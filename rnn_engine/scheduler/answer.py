@@ -58,42 +58,43 @@ class Answer:
 
     def take(self, info: TokenInfo) -> bool:
         """Append a token; return False where the text ends there."""
-        token = info.token
-        self._generated.append(token)
-        self._counters.generated_tokens += 1
+        self._generated.append(info.token)
         if self._mask is not None:
-            self._mask.accept(token)
-        if token in self._stop_tokens:
-            self.end(Ending("stop", token, info if self._has_logprobs else None))
-            return False
-        self._new_tokens.append(info)
-        num_generated = len(self._generated)
-        self._new_text += self._text.feed(info.data, may_stop=num_generated > self._min_tokens)
-        if self._has_stops and self._text.match is not None:
-            self.end(Ending("stop", self._text.match))
-        elif self._mask is not None and self._mask.ended:
-            self.end(Ending("stop"))
-        elif num_generated >= self._max_tokens:
-            self.end(CUT)
-        return self.ending is None
+            self._mask.accept(info.token)
+        return self._show((info,))
 
     def take_all(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
         """Append one or more tokens, of which only the last may end the text; return False where it does.
 
         `logprobs` are theirs, where they were asked for. There is no mask.
         """
-        *infos, last = map(self.describe, tokens)
-        for info, own in zip((*infos, last), logprobs, strict=False):
-            info.logprob, info.top = own.own, own.top
-        if infos:
-            earlier = tokens[:-1]
-            self._generated.extend(earlier)
-            self._counters.generated_tokens += len(earlier)
-            self._new_tokens += infos
-            may_stop = len(self._generated) > self._min_tokens
-            self._new_text += self._text.feed(b"".join([info.data for info in infos]), may_stop=may_stop)
-            assert self._text.match is None, "a device stops drawing where a stop string may end"
-        return self.take(last)
+        self._generated.extend(tokens)
+        infos = [self._infos[token] for token in tokens]
+        if self._has_logprobs:
+            infos = [
+                TokenInfo(info.token, info.data, own.own, own.top) for info, own in zip(infos, logprobs, strict=True)
+            ]
+        return self._show(infos)
+
+    def _show(self, infos: Sequence[TokenInfo]) -> bool:
+        """Add the text of tokens that were appended, of which the last may end it; return False where it does."""
+        last, num_generated = infos[-1], len(self._generated)
+        self._counters.generated_tokens += len(infos)
+        is_stop = last.token in self._stop_tokens
+        if is_stop:
+            infos = infos[:-1]
+        self._new_tokens += infos
+        data = infos[0].data if len(infos) == 1 else b"".join([info.data for info in infos])
+        self._new_text += self._text.feed(data, may_stop=num_generated > self._min_tokens)
+        if is_stop:
+            self.end(Ending("stop", last.token, last if self._has_logprobs else None))
+        elif self._has_stops and self._text.match is not None:
+            self.end(Ending("stop", self._text.match))
+        elif self._mask is not None and self._mask.ended:
+            self.end(Ending("stop"))
+        elif num_generated >= self._max_tokens:
+            self.end(CUT)
+        return self.ending is None
 
     def end(self, ending: Ending) -> None:
         """End the text after the tokens that there are."""
