@@ -1,15 +1,38 @@
 // Matrices times up to TOKENS vectors, every weight read once.
 // A workgroup is GROUPS groups of 8 * SPLITS threads. A group owns PANELS panels of 8 rows: one row a lane, and each
-// of the SPLITS threads of a row takes every SPLITS-th eight of columns. Workgroups: (tiles, ceil(T / TOKENS)).
+// of the SPLITS threads of a row takes a part of its columns. Workgroups: (tiles, ceil(T / TOKENS)).
 
-#include eight
-#include WEIGHTS
 #include batch
 #include segments
-#include INPUTS
 
 const THREADS = GROUPS * PANEL * SPLITS;
 const ROWS = GROUPS * PANELS * PANEL; // rows of a workgroup
+
+// What all threads of a workgroup have in common. What is a thread's own is not in it, since compilers hold loops with
+// broadcasts and barriers to begin and end by numbers that all threads share.
+struct Place {
+    segment: Segment,
+    first_token: u32,
+    num_tokens: u32, // of the step
+}
+
+// What is a thread's own.
+struct Own {
+    start: u32, // number of the first block of its first row
+    lane: u32,  // its row in each of its panels
+    split: u32,
+}
+
+// Sums of a thread's rows and tokens.
+alias Sums = array<array<f32, TOKENS>, PANELS>;
+
+// Where the inputs of the workgroup's token `t` begin, in numbers of 4 bytes.
+fn start_of_inputs(place: Place, t: u32) -> u32 {
+    let token = min(place.first_token + t, place.num_tokens - 1u);
+    return place.segment.inputs_start + token * place.segment.inputs_stride;
+}
+
+#include PRODUCTS
 
 var<workgroup> partial: array<f32, SPLITS * ROWS * TOKENS>;
 
@@ -27,29 +50,8 @@ fn main(
     let first_token = workgroup.y * TOKENS;
     let start = segment.weights_start + first_panel * segment.panel_blocks + lane;
     let num_tokens = count_tokens();
-
-    let own_token = min(first_token + lane % TOKENS, num_tokens - 1u);
-    let own_input = (segment.inputs_start + own_token * segment.inputs_stride) / 4u;
-
-    var sums: array<array<f32, TOKENS>, PANELS>;
-    var first_input: array<u32, TOKENS>;
-    for (var t = 0u; t < TOKENS; t++) {
-        let token = min(first_token + t, num_tokens - 1u);
-        first_input[t] = (segment.inputs_start + token * segment.inputs_stride) / 4u;
-    }
-    for (var eight = first_eight(split); eight < segment.num_eights; eight += SPLITS) {
-        var panel: array<Eight, PANELS>;
-        for (var p = 0u; p < PANELS; p++) {
-            panel[p] = load_weights(start + p * segment.panel_blocks, eight);
-        }
-        share_inputs(own_input + eight * 2u);
-        for (var t = 0u; t < TOKENS; t++) {
-            let input = load_input(t, first_input[t] + eight * 2u, lane);
-            for (var p = 0u; p < PANELS; p++) {
-                sums[p][t] = multiply_add(panel[p], input, sums[p][t]);
-            }
-        }
-    }
+    var sums: Sums;
+    sum_products(Place(segment, first_token, num_tokens), Own(start, lane, split), &sums);
 
     if SPLITS == 1u {
         for (var p = 0u; p < PANELS; p++) {

@@ -11,8 +11,8 @@ struct Segment {
     num_eights: u32,    // eights of columns, rounded up
     panel_blocks: u32,  // blocks of a panel
     weights_start: u32, // number of its first block
-    inputs_start: u32,  // index of the first token's first input in `inputs`
-    inputs_stride: u32, // floats from one token's inputs to the next
+    inputs_start: u32,  // where the first token's inputs begin in `inputs`, in numbers of 4 bytes
+    inputs_stride: u32, // such numbers from one token's inputs to the next
     outputs_start: u32, // index of the first token's first output in `outputs`
     outputs_stride: u32,
     operand_start: u32, // index of what the first row of the first token is combined with, such as a bias
@@ -29,7 +29,6 @@ struct MatMul {
 @group(0) @binding(0) var<storage, read> batch: Batch;
 @group(0) @binding(1) var<storage, read> matmul: MatMul;
 @group(0) @binding(3) var<storage, read> vectors: array<f32>; // operands
-@group(0) @binding(4) var<storage, read> inputs: array<vec4<f32>>;
 @group(0) @binding(5) var<storage, read_write> outputs: array<f32>;
 
 fn find_segment(row: u32) -> Segment {

@@ -75,12 +75,13 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str | 
 weights_option = click.option(
     "--weights",
     show_default="f16, but stored for a quantised file",
-    metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N]",
+    metavar="auto|FORMAT[,CLASS=FORMAT...][,layers=N][,activations=f32|int8]",
     callback=_weights,
     help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
     "first (the first layer), head, emb or adapters; with layers, those from layer N on are f16. Example: "
-    "int4,head=int8. auto takes the first of "
-    f"{', '.join(AUTO_FORMATS)} for which the device has room, with {STORED} before the others for a quantised file.",
+    "int4,head=int8. With activations=int8 what is multiplied with weights in int8 or q8_0 is rounded to bytes, too. "
+    f"auto takes the first of {', '.join(AUTO_FORMATS)} for which the device has room, with {STORED} before the others "
+    "for a quantised file.",
 )
 device_memory_option = click.option(
     "--device-memory",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rnn_engine.forward.quantised_inputs import QuantisedInputs
 from rnn_engine.forward.segments import (
     MAX_SEGMENTS,
     SEGMENT_WORDS,
@@ -15,7 +16,8 @@ from rnn_engine.forward.segments import (
     Part,
     split_matrices,
 )
-from rnn_engine.forward.step import StepSize
+from rnn_engine.forward.stages import KernelStage
+from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
 from rnn_engine.forward.upload import create_weight_buffers, upload_rows
 from rnn_engine.forward.variants import MatMulVariant
@@ -53,27 +55,44 @@ class MatMulKernels:
     `tuning` may be replaced before the first plan is made.
     """
 
-    def __init__(self, kernels: Kernels, tuning: Tuning, batch_constants: Mapping[str, Constant]) -> None:
+    def __init__(self, kernels: Kernels, tuning: Tuning, limits: StepLimits, *, activations: str = "f32") -> None:
+        """`activations` are f32, or int8 where matrices of bytes are to be multiplied with bytes."""
         self.kernels = kernels
         self.tuning = tuning
+        self.limits = limits
         self.bound: list[BoundMatMul] = []  # those of the model, in the order of loading
+        self._quantises = activations == "int8"
+        self._packed: dict[int, Buffer] = {}  # the buffers of quantised inputs, by the bytes of a token
         self._constants: dict[str, Constant] = {
-            **batch_constants,
+            **limits.constants(),
             "MAX_SEGMENTS": MAX_SEGMENTS,
             **{f"ACTIVATION_{name}": int(value) for name, value in Activation.__members__.items() if value},
         }
 
     def get(self, variant: MatMulVariant, weights: WeightFormat) -> Kernel:
         """Return the kernel of a variant for matrices of a format; compiled at the first call."""
+        include = weights.packed if variant.number == "int8" else weights.include
+        assert include is not None
         return self.kernels.get(
             variant.shader,
             {**self._constants, **variant.constants},
-            {"WEIGHTS": weights.include, **variant.includes},
+            {"WEIGHTS": include, **variant.includes},
         )
 
-    def source(self, weights: WeightFormat) -> ShaderSource:
-        """Return the WGSL whose bindings all variants for a format have."""
-        return self.get(self.tuning.matmul(1), weights).source
+    def source(self, part: LoadedPart) -> ShaderSource:
+        """Return the WGSL whose bindings all variants for a part have."""
+        return self.get(self.tuning.matmul(1, part.kind), part.format).source
+
+    def number_of(self, weights: WeightFormat) -> str:
+        """Return of which type the products with weights of this format are."""
+        return "int8" if self._quantises and weights.packed is not None else "f32"
+
+    def packed_inputs(self, memory: Memory, token_bytes: int) -> Buffer:
+        """Return a buffer for the quantised inputs of a step, which matmuls share: each writes it anew."""
+        if token_bytes not in self._packed:
+            num_bytes = token_bytes * max(self.limits.max_tokens, self.limits.max_rows)
+            self._packed[token_bytes] = memory.create_buffer("quantised inputs", num_bytes)
+        return self._packed[token_bytes]
 
 
 class MatMul:
@@ -91,25 +110,47 @@ class MatMul:
         """Upload `matrices`. `counts_rows`: runs over the step's logit rows instead of its tokens."""
         self._label = label
         self._kernels = kernels
+        self._memory = memory
         self._counts_rows = counts_rows
-        self._parts = [self._load(part, memory) for part in split_matrices(matrices, memory.max_binding_bytes)]
+        quantised = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) == "int8"]
+        others = [matrix for matrix in matrices if kernels.number_of(matrix.weights.format) != "int8"]
+        self._inputs = QuantisedInputs.of(quantised)
+        readers = [*map(self._inputs.read_by, quantised), *others]
+        self._parts = [self._load(part, memory) for part in split_matrices(readers, memory.max_binding_bytes)]
 
     def bind(self, buffers: MatMulBuffers) -> BoundMatMul:
         """The stage that multiplies what these buffers hold. The weights are not copied."""
         parts = []
+        quantised, stage = self._quantise(buffers)
         for loaded in self._parts:
             bindings = {
                 "batch": buffers.batch,
                 "matmul": loaded.segments,
                 **loaded.weights,
                 "vectors": buffers.vectors,
-                "inputs": buffers.inputs,
+                "inputs": quantised if loaded.kind.number == "int8" else buffers.inputs,
                 "outputs": buffers.outputs,
             }
-            parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded.format), bindings)))
-        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch)
+            parts.append((loaded, self._kernels.kernels.bind(self._kernels.source(loaded), bindings)))
+        bound = BoundMatMul(self._label, self._kernels, tuple(parts), self._counts_rows, buffers.batch, stage)
         self._kernels.bound.append(bound)
         return bound
+
+    def _quantise(self, buffers: MatMulBuffers) -> tuple[Buffer, KernelStage | None]:
+        """Return where the quantised inputs are, and the stage that makes them, if there are any."""
+        if not self._inputs.sources:
+            return buffers.inputs, None
+        packed = self._kernels.packed_inputs(self._memory, self._inputs.token_bytes)
+        stage = self._inputs.stage(
+            self._kernels.kernels,
+            self._memory,
+            self._kernels.limits,
+            batch=buffers.batch,
+            inputs=buffers.inputs,
+            packed=packed,
+            counts_rows=self._counts_rows,
+        )
+        return packed, stage
 
     def _load(self, part: Part, memory: Memory) -> LoadedPart:
         buffers = create_weight_buffers(memory, self._label, part.format, part.num_blocks)
@@ -121,7 +162,8 @@ class MatMul:
         segments = memory.create_buffer(f"{self._label} segments", 4 * len(table))
         memory.upload(segments, 0, np.array(table, np.uint32))
         weight_bytes = part.num_blocks * sum(part.format.block_bytes.values())
-        kind = MatMulClass.of(part.format.name, part.num_rows, max(s.matrix.num_columns for s in part.segments))
+        columns = max(segment.matrix.num_columns for segment in part.segments)
+        kind = MatMulClass.of(part.format.name, part.num_rows, columns, self._kernels.number_of(part.format))
         return LoadedPart(part.format, part.num_rows, part.num_weights, weight_bytes, buffers, segments, kind)
 
 
@@ -134,6 +176,7 @@ class BoundMatMul:
     parts: tuple[tuple[LoadedPart, BindGroup], ...]  # one a dispatch
     counts_rows: bool
     batch: Buffer  # says how many tokens and rows a step has
+    quantise: KernelStage | None  # its inputs, for those parts that multiply bytes
 
     @property
     def weight_bytes(self) -> int:
@@ -141,6 +184,8 @@ class BoundMatMul:
 
     def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
         """One dispatch a part, for the tokens or rows of the step, of which there is at least one."""
+        if self.quantise is not None:
+            yield from self.quantise.dispatches(step)
         count = step.num_rows if self.counts_rows else step.num_tokens
         for part, bind_group in self.parts:
             variant = self.kernels.tuning.matmul(count, part.kind)

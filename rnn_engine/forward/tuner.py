@@ -189,7 +189,7 @@ class Tuner:
 
     def _task(self, kind: MatMulClass, tokens: int, parts: list[tuple[BoundMatMul, LoadedPart, BindGroup]]) -> _Task:
         part = parts[0][1]
-        work = MatMulWork(part.num_rows, kind.columns, part.weight_bytes, tokens)
+        work = MatMulWork(part.num_rows, kind.columns, part.weight_bytes, tokens, kind.number)
         software = self._device.info.is_software
         predicted = {
             variant: self._cost.predict(work, variant)

@@ -30,13 +30,14 @@ class MatMulClass:
     weights: str  # the name of the format
     rows: int  # powers of two, no less than the matrices have
     columns: int
+    number: str = "f32"  # of products, or int8 where the inputs are bytes, too
 
     @classmethod
-    def of(cls, weights: str, rows: int, columns: int) -> MatMulClass:
-        return cls(weights, 1 << max(0, rows - 1).bit_length(), 1 << max(0, columns - 1).bit_length())
+    def of(cls, weights: str, rows: int, columns: int, number: str = "f32") -> MatMulClass:
+        return cls(weights, 1 << max(0, rows - 1).bit_length(), 1 << max(0, columns - 1).bit_length(), number)
 
     def __str__(self) -> str:
-        return f"{self.weights} {self.rows}x{self.columns}"
+        return f"{self.weights} {self.rows}x{self.columns}{' times int8' if self.number == 'int8' else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Tuning:
     candidate_threads: int
     max_tokens: int  # of a step
     max_step_operations: float  # multiplications and additions of a step: a driver ends a submit that takes seconds
+    packed: tuple[StreamVariant, ...]  # in place of `matmuls` for products of bytes
+    packed_tiled: TiledVariant | None
     blocks: tuple[StreamVariant, ...] = ()  # in place of `matmuls` for weights in blocks, where there are any
     found: Mapping[tuple[MatMulClass, int], MatMulVariant] = field(default_factory=dict)  # by class and token count
 
@@ -57,12 +60,17 @@ class Tuning:
         """Return the variant for `num_tokens` tokens: what was found for `kind`, else the fixed choice."""
         if kind is not None and (found := self.found.get((kind, rounded_count(num_tokens)))):
             return found
-        in_blocks = kind is not None and kind.weights in BLOCK_FORMATS
-        fixed = (in_blocks and self.blocks) or self.matmuls
+        fixed, tiled = self._fixed(kind)
         for variant in fixed:
             if num_tokens <= variant.tokens:
                 return variant
-        return self.tiled or fixed[-1]
+        return tiled or fixed[-1]
+
+    def _fixed(self, kind: MatMulClass | None) -> tuple[tuple[StreamVariant, ...], TiledVariant | None]:
+        if kind is not None and kind.number == "int8":
+            return self.packed, self.packed_tiled
+        in_blocks = kind is not None and kind.weights in BLOCK_FORMATS
+        return (in_blocks and self.blocks) or self.matmuls, self.tiled
 
     def token_counts(self, max_tokens: int) -> set[int]:
         """Return counts of tokens, none beyond `max_tokens`, whose steps run every kernel that any step may run."""
@@ -85,8 +93,14 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
             StreamVariant(tokens=2, panels=4, inputs=one),
             StreamVariant(tokens=4, panels=4, inputs=one),
         )
+        by_token = "by_token" if can_broadcast else "direct"
         return Tuning(
-            matmuls=(*few, StreamVariant(tokens=8, panels=4, inputs="by_token" if can_broadcast else "direct")),
+            matmuls=(*few, StreamVariant(tokens=8, panels=4, inputs=by_token)),
+            packed=tuple(
+                StreamVariant(tokens, panels=panels, inputs=by_token, number="int8")
+                for tokens, panels in ((1, 4), (4, 4), (8, 2))
+            ),
+            packed_tiled=None,
             blocks=(*few, StreamVariant(tokens=8, panels=4, inputs=one)),
             tiled=None,
             broadcast=can_broadcast,
@@ -98,6 +112,8 @@ def tuning_for(device: DeviceInfo, *, can_broadcast: bool) -> Tuning:
     return Tuning(
         matmuls=tuple(StreamVariant(tokens, splits=16) for tokens in (1, 2, 4, 8, 16)),
         tiled=TiledVariant(rows=64, tokens=64),
+        packed=tuple(StreamVariant(tokens, splits=16, number="int8") for tokens in (1, 2, 4, 8, 16)),
+        packed_tiled=TiledVariant(rows=64, tokens=64, eights=4, number="int8"),
         broadcast=False,
         norm_threads=128,
         candidate_threads=256,

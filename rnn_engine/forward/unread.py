@@ -63,6 +63,10 @@ class Unpacked:
     def include(self) -> Include:
         return self.format.include
 
+    @property
+    def packed(self) -> Include | None:
+        return self.format.packed
+
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:  # noqa: ARG002
         return {}
 

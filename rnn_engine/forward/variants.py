@@ -14,6 +14,9 @@ from rnn_engine.forward.packing import PANEL_ROWS
 from rnn_engine.forward.segments import ROW_ALIGNMENT
 from shaders import Constant, Include
 
+_BLOCK_EIGHTS: Final = 4  # of columns, of inputs in bytes: see packed_inputs.wgsl
+_NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
+
 
 @dataclass(frozen=True, slots=True)
 class StreamVariant:
@@ -24,6 +27,7 @@ class StreamVariant:
     panels: int = 1
     splits: int = 1
     inputs: str = "direct"  # direct, broadcast or by_token: the WGSL that loads the inputs
+    number: str = "f32"  # of products, or int8
 
     @property
     def shader(self) -> str:
@@ -48,10 +52,11 @@ class StreamVariant:
 
     @property
     def includes(self) -> dict[str, Include]:
-        return {"INPUTS": f"inputs_{self.inputs}"}
+        packed = "packed_" if self.number == "int8" else ""
+        return {"INPUTS": f"{packed}inputs_{self.inputs}", "PRODUCTS": f"products_{self.number}"}
 
     def __str__(self) -> str:
-        return f"stream {self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.inputs}"
+        return f"stream {self.tokens}t {self.groups}g {self.panels}p {self.splits}s {self.inputs} {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class TiledVariant:
     each_rows: int = 4
     each_tokens: int = 4
     eights: int = 2  # of columns in workgroup memory at once
-    number: str = "f32"  # of products; sums are f32 in any case
+    number: str = "f32"  # of products, or f16 or int8; sums are f32 in any case
 
     @property
     def shader(self) -> str:
@@ -75,9 +80,10 @@ class TiledVariant:
 
     @property
     def workgroup_bytes(self) -> int:
-        number_bytes = 2 if self.number == "f16" else 4
-        tiles = 8 * self.eights * (self.rows + self.tokens) * number_bytes
-        return tiles + 4 * self.rows * (self.tokens // self.each_tokens)
+        line_bytes = 8 * self.eights * _NUMBER_BYTES[self.number]
+        if self.number == "int8":
+            line_bytes += 8  # the figures of its block
+        return line_bytes * (self.rows + self.tokens) + 4 * self.rows * (self.tokens // self.each_tokens)
 
     @property
     def constants(self) -> dict[str, Constant]:
@@ -91,7 +97,9 @@ class TiledVariant:
 
     @property
     def includes(self) -> dict[str, Include]:
-        return {"NUMBER": f"number_{self.number}"}
+        if self.number == "int8":
+            return {"PRODUCTS": "tiles_int8"}
+        return {"PRODUCTS": "tiles_f32", "NUMBER": f"number_{self.number}"}
 
     def __str__(self) -> str:
         return f"tiled {self.rows}x{self.tokens} {self.each_rows}x{self.each_tokens} {self.eights}e {self.number}"
@@ -136,8 +144,12 @@ class KernelLimits:
         if variant.workgroup_bytes > self.workgroup_bytes:
             return False
         if isinstance(variant, TiledVariant):
+            if variant.number == "int8":
+                return variant.eights == _BLOCK_EIGHTS
             return variant.number == "f32" or self.has_f16
         if variant.inputs == "direct":
             return True
+        if variant.number == "int8" and variant.inputs != "by_token":
+            return False
         fits = variant.inputs != "by_token" or variant.tokens <= PANEL_ROWS
         return self.can_broadcast and variant.splits == 1 and fits

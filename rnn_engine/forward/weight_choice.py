@@ -25,6 +25,8 @@ FormatOf: TypeAlias = Callable[[str], WeightFormat | None]
 _CLASSES: Final = ("att", "ffn", "first", "last", "head", "emb", "adapters")
 _FEW_LAYERS: Final = 2  # with the last of them in 8 bits none would have 4
 _LAYERS: Final = "layers"
+_ACTIVATIONS: Final = "activations"
+_ACTIVATION_TYPES: Final = ("f32", "int8")
 _LAYER: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn)\.(.*)")
 
 
@@ -35,14 +37,16 @@ class WeightChoice:
     Matrices of time mix (att) and channel mix (ffn), both kinds in the first layer and in the last of three or more
     (first, last; absent where they have no format of their own), the head, the embedding (emb), and all low-rank
     matrices in layers (adapters). From layer `num_layers` on, matrices of layers are f16; None is no such layer.
+    Where `activations` are int8, matrices whose weights are bytes are multiplied with bytes: see quantise_inputs.wgsl.
     """
 
     formats: Mapping[str, str]  # class -> name of a format, or STORED
     num_layers: int | None = None
+    activations: str = "f32"
 
     @classmethod
     def parse(cls, text: str) -> WeightChoice:
-        """Read a choice such as `int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
+        """Read a choice such as `int8,activations=int8` or `int4,head=int8,layers=12`. Raises InvalidRequestError.
 
         A format by itself is for att, ffn and head; but of 4 bits not for the head, the first layer and the last, on
         which more depends and which become int8. The adapters have it if it is a float type, else f16. The embedding
@@ -57,19 +61,25 @@ class WeightChoice:
         formats = {"att": first, "ffn": first, "head": head, "emb": STORED, "adapters": adapters}
         if is_coarse:
             formats["first"] = formats["last"] = "int8"
-        num_layers = None
+        num_layers, activations = None, "f32"
         for part in rest:
             name, equals, value = part.partition("=")
             if name == _LAYERS and value.isdecimal():
                 num_layers = int(value)
                 continue
+            if name == _ACTIVATIONS and value in _ACTIVATION_TYPES:
+                activations = value
+                continue
             if not equals or name not in _CLASSES:
                 raise InvalidRequestError(
-                    "weights", text, f"a format, then perhaps {', '.join(f'{c}=FORMAT' for c in _CLASSES)}, layers=N"
+                    "weights",
+                    text,
+                    f"a format, then perhaps {', '.join(f'{c}=FORMAT' for c in _CLASSES)}, layers=N,"
+                    f" {_ACTIVATIONS}={'|'.join(_ACTIVATION_TYPES)}",
                 )
             _check_format(text, value)
             formats[name] = value
-        return cls(formats, num_layers)
+        return cls(formats, num_layers, activations)
 
     def of(self, model_layers: int) -> FormatOf:
         """Return the format of each matrix of a model with so many layers."""
@@ -88,6 +98,17 @@ class WeightChoice:
             return _format("adapters", self.formats)
         end = ends.get(int(layer), group)
         return _format(end if end in self.formats else group, self.formats)
+
+
+def parse_weights(weights: str | FormatOf, num_layers: int) -> tuple[FormatOf, str]:
+    """Return the format of each matrix of a model with so many layers, and the type of activations.
+
+    `weights` is as `WeightChoice.parse` reads it, or the formats themselves, with activations in f32.
+    """
+    if not isinstance(weights, str):
+        return weights, "f32"
+    choice = WeightChoice.parse(weights)
+    return choice.of(num_layers), choice.activations
 
 
 def _format(group: str, formats: Mapping[str, str]) -> WeightFormat | None:
@@ -114,6 +135,13 @@ def stored_format(dtype: np.dtype[Any], block_type: str | None = None) -> Weight
         return WEIGHT_FORMATS.get(block_type.lower(), WEIGHT_FORMATS["f16"])
     name = {"float16": "f16", "bfloat16": "bf16"}.get(dtype.name, "f32")
     return WEIGHT_FORMATS[name]
+
+
+def has_bytes(model: Model, format_of: FormatOf) -> bool:
+    """Whether the weights of some matrices are bytes on a device, so that they can be multiplied with bytes."""
+    kept = ((model.block_type(name) or "").lower() for name in model.names)
+    chosen = (format_of(name) or WEIGHT_FORMATS.get(stored) for name, stored in zip(model.names, kept, strict=True))
+    return any(weights is not None and weights.packed is not None for weights in chosen)
 
 
 def has_kept_blocks(model: Model) -> bool:

@@ -57,6 +57,15 @@ class WeightFormat(Protocol):
         """
         ...
 
+    @property
+    def packed(self) -> Include | None:
+        """A WGSL file by which its bytes are multiplied with inputs in bytes; None where weights are no bytes.
+
+        It includes `include` and declares what pieces_int8.wgsl leaves to the format: `WeightPiece`,
+        `load_weight_piece` and `add_product`.
+        """
+        ...
+
     def pack(self, matrix: NDArray[Any] | Blocks) -> dict[str, NDArray[Any]]:
         """Return what each buffer holds of a matrix [R, C] of any float type, block after block.
 
@@ -77,6 +86,7 @@ class FloatFormat:
     dtype: DTypeLike
     include: Include
     block_columns: int = 8
+    packed: None = None
 
     @property
     def block_bytes(self) -> Mapping[str, int]:
@@ -96,6 +106,7 @@ class QuantisedFormat:
     blocks: BlockFormat
     include: Include
     figures: str
+    packed: Include | None = None
 
     @property
     def name(self) -> str:
@@ -137,7 +148,12 @@ WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = {
     "bf16": FloatFormat("bf16", ml_dtypes.bfloat16, "weights_bf16"),
     "f32": FloatFormat("f32", np.float32, "weights_f32"),
     **{
-        name: QuantisedFormat(each, f"weights_{name}", "ranges" if name == "int8" else "scales")
+        name: QuantisedFormat(
+            each,
+            f"weights_{name}",
+            "ranges" if name == "int8" else "scales",
+            f"packed_{name}" if each.code_bits == 8 else None,
+        )
         for name, each in BLOCK_FORMATS.items()
     },
 }

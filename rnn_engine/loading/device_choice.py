@@ -16,6 +16,7 @@ import psutil
 from numpy.typing import NDArray
 
 from rnn_engine.gpu import list_devices
+from rnn_engine.loading.memory import asks_for_int8
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import OpenModel
 from rnn_engine.quantised import Blocks
@@ -47,9 +48,11 @@ def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -
     """Return `device`, or "cpu" where it is "auto", there is only a software device, and numpy is twice as fast.
 
     Both run the first layers of `model` for that, and the log says what was found: it takes a second or so. `weights`
-    are the software device's.
+    are the software device's; where they ask for activations in int8, numpy is out of the question.
     """
-    if device != "auto" or not (devices := list_devices()) or not all(each.is_software for each in devices):
+    if device != "auto" or asks_for_int8(weights):
+        return device
+    if not (devices := list_devices()) or not all(each.is_software for each in devices):
         return device
     if sum(4 * prod(info.shape) for info in model.tensors.values()) > psutil.virtual_memory().available // 2:
         return device  # numpy computes in f32, which there is no room for

@@ -21,7 +21,12 @@ from rnn_engine.user_cache import cache_folder, read_record, short_digest, write
 
 DEFAULT_SECONDS: Final = 10.0
 _LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels is felt
-_RECIPE: Final = 1  # changes whenever a record has another form
+_RECIPE: Final = 2  # changes whenever a record has another form
+
+_KERNEL_FILES: Final = (
+    *("matmul", "products_", "tiles_", "inputs_", "packed_", "weights_"),
+    *("segments", "number_", "eight", "broadcast"),
+)  # how the names of the matmuls' WGSL begin
 
 _log = logging.getLogger(__name__)
 
@@ -155,19 +160,22 @@ def _to_json(choice: Choice) -> dict[str, Any]:
 def read_choices(record: Mapping[str, Any]) -> Iterator[Choice]:
     """Yield the choices of a record. Raises KeyError, TypeError, ValueError or AttributeError for another content."""
     for each in record["choices"]:
-        kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]))
+        kind = MatMulClass(str(each["weights"]), int(each["rows"]), int(each["columns"]), str(each["number"]))
         if each["tokens"] not in TOKEN_COUNTS:
             raise ValueError(f"{each['tokens']} is no count of tokens")
+        variant, default = from_record(each["variant"]), from_record(each["default"])
+        if {variant.number == "int8", default.number == "int8"} != {kind.number == "int8"}:
+            raise ValueError(f"{variant} is not for {kind}")
         predicted, measured, default_measured = (
             float(each[name]) for name in ("predicted", "measured", "default_measured")
         )
         yield Choice(
             kind,
             each["tokens"],
-            from_record(each["variant"]),
+            variant,
             predicted,
             measured,
-            from_record(each["default"]),
+            default,
             default_measured,
         )
 
@@ -177,6 +185,6 @@ def kernels_version() -> str:
     """Return a digest of the matmul's WGSL: what was measured of other kernels says nothing of these."""
     digest = hashlib.sha256()
     for file in sorted(files("shaders").iterdir(), key=lambda file: file.name):
-        if file.name.startswith(("matmul", "inputs_", "weights_", "segments", "number_", "eight", "broadcast")):
+        if file.name.startswith(_KERNEL_FILES):
             digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:16]

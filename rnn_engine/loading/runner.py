@@ -6,14 +6,14 @@ import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from rnn_engine.errors import DeviceMemoryError
-from rnn_engine.forward import CpuRunner, GpuRunner, Progress, WeightChoice
+from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
+from rnn_engine.forward import CpuRunner, GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepLimits, slot_penalty_bytes
 from rnn_engine.forward.tuning import Tuning, tuning_for
 from rnn_engine.forward.unread import Unpacked, UnreadModel
-from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, stored_format
+from rnn_engine.forward.weight_choice import FormatOf, describe_blocks, has_bytes, parse_weights, stored_format
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import Device, SizingDevice, open_device
 from rnn_engine.loading.kernel_choices import FIXED, TuneOrder, choose_kernels, kernel_limits
@@ -48,19 +48,22 @@ def load_runner(
 ) -> Runner:
     """Put `model` on `device`: "auto", an index, a part of a name, or "cpu" for numpy. The model may then be closed.
 
-    `weights` says how matrices are kept on a GPU, as `WeightChoice.parse` reads it, or gives the format of each.
+    `weights` says how matrices are kept on a GPU, as `WeightChoice.parse` reads it, or gives the format of each;
+    products are in f32 then.
     After the `num_slots` come spare slots, which the runner counts too: as many as `spare_bytes` and the device have
     room for, at most 64. `max_tokens` bounds a step's tokens, `max_rows` its logit rows. `checked` shaders test every
     index. `tune` says how the kernels are chosen. `warm_up` runs a step of every kind first, since drivers compile a
     kernel when it is first run. Models on one device share it, and free what is theirs when they are closed. May be
     called from any thread.
-    Raises DeviceError where there is no such device, DeviceMemoryError where it has no room; nothing is held then.
+    Raises DeviceError where there is no such device, DeviceMemoryError where it has no room, InvalidRequestError for
+    activations in int8 where no weights are bytes; nothing is held then.
     """
     size = RunnerSize(num_slots, spare_bytes, max_tokens, max_rows, num_candidates)
     if device == "cpu":
         return _load_cpu_runner(model, size, versions)
-    format_of = WeightChoice.parse(weights).of(model.shape.num_layers) if isinstance(weights, str) else weights
-
+    format_of, activations = parse_weights(weights, model.shape.num_layers)
+    if activations == "int8" and not has_bytes(model, format_of):
+        raise InvalidRequestError("weights", weights, "no activations=int8 where no matrix is int8 or q8_0")
     for line in describe_blocks(model, format_of):
         logger.info("%s", line)
 
@@ -69,7 +72,9 @@ def load_runner(
         limits = kernel_limits(opened)
         tuning = tuning_for(opened.info, can_broadcast=limits.can_broadcast)
         with ExitStack() as undo:
-            runner, matmuls = _load_gpu_runner(model, opened, tuning, size, format_of, progress, versions)
+            runner, matmuls = _load_gpu_runner(
+                model, opened, tuning, size, format_of, progress, versions, activations=activations
+            )
             undo.callback(runner.close)
             choose_kernels(tune, runner, matmuls, limits, progress)
             if warm_up:
@@ -118,13 +123,15 @@ def measure_runner(
 
     Runs the code that loads a runner, without weights. Raises DeviceError as `load_runner` does.
     """
-    choice = WeightChoice.parse(weights).of(model.shape.num_layers)
+    chosen, activations = parse_weights(weights, model.shape.num_layers)
 
     def format_of(name: str) -> WeightFormat:
-        return Unpacked(choice(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))
+        return Unpacked(chosen(name) or stored_format(model.tensor(name).dtype, model.block_type(name)))
 
     tuning = tuning_for(device.info, can_broadcast=False)
-    runner, _ = _load_gpu_runner(model, device, tuning, size, format_of, _no_progress, versions)
+    runner, _ = _load_gpu_runner(
+        model, device, tuning, size, format_of, _no_progress, versions, activations=activations
+    )
     return runner.allocated_bytes
 
 
@@ -136,6 +143,8 @@ def _load_gpu_runner(
     format_of: FormatOf,
     progress: Progress,
     versions: VersionTable,
+    *,
+    activations: str,
 ) -> tuple[GpuRunner, MatMulKernels]:
     shape = model.shape
     slot_bytes = 4 * StateLayout(shape).stride  # in each layer's buffer
@@ -151,7 +160,7 @@ def _load_gpu_runner(
         memory = device.allocate()
         undo.callback(memory.close)
         load_layers = versions.get(shape.version).load_layers
-        matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
+        matmuls = MatMulKernels(device.kernels, tuning, limits, activations=activations)
         runner = GpuRunner(
             model, load_layers, device, memory, matmuls, format_of=format_of, limits=limits, progress=progress
         )

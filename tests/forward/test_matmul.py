@@ -37,6 +37,7 @@ class Bench:
     device: Device
     memory: Memory
     tuning: Tuning
+    activations: str = "f32"
 
     def multiply(
         self,
@@ -76,7 +77,7 @@ class Bench:
                 Matrix(Weights(matrix, form), 0, stride, start, total, activation, first + start, step)
                 for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
-            MatMulKernels(self.device.kernels, self.tuning, LIMITS.constants()),
+            MatMulKernels(self.device.kernels, self.tuning, LIMITS, activations=self.activations),
             self.memory,
         )
         self.memory.max_binding_bytes = limit

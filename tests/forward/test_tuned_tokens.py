@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
+from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls
 from tests.support.tuned_tokens import Draws, count_same, draw, load_chosen, possible, rounding_decides, works_of
 
 MODEL = random_model(tiny_shape(layers=1), seed=3)
 LIMITS = KernelLimits(can_broadcast=True)
+IN_BYTES = "int8,activations=int8"
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,20 @@ def test_other_kernels_draw_the_same_tokens(
     variant = data.draw(st.sampled_from(variants))
     with closing(load_chosen(MODEL, dict.fromkeys(works, variant))) as other:
         assert count_same(runner, other, Draws([5], seed, temperature, num_tokens=12)) > 0
+
+
+@settings(max_examples=2, deadline=None)
+@given(data=st.data())
+def test_other_kernels_that_multiply_bytes_and_split_no_row_give_the_same_logits(data: st.DataObject) -> None:
+    runner, matmuls = load_with_matmuls(MODEL, weights=IN_BYTES)
+    works = {key: work for key, work in works_of(matmuls, (1,)).items() if work.number == "int8"}
+    every = possible(next(iter(works.values())), LIMITS)
+    variants = [each for each in every if isinstance(each, StreamVariant) and each.panels == each.splits == 1]
+    variant = data.draw(st.sampled_from(variants))
+    with closing(runner), closing(load_chosen(MODEL, dict.fromkeys(works, variant), IN_BYTES)) as other:
+        for token in range(4):
+            rows = [run_step(each, [TokenRun(0, [token], rows=1)]).full_row(0).copy() for each in (runner, other)]
+            assert np.array_equal(rows[0], rows[1])
 
 
 def test_rounding_decides_between_equal_logits_and_at_borders_alone() -> None:

@@ -162,6 +162,16 @@ def test_the_kernels_that_were_found_compute_the_same() -> None:
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-5)
 
 
+def test_matmuls_of_bytes_are_searched_among_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, matmuls = load_with_matmuls(random_model(tiny_shape(), seed=3), weights="int8,activations=int8")
+    with closing(runner):
+        timed = Timed(monkeypatch, one_fast)
+        found = Tuner(runner, matmuls, LIMITS, counts=(1, 8)).search(1e6, silent, clock=timed.clock)
+    numbers = {kind.number for kind, _ in found}
+    assert numbers == {"f32", "int8"}
+    assert all(variant.number == kind.number for kind, _, variant in timed.tried)
+
+
 @pytest.mark.parametrize("tokens", [17, 64, 65, 200, 256])
 def test_on_hardware_weights_are_read_once_for_64_tokens(tokens: int) -> None:
     work = MatMulWork(1024, 1024, 1 << 21, tokens)
@@ -172,11 +182,13 @@ def test_on_hardware_weights_are_read_once_for_64_tokens(tokens: int) -> None:
 
 @pytest.mark.parametrize("kind", ["software", "discrete", "integrated", "other"])
 @pytest.mark.parametrize("tokens", [1, 8, 64])
-def test_every_variant_has_a_cost_and_more_work_costs_more(kind: str, tokens: int) -> None:
-    work = MatMulWork(1024, 1024, 1 << 21, tokens)
+@pytest.mark.parametrize("number", ["f32", "int8"])
+def test_every_variant_has_a_cost_and_more_work_costs_more(kind: str, tokens: int, number: str) -> None:
+    work = MatMulWork(1024, 1024, 1 << 21, tokens, number)
     cost = cost_on(kind)
     allowed = list(variants(LIMITS, work, software=kind == "software"))
     assert len(set(allowed)) == len(allowed) > 10
+    assert {variant.number for variant in allowed} == {number}
     larger = replace(work, columns=64 * work.columns, weight_bytes=64 * work.weight_bytes)
     for variant in allowed:
         assert 0 < cost.predict(work, variant) < cost.predict(larger, variant)

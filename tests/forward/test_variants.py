@@ -56,9 +56,9 @@ def run_with(bench: Bench, variant: MatMulVariant, matrices: list[F32], inputs: 
     if isinstance(variant, StreamVariant):
         if variant.inputs != "direct" and not kernel_limits(bench.device).can_broadcast:
             pytest.skip("the lanes of this device can't share eight inputs")
-        tuning = replace(bench.tuning, matmuls=(variant,), tiled=None)
+        tuning = replace(bench.tuning, matmuls=(variant,), tiled=None, packed=(variant,), packed_tiled=None)
     else:
-        tuning = replace(bench.tuning, matmuls=(), tiled=variant)
+        tuning = replace(bench.tuning, matmuls=(), tiled=variant, packed=(), packed_tiled=variant)
     found, _ = replace(bench, tuning=tuning).multiply(matrices, inputs, weights=WEIGHT_FORMATS[weights])
     return found
 

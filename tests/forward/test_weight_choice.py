@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -68,9 +70,21 @@ def test_a_model_of_few_layers_has_some_in_4_bits(model_layers: int, expected: s
     assert [one is not None and one.name for one in found] == [f"int{bits}" for bits in expected[:model_layers]]
 
 
-@pytest.mark.parametrize("text", ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1"])
+def test_activations_are_f32_unless_a_choice_says_int8() -> None:
+    assert WeightChoice.parse("int8,head=f16").activations == "f32"
+    assert WeightChoice.parse("int8,activations=f32") == WeightChoice.parse("int8")
+    assert WeightChoice.parse("int4, activations=int8,layers=3") == replace(
+        WeightChoice.parse("int4,layers=3"), activations="int8"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "f8", "int8,", "int8,head", "int8,head=f8", "int8,neck=f16", "f16,layers=-1", "int8,activations=int4"],
+)
 def test_what_is_no_choice_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"one of the formats stored, f16|att=FORMAT.*layers=N") as refused:
+    allowed = r"one of the formats stored, f16|att=FORMAT.*layers=N, activations=f32\|int8"
+    with pytest.raises(InvalidRequestError, match=allowed) as refused:
         WeightChoice.parse(text)
     assert refused.value.field == "weights"
 

@@ -66,7 +66,7 @@ def test_the_estimate_is_what_is_allocated_for_every_version(shape: ModelShape) 
         assert estimate == allocated(model, size, weights)
 
 
-@pytest.mark.parametrize("weights", [*WEIGHT_FORMATS, "stored"])
+@pytest.mark.parametrize("weights", [*WEIGHT_FORMATS, "stored", "int8,activations=int8"])
 def test_the_estimate_is_what_is_allocated_in_every_format(weights: str) -> None:
     model = random_model(tiny_shape(layers=1, width=136, head_size=8, ffn=200, vocab=300), seed=1)
     size = RunnerSize(num_slots=2, max_rows=7)

@@ -32,6 +32,11 @@ VARIANTS: tuple[MatMulVariant, ...] = (
         for number in ("f32", "f16")
     ),
 )
+INT8_VARIANTS: tuple[MatMulVariant, ...] = (
+    *(StreamVariant(tokens, 2, 4, 1, inputs, "int8") for tokens in (1, 8) for inputs in ("direct", "by_token")),
+    StreamVariant(tokens=4, panels=2, splits=8, number="int8"),
+    *(TiledVariant(64, tokens, each, each, 4, "int8") for tokens, each in ((32, 4), (128, 8))),
+)
 _LIMITS = StepLimits(num_slots=4, max_tokens=64, max_rows=8, num_candidates=16)
 
 
@@ -58,7 +63,7 @@ def _each() -> Iterator[tuple[str, str]]:
             label = f"{kind} device {'with' if can_broadcast else 'without'} broadcast"
             for each in shapes:
                 yield from _shaders_of(each, "f16", tuning, label)
-            for weights in WEIGHT_FORMATS:
+            for weights in (*WEIGHT_FORMATS, "int8,activations=int8"):
                 yield from _shaders_of(shape, weights, tuning, label)
 
 
@@ -66,10 +71,14 @@ def _variants() -> Iterator[tuple[str, str]]:
     """Every constant and include that a matmul's variants may have."""
     device = _Collector()
     tuning = tuning_for(device.info, can_broadcast=True)
-    matmuls = MatMulKernels(device.kernels, tuning, _LIMITS.constants())
+    matmuls = MatMulKernels(device.kernels, tuning, _LIMITS)
     for variant in VARIANTS:
         for weights in WEIGHT_FORMATS.values():
             matmuls.get(variant, weights)
+    for variant in INT8_VARIANTS:
+        for weights in WEIGHT_FORMATS.values():
+            if weights.packed is not None:
+                matmuls.get(variant, weights)
     for name, text in device.shaders:
         yield f"{name}, a variant", text
 
@@ -78,8 +87,8 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
     """Load a model of `shape` to a device that runs nothing, and make its plan of every kind of step."""
     model = random_model(shape, seed=1)
     tensors = {name: TensorInfo(values.shape, values.dtype) for name, values in model.tensors.items()}
-    classes = ",".join(f"{name}={weights}" for name in ("head", "emb", "adapters"))
-    choice = WeightChoice.parse(f"{weights},{classes}").of(shape.num_layers)
+    classes = ",".join(f"{name}={weights.split(',')[0]}" for name in ("head", "emb", "adapters"))
+    choice = WeightChoice.parse(f"{weights},{classes}")
     device = _Collector()
     memory = device.allocate()
     with closing(memory):
@@ -88,8 +97,8 @@ def _shaders_of(shape: ModelShape, weights: str, tuning: Tuning, label: str) -> 
             VERSIONS.get(shape.version).load_layers,
             device,
             memory,
-            MatMulKernels(device.kernels, tuning, _LIMITS.constants()),
-            format_of=partial(_unpacked, choice),
+            MatMulKernels(device.kernels, tuning, _LIMITS, activations=choice.activations),
+            format_of=partial(_unpacked, choice.of(shape.num_layers)),
             limits=_LIMITS,
             progress=lambda *_: None,
         )

@@ -6,7 +6,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuning import Tuning, tuning_for
-from rnn_engine.forward.weight_choice import FormatOf, WeightChoice
+from rnn_engine.forward.weight_choice import FormatOf, parse_weights
 from rnn_engine.gpu import Device, DeviceInfo, measure_subgroup_size, open_device
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS
@@ -36,6 +36,7 @@ def make_gpu_runner(
     memory = device.allocate()
     if max_binding_bytes is not None:
         memory.max_binding_bytes = max_binding_bytes
+    format_of, activations = parse_weights(weights, model.shape.num_layers)
     limits = StepLimits(
         num_slots,
         max_tokens,
@@ -48,8 +49,8 @@ def make_gpu_runner(
         VERSIONS.get(model.shape.version).load_layers,
         device,
         memory,
-        MatMulKernels(device.kernels, tuning, limits.constants()),
-        format_of=WeightChoice.parse(weights).of(model.shape.num_layers) if isinstance(weights, str) else weights,
+        MatMulKernels(device.kernels, tuning, limits, activations=activations),
+        format_of=format_of,
         limits=limits,
         progress=lambda what, done, total: None,
     )

@@ -11,18 +11,21 @@ from rnn_engine.versions.table import VERSIONS
 from tests.support.gpu import open_checked
 
 
-def load_with_matmuls(model: Model, *, max_tokens: int = 64, kind: str = "software") -> tuple[GpuRunner, MatMulKernels]:
-    """Return a runner of 2 slots with f16 weights, and its matmuls."""
+def load_with_matmuls(
+    model: Model, *, max_tokens: int = 64, kind: str = "software", weights: str = "f16"
+) -> tuple[GpuRunner, MatMulKernels]:
+    """Return a runner of 2 slots, and its matmuls."""
     device, tuning = open_checked(kind)
     limits = StepLimits(num_slots=2, max_tokens=max_tokens, max_rows=2, num_candidates=8)
-    matmuls = MatMulKernels(device.kernels, tuning, limits.constants())
+    choice = WeightChoice.parse(weights)
+    matmuls = MatMulKernels(device.kernels, tuning, limits, activations=choice.activations)
     runner = GpuRunner(
         model,
         VERSIONS.get(model.shape.version).load_layers,
         device,
         device.allocate(),
         matmuls,
-        format_of=WeightChoice.parse("f16").of(model.shape.num_layers),
+        format_of=choice.of(model.shape.num_layers),
         limits=limits,
         progress=lambda *_: None,
     )

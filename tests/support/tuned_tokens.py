@@ -24,9 +24,9 @@ Choices: TypeAlias = Mapping[tuple[MatMulClass, int], MatMulVariant]
 Works: TypeAlias = Mapping[tuple[MatMulClass, int], MatMulWork]
 
 
-def load_chosen(model: Model, choices: Choices) -> GpuRunner:
+def load_chosen(model: Model, choices: Choices, weights: str = "f16") -> GpuRunner:
     """Return a runner of `model` whose matmuls run by `choices`, and by the fixed choice where there is none."""
-    runner, matmuls = load_with_matmuls(model)
+    runner, matmuls = load_with_matmuls(model, weights=weights)
     matmuls.tuning = replace(matmuls.tuning, found=choices)
     return runner
 
@@ -35,7 +35,7 @@ def works_of(matmuls: MatMulKernels, counts: Sequence[int]) -> Works:
     """Return what each class of a model's matmuls has to compute, for each of these counts of tokens."""
     parts = [part for matmul in matmuls.bound for part, _ in matmul.parts]
     return {
-        (part.kind, count): MatMulWork(part.num_rows, part.kind.columns, part.weight_bytes, count)
+        (part.kind, count): MatMulWork(part.num_rows, part.kind.columns, part.weight_bytes, count, part.kind.number)
         for part in parts
         for count in counts
     }

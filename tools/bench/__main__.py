@@ -32,7 +32,7 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @click.command()
 @click.option("--shapes", default="0.1B", show_default=True, help=f"Any of {', '.join(SHAPES)}.")
 @click.option("--device", default="auto", show_default=True, help="As for rnn-engine serve, but for cpu.")
-@click.option("--weights", type=click.Choice(["f16", "f32"]), default="f16", show_default=True)
+@click.option("--weights", default="f16", show_default=True, help="As for rnn-engine serve, but for auto.")
 @click.option("--slots", callback=_numbers, default="1,8", show_default=True, help="Sequences at decode.")
 @click.option("--lengths", callback=_numbers, default="64", show_default=True, help="Prompts at prefill.")
 @click.option("--repeats", default=10, show_default=True, help="Timed runs of each figure.")

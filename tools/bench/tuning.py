@@ -38,7 +38,7 @@ def main(shape: str, layers: int, weights: str, tokens: str, seconds: float, rou
     limits = kernel_limits(device)
     step = StepLimits(num_slots=8, max_tokens=64, max_rows=8, num_candidates=128)
     tuning = tuning_for(device.info, can_broadcast=limits.can_broadcast)
-    matmuls = MatMulKernels(device.kernels, tuning, step.constants())
+    matmuls = MatMulKernels(device.kernels, tuning, step)
     with closing(device.allocate()) as memory:
         runner = GpuRunner(
             model,

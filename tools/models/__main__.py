@@ -34,7 +34,8 @@ from tools.models.speed import LENGTH, SLOTS, speed_rows
 _OUTPUT: Final = Path(__file__).parents[2] / "docs" / "models.md"
 _SKILLS: Final = ("arithmetic", "fact", "memory", "spell", "json_fields")
 _DEMO_LENGTH: Final = 256  # tokens
-_VERSION_FORMATS: Final = ("f32", "f16", "int8", "int4")
+_IN_BYTES: Final = ("int8,activations=int8", "q8_0,activations=int8")
+_VERSION_FORMATS: Final = ("f32", "f16", "int8", _IN_BYTES[0], "int4")
 _MEASURED: Final = ["error", "KL", "matrices, MB"]
 _INTRODUCTION: Final = """# Models and weight formats
 
@@ -61,7 +62,8 @@ def _demo() -> str:
         text = "".join(part for skill in _SKILLS for each in held_out(skill, 5) for part, _ in each.parts())
         tokens = list(tokenizer.encode(text))[:_DEMO_LENGTH]
         expected, _ = forward(model, tokens, dtype=np.float64)
-        rows = [["demo", name, *measure(model, tokens, name, expected)] for name in WEIGHT_FORMATS]
+        names = (*WEIGHT_FORMATS, *_IN_BYTES)
+        rows = [["demo", name, *measure(model, tokens, name, expected)] for name in names]
     return table(["model", "weights", *_MEASURED], rows)
 
 

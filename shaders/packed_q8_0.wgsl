@@ -1,0 +1,17 @@
+// The bytes of weights_q8_0.wgsl and their scale, as products_int8.wgsl takes them.
+
+#include weights_q8_0
+
+alias Scale = f32;
+
+fn load_bytes(row: u32, eight: u32) -> vec2<u32> {
+    return weights[eight_index(row, eight, 4u)];
+}
+
+fn load_scale(row: u32, eight: u32) -> Scale {
+    return block_scale(row + eight / 4u * PANEL);
+}
+
+fn add_block(scale: Scale, of_inputs: vec2<f32>, block_sum: f32, sum: f32) -> f32 {
+    return fma(scale * of_inputs.x, block_sum, sum);
+}

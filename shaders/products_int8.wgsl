@@ -1,0 +1,47 @@
+// Products of weights and inputs in signed bytes. Those of a block of 32 columns are summed exactly, then scaled.
+// A thread takes whole blocks, every SPLITS-th.
+
+#include eight
+#include WEIGHTS
+#include packed_inputs
+#include INPUTS
+
+fn sum_products(place: Place, own: Own, sums: ptr<function, Sums>) {
+    var block_sums: array<array<i32, TOKENS>, PANELS>;
+    var first_input: array<u32, TOKENS>;
+    for (var t = 0u; t < TOKENS; t++) {
+        first_input[t] = start_of_inputs(place, t) / 2u;
+    }
+    let own_input = start_of_inputs(place, own.lane % TOKENS) / 2u;
+    let num_eights = (place.segment.num_eights + BLOCK_EIGHTS - 1u) / BLOCK_EIGHTS * BLOCK_EIGHTS;
+    var eight = first_block_taken(own.split) * BLOCK_EIGHTS;
+    while eight < num_eights {
+        var panel: array<vec2<u32>, PANELS>;
+        for (var p = 0u; p < PANELS; p++) {
+            panel[p] = load_bytes(own.start + p * place.segment.panel_blocks, eight);
+        }
+        let pairs = eight / BLOCK_EIGHTS * BLOCK_PAIRS; // before this block's
+        let pair = pairs + eight % BLOCK_EIGHTS;
+        share_inputs(own_input + pair);
+        for (var t = 0u; t < TOKENS; t++) {
+            let input = load_input(t, first_input[t] + pair);
+            for (var p = 0u; p < PANELS; p++) {
+                block_sums[p][t] += dot4I8Packed(panel[p].x, input.x) + dot4I8Packed(panel[p].y, input.y);
+            }
+        }
+        if eight % BLOCK_EIGHTS == BLOCK_EIGHTS - 1u {
+            let figures = pairs + BLOCK_EIGHTS;
+            share_inputs(own_input + figures);
+            for (var p = 0u; p < PANELS; p++) {
+                let scale = load_scale(own.start + p * place.segment.panel_blocks, eight);
+                for (var t = 0u; t < TOKENS; t++) {
+                    let of_inputs = bitcast<vec2<f32>>(load_input(t, first_input[t] + figures));
+                    (*sums)[p][t] = add_block(scale, of_inputs, f32(block_sums[p][t]), (*sums)[p][t]);
+                    block_sums[p][t] = 0;
+                }
+            }
+            eight += (SPLITS - 1u) * BLOCK_EIGHTS;
+        }
+        eight += 1u;
+    }
+}
