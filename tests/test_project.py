@@ -8,16 +8,18 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
 from rnn_engine.cli import main
-from tests.support.layers import LAYERS, PRODUCT
+from tests.support.layers import DEVELOPMENT, LAYERS, PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+GUIDES = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # the changelog tells of older code, too
 UNITS = [unit for units in LAYERS for unit in units]
 
 
@@ -103,6 +105,30 @@ def test_commands_and_options_in_documents_exist(document: Path) -> None:
         assert command is not None, name
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert set(re.findall(r"--[a-z-]+", rest)) <= known
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_in_documents_exist(document: Path) -> None:
+    text = document.read_text()
+    names = re.findall(rf"`((?:{'|'.join(PRODUCT + DEVELOPMENT)})(?:[./]\w+)+(?:\.py)?)`", text)
+    names += re.findall(r"-m (tools[.\w]*)", text)
+    assert [name for name in names if not is_module(name)] == []
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name or a path stands for a file or a folder."""
+    path = ROOT / name.removesuffix(".py").replace(".", "/")
+    return path.exists() or path.with_suffix(".py").exists()
+
+
+@pytest.mark.parametrize("document", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_in_documents_imports_what_there_is_and_asks_the_model_that_serves(document: Path) -> None:
+    for code in re.findall(r"```python\n(.*?)```", document.read_text(), flags=re.DOTALL):
+        assert set(re.findall(r'model="([^"]*)"', code)) <= {"demo"}, "`make serve` serves no other model"
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in PRODUCT:
+                module = import_module(node.module)
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
 def test_the_user_guide_names_every_command() -> None:
