@@ -185,7 +185,7 @@ class TokenDraw:
     logprobs: int | None = None  # how many tokens to tell with each that is drawn, 0 being that one alone; None = none
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which triples what making one costs: there is one a token
 class TokenLogprobs:
     """Natural-log probabilities under the model, before penalties and bias: a token's own, and the likeliest ones."""
 

@@ -116,6 +116,8 @@ def allowed_tokens(batch: Batch, masks: Sequence[NDArray[np.uint32] | None], voc
 
 def sound_runs(batch: Batch, finite: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether all rows of each run are finite. `finite`: [R], a flag a row -> [B], a flag a run."""
+    if finite.all():
+        return np.ones(len(batch), np.bool_)
     num_rows = np.array([run.rows for run in batch])
     num_wrong = np.concatenate(([0], (~finite).cumsum()))  # [R + 1] in the rows before
     ends = num_rows.cumsum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,9 @@ from rnn_engine.types import (
 )
 
 _ALL: Final = 2**31  # top_k that keeps every token
-_NUM_BIASES, _PENALTIES, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 18, 19, 20, 21  # words of struct Draw
+_NUM_BIASES, _PENALTIES, _POSITION, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 16, 18, 19, 20, 21
+"""Words of struct Draw."""
+
 _NUCLEUS: Final = -3e38  # in place of the logarithm of min_p
 _SETTLED, _GOES_ON = 1, 2  # outcomes, the third being a row that is left to the host
 
@@ -67,18 +70,19 @@ def encode_draws(batch: Batch, limits: StepLimits, penalties: SlotPenalties) -> 
     floats[rows, 5:8] = [
         (draw.top_p, draw.temperature, _NUCLEUS if draw.min_p is None else math.log(draw.min_p)) for draw in draws
     ]
+    penalised = [run.draw is not None and run.draw.penalties is not None for run in batch]
+    if any(penalised):
+        rows = ends[penalised] - 1
+        amounts, places = zip(*map(penalties.prepare, compress(batch, penalised)), strict=True)
+        floats[rows, _PENALTIES:_POSITION] = amounts
+        words[rows, _POSITION : _COUNTS_INPUT + 1] = places
     num_told = 0
     for run, end in zip(batch, ends.tolist(), strict=True):
-        draw = run.draw
-        if draw is None:
-            continue
-        if draw.biases is not None:
-            words[end - 1, _NUM_BIASES] = len(draw.biases.tokens)
-        if draw.penalties is not None:
-            words[end - 1, _PENALTIES : _COUNTS_INPUT + 1] = penalties.encode(run.slot, draw, draw.penalties)
-        if draw.logprobs is not None:
-            words[end - 1, _TOLD_WORDS : _TOLD_AT + 1] = _told_words(draw), num_told
-            num_told += _count_told(draw)
+        if run.draw is not None and run.draw.biases is not None:
+            words[end - 1, _NUM_BIASES] = len(run.draw.biases.tokens)
+        if run.draw is not None and run.draw.logprobs is not None:
+            words[end - 1, _TOLD_WORDS : _TOLD_AT + 1] = _told_words(run.draw), num_told
+            num_told += _count_told(run.draw)
     return words
 
 
@@ -100,24 +104,22 @@ def decode_draws(answer: bytes, batch: Batch, limits: StepLimits) -> list[Drawn]
 def _decode_told(told: NDArray[np.uint32], batch: Batch, drawn: Sequence[Drawn]) -> None:
     """Set the log-probabilities of what was drawn."""
     first = 0
+    floats = told.view(np.float32).astype(np.float64)
     for run, one in zip(batch, drawn, strict=True):
         if run.draw is not None and run.draw.logprobs is not None:
             size = _told_words(run.draw)
-            one.logprobs = _logprobs(told[first : first + len(one.tokens) * size].reshape(-1, size))
+            whole = slice(first, first + len(one.tokens) * size)
+            one.logprobs = _logprobs(told[whole].reshape(-1, size), floats[whole].reshape(-1, size))
             first += _count_told(run.draw)
 
 
-def _logprobs(told: NDArray[np.uint32]) -> list[TokenLogprobs]:
-    """Return the log-probabilities that are `told` [tokens, words] of the draws of a run."""
-    num_likeliest = (told.shape[1] - 2) // 2
-    floats = told.view(np.float32).astype(np.float64)
-    ids = told[:, 2 : 2 + num_likeliest].tolist()
-    own = (floats[:, 0] - floats[:, 1]).tolist()
-    likeliest = (floats[:, 2 + num_likeliest :] - floats[:, 1:2]).tolist()
-    return [
-        TokenLogprobs(one, tuple(zip(tokens, values, strict=True)))
-        for one, tokens, values in zip(own, ids, likeliest, strict=True)
-    ]
+def _logprobs(words: NDArray[np.uint32], floats: NDArray[np.float64]) -> list[TokenLogprobs]:
+    """Return the log-probabilities that are told with the tokens of a run; both are the same words [tokens, words]."""
+    values = floats - floats[:, 1:2]
+    half = words.shape[1] // 2
+    ids, likeliest = words[:, 2 : 1 + half].tolist(), values[:, 1 + half :].tolist()
+    tops = [tuple(zip(tokens, logprobs, strict=True)) for tokens, logprobs in zip(ids, likeliest, strict=True)]
+    return [TokenLogprobs(own, top) for own, top in zip(values[:, 0].tolist(), tops, strict=True)]
 
 
 class Following:

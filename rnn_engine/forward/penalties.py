@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rnn_engine.gpu import Buffer, Memory
-from rnn_engine.types import DrawPenalties, TokenDraw
+from rnn_engine.types import DrawPenalties, TokenRun
 
 _ALL: Final = 2**32 - 1  # a window that every token is in
 _LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it
@@ -26,8 +25,15 @@ class SlotPenalties:
         self._vocab_size = vocab_size
         self._texts: list[_Text | None] = [None] * num_slots  # by slot: whose penalties it holds
 
-    def encode(self, slot: int, draw: TokenDraw, penalties: DrawPenalties) -> NDArray[np.uint32]:
-        """Return the words of struct Draw from `presence` to `counts_input`; upload what there was before a text."""
+    def prepare(self, run: TokenRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Return the words of struct Draw from `presence` to `repeat`, and from `position` to `counts_input`.
+
+        Uploads what there was before a text. The run draws with penalties.
+        """
+        slot, draw = run.slot, run.draw
+        assert draw is not None, "a run that draws"
+        assert draw.penalties is not None, "and penalises"
+        penalties = draw.penalties
         counted = draw.index - draw.counts_input  # tokens of the text that are counted in the slot's rows
         text, rescale = self._texts[slot], 1.0
         if text is None or text.penalties is not penalties:
@@ -40,8 +46,7 @@ class SlotPenalties:
         error = _penalty_error(decay, counted + ahead - text.first)
         amounts = penalties.presence, penalties.frequency, decay, scale, rescale, error, penalties.repeat
         window = _ALL if penalties.window is None else penalties.window
-        places = text.num_seen + counted - text.first, window, draw.counts_input
-        return np.concatenate((np.array(amounts, np.float32).view(np.uint32), np.array(places, np.uint32)))
+        return amounts, (text.num_seen + counted - text.first, window, draw.counts_input)
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
         """Upload what there was before a text of which so many tokens were `counted`."""

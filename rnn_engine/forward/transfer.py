@@ -73,7 +73,6 @@ def decode_readout(
     words = np.frombuffer(answer, np.uint32).reshape(-1, limits.readout_words)  # [R, words]
     floats = words.view(np.float32)
     logsumexp = floats[:, 0].copy()
-    has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
     ids: I32 = words[:, 5 : 5 + count].view(np.int32)
     logits = floats[:, 5 + count :]
     if (words[:, 4] < count).any():
@@ -84,8 +83,16 @@ def decode_readout(
         logits=logits,
         logsumexp=logsumexp,
         allowed_logsumexp=floats[:, 1].copy(),
-        target_logits=np.where(has_target, floats[:, 2], np.float32(np.nan)),
+        target_logits=_target_logits(floats[:, 2], batch),
         sound=sound_runs(batch, (words[:, 3] == 0) & np.isfinite(logsumexp)),
         full_row=full_row,
         drawn=drawn,
     )
+
+
+def _target_logits(logits: F32, batch: Batch) -> F32:
+    """Return `logits` [R], NaN in the rows of runs without targets."""
+    if all(run.targets is None for run in batch):
+        return np.full_like(logits, np.nan)
+    has_target = np.repeat([run.targets is not None for run in batch], [run.rows for run in batch])
+    return np.where(has_target, logits, np.float32(np.nan))

@@ -112,18 +112,8 @@ class InstantRunner:
         ]
         for number, (run, one) in enumerate(zip(batch, drawn, strict=True)):
             if (count := getattr(run.draw, "logprobs", None)) is not None:  # not in all commits
-                one.logprobs = [self._tell(first + number, count) for _ in one.tokens]
+                one.logprobs = [_tell(self.shape.vocab_size, self.max_rows, first + number, count)] * len(one.tokens)
         return drawn
-
-    def _tell(self, row: int, count: int) -> Any:  # noqa: ANN401
-        """Return log-probabilities of a token and of the likeliest ones."""
-        from rnn_engine.types import TokenLogprobs
-
-        rows = _prepare(self.shape.vocab_size, self.max_rows)
-        logsumexp = rows.logsumexp.item(row)
-        ids, logits = rows.ids[row, :count].tolist(), rows.logits[row, :count].tolist()
-        top = tuple((token, logit - logsumexp) for token, logit in zip(ids, logits, strict=True))
-        return TokenLogprobs(rows.logits.item(row, 0) - logsumexp, top)
 
     def write_state(self, slot: int, state: State | None) -> None:
         pass
@@ -173,3 +163,15 @@ def _prepare(vocab_size: int, max_rows: int) -> _Rows:
     which = np.arange(_NUM_ROWS + max_rows) % _NUM_ROWS
     tokens = chance.permuted(ids[:, :_NUM_DRAWS], axis=1)[which].tolist()
     return _Rows(full, ids[which], np.take_along_axis(full, ids, axis=1)[which], logsumexp[which], tokens)
+
+
+@cache
+def _tell(vocab_size: int, max_rows: int, row: int, count: int) -> Any:  # noqa: ANN401
+    """Return the log-probabilities that are told with the likeliest token of a row, and with `count` tokens."""
+    from rnn_engine.types import TokenLogprobs
+
+    rows = _prepare(vocab_size, max_rows)
+    logsumexp = rows.logsumexp.item(row)
+    ids, logits = rows.ids[row, :count].tolist(), rows.logits[row].tolist()
+    top = tuple((token, logit - logsumexp) for token, logit in zip(ids, logits[:count], strict=True))
+    return TokenLogprobs(logits[0] - logsumexp, top)

@@ -39,6 +39,7 @@ SAMPLERS: Mapping[str, Mapping[str, float]] = {
         "presence_penalty": 0.5,
         "frequency_penalty": 0.5,
     },
+    "repetition": {"temperature": 1.0, "top_p": 0.5, "top_k": 128, "repeat_penalty": 1.1},
     "logprobs": {"temperature": 1.0, "top_p": 0.5, "top_k": 128, "logprobs": 5},
 }
 """The fields of a request's body: `logprobs`, and those of `SamplingParams`."""
