@@ -66,7 +66,8 @@ def table(lines: Sequence[Figures]) -> str:
     head += " | tokens/s | saved"
     rows = [f"| {head} |", "|" + "---|" * (head.count("|") + 1)]
     for line in lines:
-        size = f"{line.size:g} clients" if line.load == "closed" else f"{line.size:g} conversations/s"
+        people = "client" if line.size == 1 else "clients"
+        size = f"{line.size:g} {people}" if line.load == "closed" else f"{line.size:g} conversations/s"
         rows.append(
             f"| {size} | {'on' if line.cache else 'off'} | {line.answers} | {line.refused}"
             f" | {line.first_median:.0f} | {line.first_95:.0f} | {line.between_median:.1f} | {line.gap_99:.0f}"
