@@ -17,8 +17,8 @@ from typing import TypeAlias
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.earlier import EarlierText
 from rnn_engine.scheduler.lookup import Lookup
-from rnn_engine.scheduler.meter import StepTimes
 from rnn_engine.scheduler.step_costs import StepCosts
+from rnn_engine.scheduler.step_seconds import StepTimes
 from rnn_engine.types import Runner
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,6 @@ class Drafts:
         self._spare = list(settings.spare_slots)
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
-        self._last_noted = 0.0
         self._num_noted = 0
         self._pays = lru_cache(_KEPT)(self._pays_anew)
         self._find_longest = lru_cache(_KEPT)(self._find_longest_anew)  # as steps take what they took
@@ -164,17 +163,18 @@ class Drafts:
         self._spare.append(spare)
 
     def note_step(self, times: StepTimes, now: float) -> None:
-        """Count a step whose outcome has been taken in, where all of its sequences decode."""
+        """Count a step whose outcome has been taken in `now`, where all of its sequences decode."""
         if self.max_tokens == _OFF:
             return
-        seconds = max(now - max(times.begun, self._last_noted), _LEAST_SECONDS) / times.num_steps
-        self._last_noted = now
+        seconds = times.seconds if times.was_ahead else now - times.begun
         self._num_noted += 1
         if self._num_noted % _OFTEN == 0:
             self._find_longest.cache_clear()
             self._pays.cache_clear()
         if times.is_decode:
-            (self._plain if times.is_plain else self._longer).note(times.tokens, seconds)
+            (self._plain if times.is_plain else self._longer).note(
+                times.tokens, max(seconds, _LEAST_SECONDS) / times.num_steps
+            )
 
     def may_pay(self, num_runs: int) -> bool:
         """Whether a draft pays in a step of so many sequences, if all of it is right."""

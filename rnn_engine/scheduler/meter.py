@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rnn_engine.scheduler.batching import TokenDemand
-from rnn_engine.scheduler.member import DECODE, TAKE_IN, DraftDemand
+from rnn_engine.scheduler.step_seconds import StepTimes
 from rnn_engine.telemetry import EngineCounters, Timing
-
-
-class StepTimes:
-    """When a step was submitted, and what it runs."""
-
-    __slots__ = ("begun", "decode_tokens", "drawn_tokens", "num_runs", "num_steps", "submitted", "tokens")
-
-    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
-        """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
-        self.begun = begun
-        self.submitted = begun
-        self.num_steps = num_steps
-        self.num_runs = len(counts)
-        self.tokens = sum(counts)
-        self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
-        self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
-        if self.tokens > len(demands):
-            drafts = [count for demand, count in zip(demands, counts, strict=True) if isinstance(demand, DraftDemand)]
-            self.drawn_tokens += len(drafts)
-            self.decode_tokens += sum(drafts)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each of its runs is of one token that was drawn."""
-        return self.is_decode and self.tokens == self.num_runs
-
-    @property
-    def is_decode(self) -> bool:
-        """Whether it runs tokens that were drawn, and none of a prompt."""
-        return self.decode_tokens == self.tokens
 
 
 class Meter:
@@ -47,7 +16,6 @@ class Meter:
         self._clock = clock
         self._resting = True
         self._busy_since = 0.0
-        self._last_collect = 0.0
 
     def rest(self) -> None:
         """Note that nothing is to be run, so that this time counts for nothing."""
@@ -62,19 +30,23 @@ class Meter:
     def submitted(self, step: StepTimes) -> None:
         step.submitted = self._clock()
 
-    def collected(self, step: StepTimes, now: float, num_ahead: int) -> None:
-        """Count a step whose read-out has come, in which the device has run `num_ahead` tokens that it had drawn."""
-        counters, last = self.counters, max(self._last_collect, self._busy_since)
+    def collected(self, step: StepTimes, num_ahead: int, num_accepted: int) -> None:
+        """Count a step that was collected and taken in.
+
+        In it the device has run `num_ahead` tokens that it had drawn, and `num_accepted` of its drafts were drawn.
+        """
+        counters, last = self.counters, max(step.last, self._busy_since)
         num_steps = step.num_steps
         counters.steps += num_steps
         counters.step_tokens.add(step.tokens, num_steps)
-        counters.step_device_seconds.add((now - max(step.submitted, last)) / num_steps, num_steps)
+        counters.step_device_seconds.add((step.collected - max(step.submitted, last)) / num_steps, num_steps)
         counters.step_host_seconds.add(max(step.submitted - last, 0.0) / num_steps, num_steps)
         counters.decode_tokens += step.decode_tokens + num_ahead
         counters.prefill_tokens += step.tokens - step.decode_tokens
         if step.drawn_tokens:
-            counters.inter_token_seconds.add((now - last) / num_steps, step.drawn_tokens + num_ahead)
-        self._last_collect = now
+            share = step.drawn_tokens / (step.drawn_tokens + num_accepted)  # of the step's time, for each token
+            num_tokens = step.drawn_tokens + num_ahead + num_accepted
+            counters.inter_token_seconds.add(share * (step.collected - last) / num_steps, num_tokens)
 
     def read_whole_row(self) -> None:
         """Count a row that was read whole, since its candidates did not settle a draw."""

@@ -10,8 +10,8 @@ from rnn_engine.errors import StepError
 from rnn_engine.requests import Event
 from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.member import Member
-from rnn_engine.scheduler.meter import StepTimes
 from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.step_seconds import StepTimes
 from rnn_engine.types import F32, NOTHING_DRAWN, Drawn, Readout, Ticket, TokenRun
 
 logger = logging.getLogger(__name__)

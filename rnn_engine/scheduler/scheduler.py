@@ -17,12 +17,12 @@ from rnn_engine.scheduler.drafting import awaits_draft, choose_drafts
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, step_error
 from rnn_engine.scheduler.member import Member
-from rnn_engine.scheduler.meter import Meter, StepTimes
+from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
-from rnn_engine.scheduler.step_seconds import StepSeconds
+from rnn_engine.scheduler.step_seconds import StepSeconds, StepTimes
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, Runner, TokenRun, run_step
@@ -291,17 +291,18 @@ class Scheduler:
             logger.exception("a step over %d requests failed", len(step.live))
             return self._fail_step(step.live, error)
         finally:
-            now = self._clock()
-            self._policy.stepped(self._step_seconds.note(step.times, asked, now))
-        num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
-        self._meter.collected(step.times, now, num_ahead)
+            self._step_seconds.note(step.times, asked, self._clock())
+            self._policy.stepped(step.times.seconds)
         if readout.sound.any():
             self.failed_in_a_row = 0
         else:
             self.failure = "no request of a step had finite logits"
+        accepted = self.counters.accepted_tokens
         deliveries: list[Delivery] = []
         for outcome in take_in(step, readout, self._runner.shape.vocab_size, self._draws):
             self._conclude(outcome, deliveries)
+        num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
+        self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
         self._drafts.note_step(step.times, self._clock())
         return deliveries
 

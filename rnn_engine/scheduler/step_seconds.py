@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rnn_engine.scheduler.batching import running_mean
-from rnn_engine.scheduler.meter import StepTimes
+from collections.abc import Sequence
+
+from rnn_engine.scheduler.batching import TokenDemand, running_mean
+from rnn_engine.scheduler.member import DECODE, TAKE_IN, DraftDemand
 
 DRAW_SECONDS = 0.02  # for which two submits may draw: an arrival, and who reads along, wait no longer
 _MARGIN = 4.0  # times the host's part of a submit that the device is given to do meanwhile
@@ -11,8 +13,60 @@ _LEAST_WAIT = 0.1  # of a step's time; where the host waited less, the device ma
 SHORT_STEP = 0.02  # seconds; behind longer steps the time between two of them is nothing to speak of
 
 
+class StepTimes:
+    """What a step runs, and when it was submitted and collected."""
+
+    __slots__ = (
+        "begun",
+        "collected",
+        "decode_tokens",
+        "drawn_tokens",
+        "last",
+        "num_runs",
+        "num_steps",
+        "submitted",
+        "tokens",
+    )
+
+    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
+        """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
+        self.begun = begun
+        self.submitted = begun
+        self.last = 0.0  # when the step before was collected; as the next, it is known when this one is
+        self.collected = 0.0
+        self.num_steps = num_steps
+        self.num_runs = len(counts)
+        self.tokens = sum(counts)
+        self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
+        self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
+        if self.tokens > len(demands):
+            drafts = [count for demand, count in zip(demands, counts, strict=True) if isinstance(demand, DraftDemand)]
+            self.drawn_tokens += len(drafts)
+            self.decode_tokens += sum(drafts)
+
+    @property
+    def seconds(self) -> float:
+        """How long the step took after the one before."""
+        return self.collected - max(self.begun, self.last)
+
+    @property
+    def was_ahead(self) -> bool:
+        """Whether it was submitted before the step before was collected."""
+        return self.begun < self.last
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each of its runs is of one token that was drawn."""
+        return self.is_decode and self.tokens == self.num_runs
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs tokens that were drawn, and none of a prompt."""
+        return self.decode_tokens == self.tokens
+
+
 class StepSeconds:
-    """Running means over the steps of one scheduler."""
+    """When the steps of one scheduler were collected, and running means over them."""
 
     def __init__(self) -> None:
         self._last_collect = 0.0
@@ -20,18 +74,17 @@ class StepSeconds:
         self._prompt_token: float | None = None  # of a token in the other steps
         self._host: float | None = None  # between two collected steps, where the device had one to run all the while
 
-    def note(self, times: StepTimes, asked: float, now: float) -> float:
-        """Take in a step that was `asked` for and collected `now`; return the seconds that it took after the last."""
-        if times.begun < self._last_collect:
-            self._host = running_mean(self._host, asked - self._last_collect)
-        seconds = now - max(times.begun, self._last_collect)
+    def note(self, times: StepTimes, asked: float, now: float) -> None:
+        """Note that a step was `asked` for and collected, or has failed, `now`."""
+        times.last, times.collected = self._last_collect, now
+        if times.was_ahead:
+            self._host = running_mean(self._host, asked - times.last)
         self._last_collect = now
-        is_late = now - asked < _LEAST_WAIT * seconds
+        is_late = now - asked < _LEAST_WAIT * times.seconds
         if times.is_plain:
-            self._decode = _mean(self._decode, seconds / times.num_steps, is_most=is_late)
+            self._decode = _mean(self._decode, times.seconds / times.num_steps, is_most=is_late)
         elif not times.is_decode:
-            self._prompt_token = _mean(self._prompt_token, seconds / times.tokens, is_most=is_late)
-        return seconds
+            self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
 
     def count_draws(self, most: int) -> int:
         """Return how many tokens of each sequence one of two submits in flight draws: 1 to `most`.

@@ -174,6 +174,15 @@ def test_a_text_that_repeats_itself_takes_few_steps() -> None:
     assert steps < 35
 
 
+def test_the_time_of_a_step_is_split_among_the_tokens_that_it_gives() -> None:
+    clients = make_clients()
+    clients.send(request())
+    clients.run()
+    counters = clients.scheduler.counters
+    assert counters.accepted_tokens > 0
+    assert counters.inter_token_seconds.count == counters.generated_tokens - 1
+
+
 def test_what_is_not_run_is_not_drafted() -> None:
     clients = make_clients()
     clients.send(request(max_tokens=57))

@@ -6,8 +6,7 @@ import pytest
 
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.member import DECODE
-from rnn_engine.scheduler.meter import StepTimes
-from rnn_engine.scheduler.step_seconds import StepSeconds
+from rnn_engine.scheduler.step_seconds import StepSeconds, StepTimes
 
 MOST = 8
 
