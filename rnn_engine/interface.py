@@ -37,6 +37,7 @@ class EngineInfo:
     loras: tuple[LoraChoice, ...] = ()  # that are merged into the model, in this order
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)  # what conversations become a prompt by
     special_tokens: Mapping[str, int] = field(default_factory=dict)  # that a chat template may spell, by their text
+    max_draft: int = 0  # tokens of a draft at most; 0 = nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)

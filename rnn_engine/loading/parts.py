@@ -227,6 +227,7 @@ def assemble(
         loras=tuple(loras),
         chat_template=chat_template or WorldTemplate(),
         special_tokens=tokenizer.special_tokens,
+        max_draft=drafts.max_tokens if drafts.spare_slots else 0,
     )
     registry = states or make_registry(runner.shape, model)
     named = named or LocalStateStore(registry)

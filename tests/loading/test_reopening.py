@@ -134,6 +134,7 @@ def test_drafts_have_spare_slots_of_their_own(path: Path, num_cached: int) -> No
     )
     try:
         assert parts.drafts == DraftSettings(5, range(2, 4))
+        assert parts.info.max_draft == 5
         assert parts.cache is not None
         slabs = next((tier for tier in parts.cache.stats().tiers if tier.tier == "device"), None)
         assert (0 if slabs is None else slabs.capacity // SHAPE.state_bytes) == parts.runner.num_slots - 4

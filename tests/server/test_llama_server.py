@@ -31,6 +31,14 @@ async def test_slots_tell_how_many_are_taken(serve: Serve) -> None:
     await error_of(await client.get("/slots?fail_on_no_slot=2"), 400)
 
 
+@AT_ONCE
+@pytest.mark.parametrize("max_draft", [0, 16])
+async def test_slots_tell_whether_answers_are_drafted(serve: Serve, max_draft: int) -> None:
+    client = await serve(FakeEngine(num_slots=2, max_draft=max_draft))
+    entries = await (await client.get("/slots")).json()
+    assert [entry["speculative"] for entry in entries] == [max_draft > 0] * 2
+
+
 async def test_loras_are_those_that_are_merged(serve: Serve) -> None:
     client = await serve(FakeEngine(loras=(LoraChoice(Path("folder/lora.st"), 32.0),)))
     [entry] = await (await client.get("/lora-adapters")).json()

@@ -97,6 +97,7 @@ class FakeEngine:
     loras: tuple[LoraChoice, ...] = ()
     chat_template: ChatTemplate = field(default_factory=WorldTemplate)
     special_tokens: dict[str, int] = field(default_factory=dict)
+    max_draft: int = 0
     queue_seconds: float = 0.25  # as its reports say; it does not wait
     prefill_seconds: float = 0.5
 
@@ -122,6 +123,7 @@ class FakeEngine:
             loras=self.loras,
             chat_template=self.chat_template,
             special_tokens=self.special_tokens,
+            max_draft=self.max_draft,
         )
 
     def stats(self) -> EngineStats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -11,11 +11,12 @@ from server.schemas.state_ref import ModelNameBody
 
 
 class SlotEntry(TypedDict):
-    """A slot of the device. `n_ctx` is the most tokens of a prompt: a state has none."""
+    """A slot of the device. `n_ctx` is the most tokens of a prompt: a state has none. `speculative` says whether the
+    server drafts."""
 
     id: int
     n_ctx: int
-    speculative: Literal[False]
+    speculative: bool
     is_processing: bool
 
 
