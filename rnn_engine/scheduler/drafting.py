@@ -36,7 +36,6 @@ class DraftingSequence(LiveSequence):
 
     @property
     def may_draft(self) -> bool:
-        """Whether the next run may have a draft behind its certain tokens."""
         if self.drafter.is_off or self._awaits_draw:
             return False
         return (self.decodes or self._given is not None) and self._answer.ending is None
@@ -177,28 +176,30 @@ def _stack(masks: Sequence[Mask | None]) -> Callable[[], NDArray[np.uint32]] | N
 
 def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
     """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
-    if not drafts.may_pay(len(live)):
+    num_answering = sum(one.decodes for one in live)
+    if not drafts.may_pay(num_answering):
         return False
     foretelling = [one for one in live if one.foretells]
     if not foretelling:
         return False
-    plan = drafts.plan(len(live), len(live))
+    plan = drafts.plan(num_answering, num_answering, len(live) - num_answering)
     drafting = (one for one in foretelling if isinstance(one, DraftingSequence))
     return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in drafting)
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
-    """Say what the sequences of a step draft, where all of them decode and it pays."""
-    if not drafts.may_pay(len(live)):
+    """Say what the sequences of a step draft, where it pays."""
+    if not drafts.is_on:
         return
-    foretelling = [one for one in live if one.foretells]
+    num_answering = sum(one.decodes or one.may_draft for one in live)
+    if not drafts.may_pay(num_answering):
+        return
+    foretelling = [one for one in live if one.may_draft and one.foretells]
     if not foretelling:
         return
     drafting = [one for one in live if isinstance(one, DraftingSequence) and one.may_draft]
-    if not all(one.decodes or one in drafting for one in live):
-        return
     num_again = sum(one.num_certain - 1 for one in drafting)
-    plan = drafts.plan(len(live), len(live) + num_again)
+    plan = drafts.plan(num_answering, num_answering + num_again, len(live) - num_answering)
     for one in drafting:
         if plan.is_full:
             return

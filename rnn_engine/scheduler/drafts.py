@@ -176,20 +176,26 @@ class Drafts:
                 times.tokens, max(seconds, _LEAST_SECONDS) / times.num_steps
             )
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything can be drafted now."""
+        return len(self._spare) > 0
+
     def may_pay(self, num_runs: int) -> bool:
-        """Whether a draft pays in a step of so many sequences, if all of it is right."""
-        return len(self._spare) > 0 and self._pays(num_runs)
+        """Whether a draft pays in a step in which so many sequences decode, if all of it is right."""
+        return self.is_on and self._pays(num_runs)
 
     def _pays_anew(self, num_runs: int) -> bool:
-        return self._plain.of(num_runs) is not None and self.plan(num_runs, num_runs).take(self.max_tokens, 1.0) > 0
+        return self._plain.of(num_runs) is not None and self.plan(num_runs, num_runs, 0).take(self.max_tokens, 1.0) > 0
 
-    def plan(self, num_runs: int, num_tokens: int) -> DraftPlan:
-        """Return how to fill a step that has `num_runs` sequences, for which it `may_pay`.
+    def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
+        """Return how to fill a step in which `num_runs` sequences decode, for which it `may_pay`.
 
-        Without drafts it has `num_tokens`: one of each sequence, and those that are to be run again.
+        Without drafts these run `num_tokens`: one each, and those that are to be run again. `num_others` run prompts:
+        a draft delays them too, so it has to gain as much as if they were answers.
         """
-        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens
-        return DraftPlan(self._find_longest, num_runs, num_tokens, room, len(self._spare))
+        room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens - num_others
+        return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self._spare))
 
     def _find_longest_anew(self, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float) -> int:
         """Return how long a draft is to be, so that most tokens are drawn a second; 0 where none pays.
@@ -219,6 +225,7 @@ class DraftPlan:
         find_longest: Callable[[int, int, float, int, float], int],
         num_runs: int,
         num_tokens: int,
+        gained: float,
         room: int,
         num_spare: int,
     ) -> None:
@@ -228,12 +235,12 @@ class DraftPlan:
         self._num_runs = num_runs
         self._num_left = num_spare
         self._num_tokens = num_tokens
-        self._gained = float(num_runs)  # tokens that are drawn in the step, as far as one can expect
+        self._gained = gained  # tokens that are drawn in the step, as far as one can expect
 
     @property
     def is_full(self) -> bool:
         """Whether no further draft can be added."""
-        return self._num_left == 0 or self.room == 0
+        return self._num_left == 0 or self.room <= 0
 
     def take(self, longest: int, chance: float) -> int:
         """Add a draft of at most `longest` tokens, each of which is right by `chance`; return how long it is, or 0."""

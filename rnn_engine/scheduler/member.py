@@ -134,6 +134,11 @@ class Member(ABC):
         )
 
     @property
+    def may_draft(self) -> bool:
+        """Whether the next run may have a draft behind the tokens that were drawn."""
+        return False
+
+    @property
     def foretells(self) -> bool:
         """Whether there is anything to draft that may follow the tokens that there are."""
         return False

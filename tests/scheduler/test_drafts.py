@@ -217,6 +217,22 @@ def test_a_text_of_a_grammar_is_drafted_with_what_is_forced_in_it(temperature: f
     assert any(run.masks is not None and run.rows > 1 for batch in clients.runner.batches[num_runs:] for run in batch)
 
 
+def test_a_draft_is_run_beside_the_prompt_of_another_request() -> None:
+    clients = make_clients()
+    asked = request(max_tokens=100)
+    key = clients.send(asked)
+    while num_drafted(clients) == (0, 0):
+        clients.step()
+    first, long = len(clients.runner.batches), request(tuple(range(1, 12)) * 20, max_tokens=1)
+    other = clients.send(long)
+    clients.run()
+    beside = [batch for batch in clients.runner.batches[first:] if {run.slot for run in batch} == {0, 1}]
+    assert any(run.rows > 1 for batch in beside for run in batch)
+    assert all(run.rows == 1 or run.slot == 0 for batch in beside for run in batch if run.rows)
+    assert_heard(clients.heard[key], run_alone(asked, repeating, TOKEN_BYTES.__getitem__))
+    assert_heard(clients.heard[other], run_alone(long, repeating, TOKEN_BYTES.__getitem__))
+
+
 def test_a_mix_drafts_nothing() -> None:
     clients = make_clients()
     clients.ask(request(mix=StateMix(1.0, [MixedState(1.0)])))
