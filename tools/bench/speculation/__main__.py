@@ -37,6 +37,7 @@ class Turn:
     """How quickly requests were answered, after their first token."""
 
     per_second: float  # tokens
+    prompts_per_second: float  # tokens of the prompts beside them
     drafted: int
     accepted: int
 
@@ -60,56 +61,65 @@ class Side:
         self._token_bytes = token_bytes
         capacity = _KEPT * slots * (runner.shape.state_bytes + 4 * runner.shape.vocab_size)
         self._cache = make_cache(runner.shape, "a model", runner, CacheConfig(host_capacity=capacity))
-        self._scheduler = Scheduler(runner, token_bytes, self._cache, slots, clock=clock, drafts=drafts)
+        self._scheduler = Scheduler(runner, token_bytes, self._cache, slots + 1, clock=clock, drafts=drafts)
         self._keys = count()
+        self._live: set[int] = set()
+        self._beginnings = count(1)  # of the prompts beside, so that none was there before
 
     def answer(self, case: Case) -> Turn:
         """Run as many requests as there are slots, from the moment that all have their first token."""
         self._cache.drop_all()
         if case.before:
             self._submit(case, case.before, 1)
-            while self._scheduler.has_work:
+            while self._live:
                 self._step()
         counters = self._scheduler.counters
         first = counters.first_token_seconds.count + self._slots
-        self._submit(case, case.answer, self._slots)
-        ended = 0
+        asked = self._submit(case, case.answer, self._slots)
         while counters.first_token_seconds.count < first:
-            ended += self._step()
+            self._step()
         before, drafted = counters.generated_tokens, (counters.draft_tokens, counters.accepted_tokens)
-        begun = self._clock()
-        while self._scheduler.has_work:
-            ended += self._step()
+        prompts, beside, begun = counters.prefill_tokens, -1, self._clock()
+        while asked & self._live:
+            if case.beside and beside not in self._live:
+                beside = self._submit_one(GenerateRequest([next(self._beginnings), *case.beside], max_tokens=0))
+            self._step()
         seconds = self._clock() - begun
-        assert ended == self._slots
+        self._scheduler.cancel(beside)
+        self._live.discard(beside)
         return Turn(
             (counters.generated_tokens - before) / seconds,
+            (counters.prefill_tokens - prompts) / seconds,
             counters.draft_tokens - drafted[0],
             counters.accepted_tokens - drafted[1],
         )
 
-    def _submit(self, case: Case, answer: Sequence[int], num_requests: int) -> None:
+    def _submit(self, case: Case, answer: Sequence[int], num_requests: int) -> set[int]:
         if case.grammar is None:
             self._runner.recite(case.prompt, answer)
         else:  # forced tokens may divide the text in another way
             self._runner.recite(case.prompt, case.said_by_byte(), lambda token: len(self._token_bytes(token)))
-        for _ in range(num_requests):
-            request = GenerateRequest(
-                case.prompt,
-                max_tokens=len(answer),
-                stop_tokens=(),
-                sampling=self._sampling,
-                token_mask=None if case.grammar is None else case.grammar.start,
-            )
-            self._scheduler.submit(next(self._keys), request)
+        request = GenerateRequest(
+            case.prompt,
+            max_tokens=len(answer),
+            stop_tokens=(),
+            sampling=self._sampling,
+            token_mask=None if case.grammar is None else case.grammar.start,
+        )
+        return {self._submit_one(request) for _ in range(num_requests)}
 
-    def _step(self) -> int:
-        """Run a step; return how many requests it ends."""
-        outcomes = [delivery.outcome for delivery in self._scheduler.step()]
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        return sum(isinstance(outcome, Finished) for outcome in outcomes)
+    def _submit_one(self, request: GenerateRequest) -> int:
+        key = next(self._keys)
+        self._scheduler.submit(key, request)
+        self._live.add(key)
+        return key
+
+    def _step(self) -> None:
+        for delivery in self._scheduler.step():
+            if isinstance(delivery.outcome, Exception):
+                raise delivery.outcome
+            if isinstance(delivery.outcome, Finished):
+                self._live.remove(delivery.key)
 
 
 @click.command()
@@ -144,23 +154,26 @@ def main(
     rounds: int,
     clock_name: str,
 ) -> None:
-    """Print tokens a second of each side and their ratio, the median, the least and the greatest of the rounds."""
+    """Print tokens a second of each side and their ratio, the median, the least and the greatest of the rounds.
+
+    `beside` is the ratio for the tokens of prompts that are run beside the answers.
+    """
     counts, drafts = [int(each) for each in slots.split(",")], [int(each) for each in speculate.split(",")]
     cases, clocks = make_cases(tokens), {"wall": time.perf_counter, "processor": time.process_time}
-    click.echo("| answer | slots | tokens of a draft | tok/s without | with | ratio | accepted of drafted |")
-    click.echo("|---|---|---|---|---|---|---|")
+    click.echo("| answer | slots | tokens of a draft | tok/s without | with | ratio | accepted of drafted | beside |")
+    click.echo("|---|---|---|---|---|---|---|---|")
     for num_slots in counts:
         with ExitStack() as stack:
             if modelled is None:
                 model = RandomModel(_SHAPES[shape])
-                inner = load_runner(model, device, num_slots=2 * num_slots, max_tokens=256, warm_up=True)
+                inner = load_runner(model, device, num_slots=2 * num_slots + 1, max_tokens=256, warm_up=True)
                 runner, clock = Reciting(stack.enter_context(closing(inner))), clocks[clock_name]
             else:
                 base, each = (float(part) / 1e3 for part in modelled.split(","))
                 device_clock = DeviceClock()
-                steps = Modelled(_SHAPES[shape], 2 * num_slots, base, each, draws, device_clock)
+                steps = Modelled(_SHAPES[shape], 2 * num_slots + 1, base, each, draws, device_clock)
                 runner, clock = Reciting(steps, draws), device_clock.now
-            spare = range(num_slots, 2 * num_slots)
+            spare = range(num_slots + 1, 2 * num_slots + 1)
             settings = [NO_DRAFTS, *(DraftSettings(most, spare) for most in drafts)]
             sides = [Side(runner, num_slots, one, clock, _SAMPLERS[sampler], WORLD.decode_bytes) for one in settings]
             for case in cases:
@@ -176,7 +189,9 @@ def _row(case: Case, slots: int, most: int, turns: Sequence[tuple[Turn, Turn]]) 
     ratios = [turn.per_second / plain.per_second for plain, turn in turns]
     ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
     tokens = f"{sum(turn.accepted for _, turn in turns)} of {sum(turn.drafted for _, turn in turns)}"
-    return f"| {case.name} | {slots} | {most} | {without:.1f} | {drafted:.1f} | {ratio} | {tokens} |"
+    beside = statistics.median(turn.prompts_per_second / max(plain.prompts_per_second, 1.0) for plain, turn in turns)
+    prompts = f"{beside:.3f}" if case.beside else ""
+    return f"| {case.name} | {slots} | {most} | {without:.1f} | {drafted:.1f} | {ratio} | {tokens} | {prompts} |"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Case:
     answer: Sequence[int]
     before: Sequence[int] = ()  # what was said after the same prompt before
     grammar: CompiledGrammar | None = None  # that the answer follows
+    beside: Sequence[int] = ()  # a prompt that others ask again and again meanwhile, each time with another beginning
 
     def said_by_byte(self) -> list[int]:
         """Return the token that is said at each byte of the answer, however what lies before it is divided."""
@@ -66,12 +67,13 @@ def make_cases(num_tokens: int) -> list[Case]:
         Case("nothing that repeats", numbers[num_tokens:], numbers[:num_tokens]),
         Case("asked again", page_prompt, other, before=other),
         Case("asked again, another answer", page_prompt, leaving, before=other),
-        _list_people(num_tokens),
+        *_list_people(num_tokens),
+        Case("code, edited, beside prompts", code_prompt, encode(edited)[:num_tokens], beside=numbers),
     ]
 
 
-def _list_people(num_tokens: int) -> Case:
-    """Return what is told of people as JSON by a schema."""
+def _list_people(num_tokens: int) -> list[Case]:
+    """Return what is told of people as JSON by a schema, for the first time and again."""
     people = [
         {
             "name": f"{first} {last}",
@@ -88,12 +90,11 @@ def _list_people(num_tokens: int) -> Case:
     told = " ".join("{name}, who lives in {town}, is a {trade} and {age} years old.".format(**one) for one in people)
     encode = WORLD.encode
     grammar = compile_grammar(json_grammar(_SCHEMA), _vocabulary())
-    return Case(
-        "JSON by a schema",
-        encode(f"{told}\n\n"),
-        encode(json.dumps(people, ensure_ascii=False))[:num_tokens],
-        grammar=grammar,
-    )
+    prompt, answer = encode(f"{told}\n\n"), encode(json.dumps(people, ensure_ascii=False))[:num_tokens]
+    return [
+        Case("JSON by a schema", prompt, answer, grammar=grammar),
+        Case("JSON by a schema, asked again", prompt, answer, before=answer, grammar=grammar),
+    ]
 
 
 @cache
