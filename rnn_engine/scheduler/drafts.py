@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from operator import attrgetter
 from typing import TypeAlias
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.earlier import EarlierText
-from rnn_engine.scheduler.lookup import Lookup
+from rnn_engine.scheduler.lookup import Experience, Lookup
 from rnn_engine.scheduler.step_costs import StepCosts
 from rnn_engine.scheduler.step_seconds import StepTimes
 from rnn_engine.types import Runner
@@ -59,10 +58,11 @@ class Drafter:
         self._most = drafts.max_tokens if request.speculate is None else min(request.speculate, drafts.max_tokens)
         self._max_tokens = request.max_tokens
         self._ends = frozenset(request.stop_tokens)
+        # The first that foretells anything is asked, as no text repeats itself as surely as it comes again.
         self._sources: list[EarlierText | Lookup] = [EarlierText(partial(find_earlier, request))]
         # What a grammar leaves open seldom repeats itself, and looking for it costs as much as it gains.
         if request.token_mask is None:
-            self._sources.append(Lookup(request.prompt))
+            self._sources.append(Lookup(request.prompt, drafts.experience))
         self._num_known = 0  # tokens of the answer that these two know
         self._quiet_from = 0  # tokens after which nothing was foretold any more
         self._next_look = 0  # tokens after which that may be otherwise
@@ -94,7 +94,7 @@ class Drafter:
 
         To be asked where there is anything to propose.
         """
-        source = max([one for one in self._sources if one.foretells], key=attrgetter("chance"))
+        source = next(one for one in self._sources if one.foretells)
         self.chance = source.chance
         draft = source.draft(min(self._most, most, self._max_tokens - num_generated - 1))
         # Behind what ends the text nothing is run, so that the state is the right one there.
@@ -126,6 +126,7 @@ class Drafts:
         self.max_tokens = settings.max_tokens if settings.spare_slots else _OFF
         self._runner = runner
         self._spare = list(settings.spare_slots)
+        self.experience = Experience()  # with texts that repeat themselves
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
         self._num_noted = 0

@@ -18,10 +18,39 @@ _WINDOW = 1 << 15  # tokens of a prompt, its last ones, that are looked at
 _MOST_AT_ONCE = 1 << 12  # tokens of a prompt that one call takes in, about 1 ms
 _CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
 _PRIOR = 4.0  # tokens that what is expected of a match counts for
-_MEMORY = 32.0  # tokens after which what was seen of a class counts for half
+_MEMORY = 32.0  # tokens after which what was seen of a class in one text counts for half
+_MEMORY_OF_ALL = 512.0  # and in all texts
 
 _TOKEN_BITS = 21  # of a key of `MIN_MATCH` tokens; any number of the last ones is as good, as places are compared
 _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
+
+
+class Experience:
+    """How often places that agree for so long have foretold a token rightly, in one text or in all."""
+
+    def __init__(self, of_all: Experience | None = None) -> None:
+        """`of_all` is what to expect at first, and learns from this one; None expects little of short matches."""
+        self._of_all = of_all
+        self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
+        self._seen = [0.0] * len(_CLASSES)  # tokens that were foretold
+        self._right = [0.0] * len(_CLASSES)  # those of them that came
+
+    def note(self, length: int, *, is_right: bool) -> None:
+        """Take in whether a place that agrees for `length` tokens has foretold the next one."""
+        which = _class_of(length)
+        if self._seen[which] >= self._memory:
+            self._seen[which] /= 2.0
+            self._right[which] /= 2.0
+        self._seen[which] += 1.0
+        self._right[which] += is_right
+        if self._of_all:
+            self._of_all.note(length, is_right=is_right)
+
+    def chance(self, length: int) -> float:
+        """Return the share of tokens that were foretold rightly, or would have been as far as one can tell."""
+        which = _class_of(length)
+        expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
+        return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
 
 
 class Lookup:
@@ -33,7 +62,8 @@ class Lookup:
 
     is_over = False  # a text may repeat itself at any time
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
+        """`of_all` is the experience with other texts."""
         self._text = array("I", prompt[-_WINDOW:])
         self._num_known = 0  # tokens of the text that can be found
         self._num_given = len(self._text)  # tokens of the prompt
@@ -42,8 +72,7 @@ class Lookup:
         self._earlier = array("i")  # [num_known] the place after the occurrence before
         self._place: int | None = None  # what stands there is thought to come next
         self._length = 0  # tokens before the place that agree with the end of the text
-        self._seen = [0.0] * len(_CLASSES)  # tokens that matches have foretold
-        self._right = [0.0] * len(_CLASSES)  # those of them that came
+        self._experience = Experience(of_all)
 
     def extend(self, generated: Sequence[int], first: int = 0) -> None:
         """Take in what was generated from number `first` on."""
@@ -72,9 +101,7 @@ class Lookup:
     @property
     def chance(self) -> float:
         """The share of tokens that matches as the present one have foretold rightly, or would have by experience."""
-        which = _class_of(self._length)
-        expected = self._length / (self._length + 2.0)
-        return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
+        return self._experience.chance(self._length)
 
     def _take_in_prompt(self, end: int) -> None:
         """Make the tokens of the prompt up to `end` known."""
@@ -108,13 +135,8 @@ class Lookup:
             self._find(before)
 
     def _judge(self, *, is_right: bool) -> None:
-        which = _class_of(self._length)
-        if self._seen[which] >= _MEMORY:
-            self._seen[which] /= 2.0
-            self._right[which] /= 2.0
-        self._seen[which] += 1.0
+        self._experience.note(self._length, is_right=is_right)
         if is_right and self._place is not None:
-            self._right[which] += 1.0
             self._place += 1
             self._length += 1
         else:

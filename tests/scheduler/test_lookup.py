@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.lookup import MIN_MATCH, Lookup
+from rnn_engine.scheduler.lookup import MIN_MATCH, Experience, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 
@@ -83,3 +83,17 @@ def test_a_long_prompt_is_taken_in_bit_by_bit_and_its_beginning_not_at_all() -> 
     assert calls > 5
     lookup.extend([5, 10, 11, 12])
     assert lookup.draft(2) == []
+
+
+def test_a_new_text_is_trusted_as_far_as_others_were() -> None:
+    of_all = Experience()
+    first = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
+    first.extend([])
+    before = first.chance
+    text: list[int] = []
+    for start in range(100, 130):  # what follows 1, 2, 3 is never the same
+        text += [start, 1, 2, 3]
+        first.extend(text, len(text) - 4)
+    second = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
+    second.extend([])
+    assert first.chance < second.chance < 0.5 * before
