@@ -16,6 +16,7 @@ from itertools import count
 
 import click
 
+from rnn_engine.loading.parts import MOST_DRAFTING
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
@@ -173,7 +174,7 @@ def main(
                 device_clock = DeviceClock()
                 steps = Modelled(_SHAPES[shape], 2 * num_slots + 1, base, each, draws, device_clock)
                 runner, clock = Reciting(steps, draws), device_clock.now
-            spare = range(num_slots + 1, 2 * num_slots + 1)
+            spare = range(num_slots + 1, num_slots + 1 + min(num_slots, MOST_DRAFTING))
             settings = [NO_DRAFTS, *(DraftSettings(most, spare) for most in drafts)]
             sides = [Side(runner, num_slots, one, clock, _SAMPLERS[sampler], WORLD.decode_bytes) for one in settings]
             for case in cases:
