@@ -131,11 +131,16 @@ def _changed(record: dict[str, Any]) -> str:
     return json.dumps(record)
 
 
+def _of_other_numbers(record: dict[str, Any]) -> str:
+    record["choices"][0]["number"] = "int8"  # which its kernels do not multiply
+    return json.dumps(record)
+
+
 def _list(_record: dict[str, Any]) -> str:
     return "[1]"
 
 
-@pytest.mark.parametrize("damage", [_cut, _changed, _list])
+@pytest.mark.parametrize("damage", [_cut, _changed, _of_other_numbers, _list])
 def test_a_damaged_record_is_left_out_with_one_line(
     loaded: tuple[GpuRunner, MatMulKernels],
     search: Search,

@@ -16,7 +16,7 @@ from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.forward.tuner import Tuner
 from rnn_engine.forward.tuning import tuning_for
-from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.forward.weight_choice import parse_weights
 from rnn_engine.gpu import open_device
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.versions.table import VERSIONS
@@ -38,7 +38,8 @@ def main(shape: str, layers: int, weights: str, tokens: str, seconds: float, rou
     limits = kernel_limits(device)
     step = StepLimits(num_slots=8, max_tokens=64, max_rows=8, num_candidates=128)
     tuning = tuning_for(device.info, can_broadcast=limits.can_broadcast)
-    matmuls = MatMulKernels(device.kernels, tuning, step)
+    format_of, activations = parse_weights(weights, layers)
+    matmuls = MatMulKernels(device.kernels, tuning, step, activations=activations)
     with closing(device.allocate()) as memory:
         runner = GpuRunner(
             model,
@@ -46,7 +47,7 @@ def main(shape: str, layers: int, weights: str, tokens: str, seconds: float, rou
             device,
             memory,
             matmuls,
-            format_of=WeightChoice.parse(weights).of(layers),
+            format_of=format_of,
             limits=step,
             progress=lambda *_: None,
         )
