@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -36,16 +35,25 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.masking import RequestMasks
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started
-from rnn_engine.scheduler import EAGER, BatchingPolicy, Delivery, Inboxes, Scheduler, Worker, parse_policy
+from rnn_engine.scheduler import (
+    EAGER,
+    BatchingPolicy,
+    Delivery,
+    Inboxes,
+    Questions,
+    Scheduler,
+    Worker,
+    parse_policy,
+)
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.watchdog import Watchdog, stack_of
 from states.cache.browse import CacheTree, TreeQuery, list_positions, make_tree
-from states.cache.cache import StateCache
 from states.cache.checkpoint import position_missing
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.snapshot import SnapshotNode, snapshot
 from states.cache.summary import SummaryChanges
+from states.cache.upkeep import CacheUpkeep
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
 from states.tokens import unpack
@@ -56,7 +64,6 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0  # for the worker's last step and for what it writes at the end
 
-_WRITE_BEHIND_SECONDS = 1.0  # from one look for states that are to be written to the next
 _DEFAULT_SETTINGS = LoadSettings()
 _DEFAULT_CACHE = CacheConfig()
 _DEFAULT_STATES = StateSettings()
@@ -83,13 +90,11 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._keys = itertools.count()
         self._inboxes = Inboxes(self._loop)
-        self._interrupt: asyncio.Future[RnnEngineError] = self._loop.create_future()  # ends what waits for the worker
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
         self._states = parts.named
         self._state_files = parts.states.files
-        parts.states.on_forgotten(self.forget_root)
         self._scheduler = Scheduler(
             parts.runner,
             self._tokenizer.decode_bytes,
@@ -108,11 +113,12 @@ class Engine:
         self._admission = Admission(self._scheduler.capacity, max_queued)
         self._queue_seconds = queue_seconds
         self._worker = Worker(self._scheduler, self._inboxes.post, partial(self._end, parts), parts.reopen)
+        self._questions = Questions(self._worker, self._loop)
+        self._upkeep = None if self._cache is None else CacheUpkeep(self._cache, self._worker.call, self._loop)
+        parts.states.on_forgotten(self.forget_root)
         self._worker.start()
         self._watchdog = Watchdog(self._worker, self._loop, self._note_stall)
         self._watchdog.start()
-        if self._cache is not None and self._cache.any_slow:
-            self._write_behind(self._cache)
 
     @classmethod
     async def load(
@@ -193,28 +199,37 @@ class Engine:
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         cache = self._cache
-        return () if cache is None else await self._ask_worker(lambda: snapshot(cache.checkpoints(scope), limit))
+        return () if cache is None else await self._ask(lambda: snapshot(cache.checkpoints(scope), limit))
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:
         cache = self._cache
         if cache is None:
             return CacheTree((), 0, truncated=False)
-        listing = await self._ask_worker(lambda: list_positions(cache.checkpoints(), cache.now()))
+        listing = await self._ask(lambda: list_positions(cache.checkpoints(), cache.now()))
         return await asyncio.to_thread(make_tree, listing, query, self.detokenize)
 
     async def cache_tokens(self, position: str) -> list[int]:
         cache = self._cache
         if cache is None:
             raise position_missing(position)
-        return unpack(await self._ask_worker(lambda: cache.find_position(position).known_place().tokens()))
+        return unpack(await self._ask(lambda: cache.find_position(position).known_place().tokens()))
 
     async def drop_cache_position(self, position: str) -> bool:
         if self._cache is None:
             raise position_missing(position)
-        return await self._ask_worker(partial(self._cache.drop_position, position))
+        return await self._ask(partial(self._cache.drop_position, position))
 
     async def drop_cache(self) -> int:
-        return 0 if self._cache is None else await self._ask_worker(self._cache.drop_all)
+        return 0 if self._cache is None else await self._ask(self._cache.drop_all)
+
+    def cache_changes(self, since: int | None) -> SummaryChanges | None:
+        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
+        return None if self._upkeep is None else self._upkeep.changes(since)
+
+    def forget_root(self, root: str) -> None:
+        """Drop what is kept of sequences that start from the state with this digest. For any thread."""
+        if self._upkeep is not None:
+            self._upkeep.forget_root(root)
 
     def tokenize(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
@@ -243,6 +258,7 @@ class Engine:
         """
         if not self._closing:
             self._closing = True
+            self._stop_upkeep()
             self._admission.close()
             self._worker.stop()
         try:
@@ -309,56 +325,15 @@ class Engine:
     ) -> None:
         self._worker.call(lambda: self._inboxes.post(end(key, error)))
 
-    async def _ask_worker(self, question: Callable[[], T]) -> T:
+    async def _ask(self, question: Callable[[], T]) -> T:
         """Return what `question` gives on the worker's thread, between two steps."""
         self._refuse_if_unable()
-        future: Future[T] = Future()
-        self._worker.call(partial(_answer, future, question))
-        answer, interrupt = asyncio.wrap_future(future), self._interrupt
-        await asyncio.wait((answer, interrupt), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            answer.cancel()
-            raise interrupt.result()
-        return answer.result()
+        return await self._questions.ask(question)
 
     def _refuse_if_unable(self) -> None:
         if self._closing or self._ended.is_set():
             raise _stopped()
         self._worker.health.check()
-
-    def cache_changes(self, since: int | None) -> SummaryChanges | None:
-        """Return what has changed in the summary of the cache since a version of it; None where there is none yet."""
-        cache = self._cache
-        if cache is None:
-            return None
-        if cache.summary is None:
-            self._call_cache(cache.summarise, "nobody is told what it keeps")
-            return None
-        return cache.summary.changes(since)
-
-    def forget_root(self, root: str) -> None:
-        """Drop what is kept of sequences that start from the state with this digest. For any thread."""
-        if self._cache is not None:
-            self._call_cache(partial(self._cache.drop_state, root), "states that nobody can reach stay in it")
-
-    def _write_behind(self, cache: StateCache) -> None:
-        """Have states that are old enough written to disk, now and every second from now on."""
-        if self._closing or self._ended.is_set():
-            return
-        if cache.has_unwritten:
-            self._call_cache(cache.write_behind, "states are in memory alone until the end")
-        self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind, cache)
-
-    def _call_cache(self, action: Callable[[], object], consequence: str) -> None:
-        """Have `action` done on the worker's thread; where it fails, that and its `consequence` are logged."""
-
-        def call() -> None:
-            try:
-                action()
-            except Exception:
-                logger.exception("the cache of states failed; %s", consequence)
-
-        self._worker.call(call)
 
     def _wake_worker(self) -> None:
         """Called on any thread."""
@@ -378,8 +353,13 @@ class Engine:
     def _note_end(self) -> None:
         """End whatever waits for the worker, which runs no more."""
         self._ended.set()
+        self._stop_upkeep()
         self._admission.close()
         self._end_waiting(_stopped)  # behind the outcome that the worker gave, where it gave one
+
+    def _stop_upkeep(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.stop()
 
     def _note_stall(self) -> None:
         """End whatever waits for the worker, which waits for the device."""
@@ -389,18 +369,8 @@ class Engine:
 
     def _end_waiting(self, make_error: Callable[[], RnnEngineError]) -> None:
         self._inboxes.end(make_error)
-        self._interrupt.set_result(make_error())
-        self._interrupt = self._loop.create_future()
+        self._questions.end(make_error())
 
 
 def _stopped() -> EngineClosedError:
     return EngineClosedError("the engine has stopped")
-
-
-def _answer(future: Future[T], question: Callable[[], T]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return  # whoever asked has left
-    try:
-        future.set_result(question())
-    except Exception as error:
-        future.set_exception(error)

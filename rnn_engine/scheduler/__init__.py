@@ -4,6 +4,7 @@ from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, Inbox
 from rnn_engine.scheduler.inboxes import Inboxes
+from rnn_engine.scheduler.questions import Questions
 from rnn_engine.scheduler.scheduler import Scheduler
 from rnn_engine.scheduler.worker import Worker
 
@@ -15,6 +16,7 @@ __all__ = [
     "DraftSettings",
     "Inbox",
     "Inboxes",
+    "Questions",
     "Scheduler",
     "Worker",
     "parse_policy",

@@ -152,7 +152,7 @@ async def test_a_folder_belongs_to_one_engine_at_a_time(model_path: Path, tmp_pa
 async def test_states_are_on_disk_soon_after_they_were_kept(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rnn_engine.engine._WRITE_BEHIND_SECONDS", 0.001)
+    monkeypatch.setattr("states.cache.upkeep._WRITE_BEHIND_SECONDS", 0.001)
     config = CacheConfig(disk=DiskConfig(tmp_path, write_after=0.0))
     async with await load(model_path, config) as engine:
         await ask(engine, PROMPT)
