@@ -10,20 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.draws import MOST_DRAW_BIASES, NOTHING_DRAWN, DrawBiases, Drawn, TokenDraw, TokenLogprobs
 from rnn_engine.forward.context import BuildContext
 from rnn_engine.forward.penalties import SlotPenalties
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Memory
-from rnn_engine.types import (
-    MOST_DRAW_BIASES,
-    NOTHING_DRAWN,
-    Batch,
-    DrawBiases,
-    Drawn,
-    TokenDraw,
-    TokenLogprobs,
-    mask_words,
-)
+from rnn_engine.types import Batch, mask_words
 
 _ALL: Final = 2**31  # top_k that keeps every token
 _NUM_BIASES, _PENALTIES, _POSITION, _COUNTS_INPUT, _TOLD_WORDS, _TOLD_AT, _NUM_DRAWN = 8, 9, 16, 18, 19, 20, 21

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from rnn_engine.draws import Drawn, TokenDraw
 from rnn_engine.errors import DeviceError, StepError
 from rnn_engine.forward.contract import check_batch, check_draws, check_slot, check_state, given_rows, take_oldest
 from rnn_engine.forward.draws import DeviceDraws, count_draws, decode_draws
@@ -23,14 +24,12 @@ from rnn_engine.gpu import BufferCopy, Device, Download, Memory, Plan, Recorder
 from rnn_engine.types import (
     F32,
     Batch,
-    Drawn,
     Model,
     ModelShape,
     PendingState,
     Readout,
     State,
     Ticket,
-    TokenDraw,
     TokenRun,
     mask_words,
     run_step,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rnn_engine.draws import MOST_DRAW_BIASES
 from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.matmul import MatMul, MatMulBuffers
 from rnn_engine.forward.segments import Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.step import HeadOutputs, StepSize
 from rnn_engine.gpu import Dispatch
-from rnn_engine.types import MOST_DRAW_BIASES
 
 
 class Head:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rnn_engine.draws import Drawn
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.slot_states import SlotStates
-from rnn_engine.types import Batch, Drawn, Ticket, TokenRun
+from rnn_engine.types import Batch, Ticket, TokenRun
 
 
 class OpenRuns:

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from rnn_engine.draws import DrawPenalties
 from rnn_engine.gpu import Buffer, Memory
-from rnn_engine.types import DrawPenalties, TokenRun
+from rnn_engine.types import TokenRun
 
 _ALL: Final = 2**32 - 1  # a window that every token is in
 _LEAST_SCALE: Final = 2.0**-60  # of the numbers of penalties.wgsl, which are then multiplied by it

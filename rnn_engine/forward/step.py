@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rnn_engine.draws import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS
 from rnn_engine.gpu import Buffer, Memory
-from rnn_engine.types import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS, ModelShape, mask_words
+from rnn_engine.types import ModelShape, mask_words
 from shaders import Constant
 
 

@@ -8,9 +8,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.draws import Drawn
 from rnn_engine.forward.contract import given_ids, make_masks, sound_runs
 from rnn_engine.forward.step import StepLimits
-from rnn_engine.types import F32, I32, Batch, Drawn, Readout, mask_words
+from rnn_engine.types import F32, I32, Batch, Readout, mask_words
 
 HEADER_WORDS, RUN_WORDS, ROW_WORDS, TOKEN_WORDS = 4, 4, 3, 2
 NO_MASK = DRAWN_LAST = 0xFFFFFFFF

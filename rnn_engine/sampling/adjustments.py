@@ -13,16 +13,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.draws import DRAW_DECAYS, DRAW_PENALTIES, DRAW_REPEATS, MOST_DRAW_BIASES, DrawBiases, DrawPenalties
 from rnn_engine.sampling.recent_tokens import RecentTokens
-from rnn_engine.types import (
-    DRAW_DECAYS,
-    DRAW_PENALTIES,
-    DRAW_REPEATS,
-    I32,
-    MOST_DRAW_BIASES,
-    DrawBiases,
-    DrawPenalties,
-)
+from rnn_engine.types import I32
 
 F64: TypeAlias = NDArray[np.float64]
 

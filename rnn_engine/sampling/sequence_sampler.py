@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.draws import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
 from rnn_engine.sampling.chain import Chain, Cuts
 from rnn_engine.sampling.context import NO_CONTEXT, SequenceContext
 from rnn_engine.sampling.greedy import Greedy
@@ -24,7 +25,6 @@ from rnn_engine.sampling.philox import uniforms_from
 from rnn_engine.sampling.protocol import Sampler
 from rnn_engine.sampling.ranking import Ranking, rank, rank_all
 from rnn_engine.sampling.rows import LogitRow
-from rnn_engine.types import DRAW_TEMPERATURES, DrawPenalties, TokenDraw
 
 _AHEAD = 256  # tokens whose random numbers are made at once: 141 us, and 113 us for a quarter of them
 WIDER = (1024, 8192)  # tokens of a whole row that are ranked before all are, since sorting them takes far less time

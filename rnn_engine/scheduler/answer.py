@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rnn_engine.draws import TokenLogprobs
 from rnn_engine.requests import Event, FinishReason, GenerateRequest, TextDelta, TokenInfo
 from rnn_engine.sampling import SequenceMask
 from rnn_engine.scheduler.text import TextStream, TokenInfos
 from rnn_engine.telemetry import EngineCounters
-from rnn_engine.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

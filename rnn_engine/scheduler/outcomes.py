@@ -6,13 +6,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from rnn_engine.draws import NOTHING_DRAWN, Drawn
 from rnn_engine.errors import StepError
 from rnn_engine.requests import Event
 from rnn_engine.sampling import JointDraws, RunRows
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.step_seconds import StepTimes
-from rnn_engine.types import F32, NOTHING_DRAWN, Drawn, Readout, Ticket, TokenRun
+from rnn_engine.types import F32, Readout, Ticket, TokenRun
 
 logger = logging.getLogger(__name__)
 

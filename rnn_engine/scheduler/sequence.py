@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.draws import Drawn, TokenDraw
 from rnn_engine.requests import (
     EndState,
     Event,
@@ -39,7 +40,7 @@ from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.prompt_scores import PromptScores
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, Timing
-from rnn_engine.types import F32, Drawn, State, TokenDraw, TokenRun
+from rnn_engine.types import F32, State, TokenRun
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 _NOT_KNOWN = (0,)  # the token of a run that follows one in flight

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.atomic_file",
         "rnn_engine.user_cache",
         "rnn_engine.checks",
+        "rnn_engine.draws",
         "rnn_engine.types",
         "rnn_engine.chat_template",
         "rnn_engine.quantised",
