@@ -76,7 +76,7 @@ def _penalty_error(decay: float, length: int) -> float:
     """Bound what a penalty is off by, as a part of itself, after `length` tokens.
 
     A number is a sum of f32, and each addition to it may be off by half a unit in the last place, which later ones
-    make less of a part where the penalties decay. The scale is a product of up to ten, and is a part of what is
-    added and of what is read: 24 units. All that is taken twice.
+    make less of a part where the penalties decay. The scale is a product of up to eighteen, and is a part of what is
+    added and of what is read: 40 units. All that is taken twice.
     """
-    return _ERROR * (64.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))
+    return _ERROR * (96.0 + min(length, 1.0 / max(1.0 - decay, 1e-9)))

@@ -36,7 +36,7 @@ class StepLimits:
     max_tokens: int
     max_rows: int
     num_candidates: int
-    max_draws: int = 8  # tokens that a step draws after a run
+    max_draws: int = 16  # tokens that a step draws after a run
     num_penalty_slots: int = 0  # the first ones, in which draws may have penalties
 
     @property

@@ -30,7 +30,7 @@ from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
-MAX_DRAWS = 8  # tokens that the device draws of a sequence at a time, where nothing else limits them
+MAX_DRAWS = 16  # tokens that the device draws of a sequence at a time, where nothing else limits them
 
 
 class Scheduler:

@@ -39,7 +39,7 @@ def alone(runner: Runner) -> Callable[[int], Answer]:
     arrivals=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 6), min_size=1, max_size=8),
     leaves=st.dictionaries(st.integers(0, NUM_REQUESTS - 1), st.integers(0, 20), max_size=3),
 )
-@pytest.mark.parametrize("max_draws", [1, 8])
+@pytest.mark.parametrize("max_draws", [1, 16])
 def test_answers_are_those_that_the_host_draws_for_each_request_alone(
     runner: Runner, alone: Callable[[int], Answer], max_draws: int, arrivals: dict[int, int], leaves: dict[int, int]
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_stop_string_ends_the_text_and_the_state_where_it_is_found(runner: Run
         answer.assert_same(expected[number])
 
 
-@pytest.mark.parametrize("max_draws", [0, 8])
+@pytest.mark.parametrize("max_draws", [0, 16])
 def test_drafts_change_nothing_either(runner: Runner, max_draws: int) -> None:
     def repeating(number: int) -> GenerateRequest:
         """Begins with a part three times over; draws greedily, or one of two tokens by chance."""

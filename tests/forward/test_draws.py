@@ -215,7 +215,7 @@ def test_draws_that_a_step_does_not_take_are_refused() -> None:
     draw = TokenDraw(0, 0, 0, 1.0, 1.0)
     several = TokenDraw(0, 0, 0, 1.0, 1.0, count=2)
     assert "run 0: draw" in refused(TokenRun(0, [1], draw=draw))
-    assert "draw count" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, count=9)))
+    assert "draw count" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, count=17)))
     assert "draw temperature" in refused(TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 0.0)))
     assert "draw halts" in refused(
         TokenRun(0, [1], rows=1, draw=TokenDraw(0, 0, 0, 1.0, 1.0, 1, np.zeros(1, np.uint64)))

@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz.draws`: random requests whose tokens the host draws, or the device, one or eight at a time.
+"""`python -m tools.fuzz.draws`: random requests whose tokens the host draws, or the device, one or sixteen at a time.
 
 Requests arrive while others run, and some leave. Text, tokens, usage and the states at the end have to be those of the
 request alone, drawn by the host.
@@ -32,7 +32,7 @@ def main(requests: int, seed: int) -> None:
         leaves = {number: int(chance.integers(0, 20)) for number in numbers if chance.random() < 0.1}
         runner.max_draws_asked = 0
         expected = {number: runner.answer({number: 0}, {})[number] for number in numbers}
-        for runner.max_draws_asked in (1, 8):
+        for runner.max_draws_asked in (1, 16):
             for number, answer in runner.answer(arrivals, leaves).items():
                 if answer.finished is None:
                     answer.assert_begins(expected[number])

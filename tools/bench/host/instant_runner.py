@@ -27,7 +27,7 @@ _NUM_ROWS = 256
 _STRIDE = 97  # from one step's first row to the next one's: odd, so that a sequence meets all rows before one returns
 _EXPONENT = 1.5  # probability ~ rank to the power of minus this: 0.4 for the first, 0.93 for the first 128 together
 _NOISE = 0.5
-_NUM_DRAWS = 8
+_NUM_DRAWS = 16
 
 
 class InstantRunner:
@@ -38,7 +38,7 @@ class InstantRunner:
         shape: ModelShape,
         num_slots: int,
         step_seconds: float = 0.0,
-        max_draws: int = 8,
+        max_draws: int = 16,
         clock: DeviceClock | RealClock | None = None,
     ) -> None:
         """Without `step_seconds` it answers at once; else it is a device that does one step after the other, each of
