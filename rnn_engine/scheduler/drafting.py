@@ -101,7 +101,7 @@ class DraftingSequence(LiveSequence):
 
     @property
     def _awaits_draw(self) -> bool:
-        return super()._awaits_draw or self.drafter.spare is not None
+        return self._num_drawing > 0 or self.drafter.spare is not None
 
     def close(self) -> None:
         super().close()
@@ -194,7 +194,7 @@ def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
     num_answering = sum(one.decodes or one.may_draft for one in live)
     if not drafts.may_pay(num_answering):
         return
-    foretelling = [one for one in live if one.may_draft and one.foretells]
+    foretelling = [one for one in live if one.foretells and one.may_draft]
     if not foretelling:
         return
     drafting = [one for one in live if isinstance(one, DraftingSequence) and one.may_draft]

@@ -95,8 +95,8 @@ class Drafter:
         To be asked where there is anything to propose.
         """
         source = next(one for one in self._sources if one.foretells)
-        self.chance = source.chance
-        draft = source.draft(min(self._most, most, self._max_tokens - num_generated - 1))
+        likely, self.chance = source.outlook(min(self._most, most, self._max_tokens - num_generated - 1))
+        draft = source.draft(likely)
         # Behind what ends the text nothing is run, so that the state is the right one there.
         if self._ends.isdisjoint(draft):
             return draft

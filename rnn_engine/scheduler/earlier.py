@@ -50,6 +50,10 @@ class EarlierText:
         """Return at most `count` of the tokens that are thought to come next; none where nothing is known."""
         return list(self._ahead[self._place : self._place + count])
 
+    def outlook(self, count: int) -> tuple[int, float]:
+        """Return how many of the next `count` tokens are likely enough, and their chance, as `Lookup` does."""
+        return count, self.chance
+
     @property
     def chance(self) -> float:
         """The share of tokens that were foretold rightly, or would have been by experience."""

@@ -21,6 +21,8 @@ _PRIOR = 4.0  # tokens that what is expected of a match counts for
 _MEMORY = 32.0  # tokens after which what was seen of a class in one text counts for half
 _MEMORY_OF_ALL = 512.0  # and in all texts
 
+_LEAST_CHANCE = 0.25  # of a token that is drafted
+
 _TOKEN_BITS = 21  # of a key of `MIN_MATCH` tokens; any number of the last ones is as good, as places are compared
 _KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
 
@@ -102,6 +104,22 @@ class Lookup:
     def chance(self) -> float:
         """The share of tokens that matches as the present one have foretold rightly, or would have by experience."""
         return self._experience.chance(self._length)
+
+    def outlook(self, count: int) -> tuple[int, float]:
+        """Return how many of the next `count` tokens are likely enough, each after those before it, and their chance.
+
+        That is a mean, since a place that agrees for longer may be more likely to go on, or, as lines of a table that
+        begin alike, less.
+        """
+        length, product, likely = self._length, 1.0, 0
+        while likely < count:
+            chance = self._experience.chance(length + likely)
+            if chance < _LEAST_CHANCE:
+                break
+            more = count - likely if length + likely >= _CLASSES[-1] else 1  # those of the last class are all alike
+            product *= chance**more
+            likely += more
+        return likely, product ** (1.0 / max(likely, 1))
 
     def _take_in_prompt(self, end: int) -> None:
         """Make the tokens of the prompt up to `end` known."""

@@ -97,3 +97,17 @@ def test_a_new_text_is_trusted_as_far_as_others_were() -> None:
     second = Lookup([1, 2, 3, 4, 1, 2, 3], of_all)
     second.extend([])
     assert first.chance < second.chance < 0.5 * before
+
+
+def test_a_place_that_fails_after_so_many_tokens_is_followed_up_to_there() -> None:
+    lookup = Lookup([])
+    assert lookup.outlook(8) == (0, 1.0)
+    text: list[int] = []
+    for number in range(20):  # lines that begin alike and go on each in its own way
+        text += [*range(1, 11), 100 + number]
+    for count in range(len(text) - 7):
+        lookup.extend(text[: count + 1], count)
+    assert lookup.draft(6) == [5, 6, 7, 8, 9, 10]
+    likely, chance = lookup.outlook(16)
+    assert likely == 6
+    assert chance > 0.8
