@@ -19,9 +19,11 @@ HEALTHY = (0, 3, 4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 3, 30])
-def test_healthy_runs_are_bitwise_what_they_are_beside_healthy_ones(kind: str, length: int) -> None:
-    runner = make_gpu_runner(POISONED, num_slots=5, max_tokens=150, max_rows=10, num_candidates=8, kind=kind)
+@pytest.mark.parametrize(("length", "weights"), [(1, "f32"), (3, "f32"), (30, "f32"), (3, "int8,activations=int8")])
+def test_healthy_runs_are_bitwise_what_they_are_beside_healthy_ones(kind: str, length: int, weights: str) -> None:
+    runner = make_gpu_runner(
+        POISONED, num_slots=5, max_tokens=150, max_rows=10, num_candidates=8, kind=kind, weights=weights
+    )
 
     def run(*, poisoned: bool) -> tuple[list[Readout], list[list[F32]]]:
         readouts, rows = [], []
