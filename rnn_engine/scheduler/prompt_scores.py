@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rnn_engine.requests import TokenInfo
+from rnn_engine.requests import GenerateRequest, TokenInfo
 from rnn_engine.sampling import LogitRow, RunRows, top_logprobs
 
 
@@ -38,3 +38,26 @@ class PromptScores:
         """Leave the next token without a score, as no row is known before it."""
         token = next(self._unscored)
         self._infos.append(TokenInfo(token, self._token_bytes(token), None))
+
+
+def begin_scores(
+    request: GenerateRequest, num_candidates: int, token_bytes: Callable[[int], bytes]
+) -> PromptScores | None:
+    """Return the scores of a request's prompt, None where it asks for none.
+
+    The prompt's first token is taken where it is scored, for no row of a step scores it: by the logits that the request
+    starts from, of which `num_candidates` are sorted, if it has some.
+    """
+    first = request.score_from
+    if first is None:
+        return None
+    tokens = request.prompt[first:]
+    scores = PromptScores(tokens, request.logprobs or 0, token_bytes)
+    if first > 0 or len(tokens) == 0:
+        return scores
+    logits = None if request.initial_state is None else request.initial_state.logits
+    if logits is None:
+        scores.take_unknown()
+    else:
+        scores.take_row(LogitRow.of_full(logits, num_candidates), logits.item(tokens[0]))
+    return scores

@@ -37,7 +37,7 @@ from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.prompt_scores import PromptScores
+from rnn_engine.scheduler.prompt_scores import begin_scores
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, Timing
 from rnn_engine.types import F32, State, TokenRun
@@ -91,7 +91,7 @@ class LiveSequence(Member):
         self._num_drawing = 0  # tokens that the runs in flight draw where they come to their ends
         self._is_cut = False  # the text ends after these
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
-        self._scores = None if request.score_from is None else _begin_scores(request, request.score_from, infos.data)
+        self._scores = begin_scores(request, _CANDIDATES, infos.data)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -375,17 +375,3 @@ def _make_mask(request: GenerateRequest, vocab_size: int) -> SequenceMask | None
         return None
     ends = frozenset(request.stop_tokens) - {0}
     return SequenceMask(request.token_mask(), vocab_size, ends, may_force=request.mix is None)
-
-
-def _begin_scores(request: GenerateRequest, first: int, token_bytes: Callable[[int], bytes]) -> PromptScores:
-    """Return scores with the prompt's first token taken, where it is scored, for no row of a step scores it."""
-    tokens = request.prompt[first:]
-    scores = PromptScores(tokens, request.logprobs or 0, token_bytes)
-    if first > 0 or len(tokens) == 0:
-        return scores
-    logits = None if request.initial_state is None else request.initial_state.logits
-    if logits is None:
-        scores.take_unknown()
-    else:
-        scores.take_row(LogitRow.of_full(logits, _CANDIDATES), logits.item(tokens[0]))
-    return scores
