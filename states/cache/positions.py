@@ -12,7 +12,7 @@ from states.cache.summary import CacheSummary
 from states.cache.tree import TokenTree
 from states.tokens import TOKEN_BYTES
 
-_MOST_BEYOND = 64  # positions behind a path that are looked at, which takes some 20 µs
+_MOST_BEYOND = 64  # positions behind a path that are looked at, which takes up to 150 µs
 
 
 class Positions:
