@@ -9,6 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+MOST_DRAWS: Final = 16
+"""Tokens of a sequence that a device draws in one submit, where nothing else limits them."""
+
 DRAW_TEMPERATURES: Final = (0.01, 100.0)
 """The least and the greatest that a device draws with."""
 

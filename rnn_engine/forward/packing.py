@@ -13,6 +13,7 @@ from rnn_engine.types import F32
 
 PANEL_ROWS = 8  # the constant PANEL of segments.wgsl
 COLUMNS_AT_ONCE = 8  # that a kernel loads of a row, whatever the width of a block
+INPUT_BLOCK = 32  # columns of inputs in bytes that share a scale: see packed_inputs.wgsl
 
 
 def round_up(count: int, multiple: int) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.draws import DrawPenalties
+from rnn_engine.forward.step import slot_penalty_bytes
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.types import TokenRun
 
@@ -51,13 +52,13 @@ class SlotPenalties:
 
     def _begin(self, slot: int, penalties: DrawPenalties, counted: int) -> _Text:
         """Upload what there was before a text of which so many tokens were `counted`."""
-        first = 8 * self._vocab_size * slot
+        first = slot * slot_penalty_bytes(self._vocab_size)
         if penalties.earlier is not None:
             self._memory.upload(self._buffer, first, penalties.earlier)
         num_seen = 0
         if penalties.repeat > 1.0:
             seen = np.zeros(self._vocab_size, np.uint32) if penalties.seen is None else penalties.seen
-            self._memory.upload(self._buffer, first + 4 * self._vocab_size, seen)
+            self._memory.upload(self._buffer, first + seen.nbytes, seen)
             num_seen = int(seen.max())
         return _Text(penalties, counted, counted, num_seen)
 

@@ -9,13 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.forward.packing import COLUMNS_AT_ONCE
+from rnn_engine.forward.packing import COLUMNS_AT_ONCE, INPUT_BLOCK
 from rnn_engine.forward.segments import Matrix
 from rnn_engine.forward.stages import KernelStage
 from rnn_engine.forward.step import StepLimits
 from rnn_engine.gpu import Buffer, Kernels, Memory
 
-INPUT_BLOCK: Final = 32  # columns that share a scale
 _BLOCK_WORDS: Final = 10  # of 4 bytes: see packed_inputs.wgsl
 _THREADS: Final = 64  # of a workgroup
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.draws import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS
+from rnn_engine.draws import MOST_DRAW_BIASES, MOST_DRAW_LOGPROBS, MOST_DRAWS
 from rnn_engine.gpu import Buffer, Memory
 from rnn_engine.types import ModelShape, mask_words
 from shaders import Constant
@@ -36,7 +36,7 @@ class StepLimits:
     max_tokens: int
     max_rows: int
     num_candidates: int
-    max_draws: int = 16  # tokens that a step draws after a run
+    max_draws: int = MOST_DRAWS  # tokens that a step draws after a run
     num_penalty_slots: int = 0  # the first ones, in which draws may have penalties
 
     @property

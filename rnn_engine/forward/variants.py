@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeAlias
 
-from rnn_engine.forward.packing import PANEL_ROWS
+from rnn_engine.forward.packing import COLUMNS_AT_ONCE, INPUT_BLOCK, PANEL_ROWS
 from rnn_engine.forward.segments import ROW_ALIGNMENT
 from shaders import Constant, Include
 
-_BLOCK_EIGHTS: Final = 4  # of columns, of inputs in bytes: see packed_inputs.wgsl
 _NUMBER_BYTES: Final = {"f32": 4, "f16": 2, "int8": 1}
 
 
@@ -145,7 +144,7 @@ class KernelLimits:
             return False
         if isinstance(variant, TiledVariant):
             if variant.number == "int8":
-                return variant.eights == _BLOCK_EIGHTS
+                return variant.eights == INPUT_BLOCK // COLUMNS_AT_ONCE
             return variant.number == "f32" or self.has_f16
         if variant.inputs == "direct":
             return True

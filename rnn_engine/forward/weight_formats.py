@@ -61,8 +61,8 @@ class WeightFormat(Protocol):
     def packed(self) -> Include | None:
         """A WGSL file by which its bytes are multiplied with inputs in bytes; None where weights are no bytes.
 
-        It includes `include` and declares what pieces_int8.wgsl leaves to the format: `WeightPiece`,
-        `load_weight_piece` and `add_product`.
+        It includes `include` and declares what products_int8.wgsl and tiles_int8.wgsl leave to the format: `Scale`,
+        `load_bytes`, `load_scale` and `add_block`.
         """
         ...
 

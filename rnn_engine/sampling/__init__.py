@@ -2,7 +2,7 @@
 
 from rnn_engine.sampling.context import SequenceContext
 from rnn_engine.sampling.logprobs import top_logprobs
-from rnn_engine.sampling.masks import AllowedTokens, Mask, SequenceMask, TokenMask
+from rnn_engine.sampling.masks import AllowedTokens, Mask, SequenceMask, TokenMask, stack_masks
 from rnn_engine.sampling.mixing import MixKind, mix_logits
 from rnn_engine.sampling.params import SamplingParams
 from rnn_engine.sampling.protocol import Sampler
@@ -29,5 +29,6 @@ __all__ = [
     "TokenMask",
     "mix_logits",
     "random_seed",
+    "stack_masks",
     "top_logprobs",
 ]

@@ -204,12 +204,16 @@ class SequenceMask:
             self._find_out()
         if not isinstance(self._current, AllowedTokens):
             return None
-        mask = self._current.mask
-        if num_rows == 1:
-            return mask[np.newaxis]
-        masks = np.full((num_rows, len(mask)), 2**32 - 1, np.uint32)
-        masks[-1] = mask
-        return masks
+        return stack_masks([*[None] * (num_rows - 1), self._current.mask])
+
+
+def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:
+    """Return the masks of rows, of which one is known, as [rows, ceil(V / 32)]. None allows all tokens."""
+    if len(masks) == 1 and masks[0] is not None:
+        return masks[0][np.newaxis]
+    known = next(mask for mask in masks if mask is not None)
+    everything = np.full_like(known, 2**32 - 1)
+    return np.stack([everything if mask is None else mask for mask in masks])
 
 
 def allowed_tokens(mask: Mask, vocab_size: int) -> I32:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from rnn_engine.requests import Event, Finished, TokenInfo
-from rnn_engine.sampling import Mask, RowSource, RunRows
+from rnn_engine.sampling import Mask, RowSource, RunRows, stack_masks
 from rnn_engine.scheduler.answer import Ending
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.drafts import Drafter, Drafts
@@ -68,7 +65,8 @@ class DraftingSequence(LiveSequence):
         self._submitted += num_certain + len(draft)
         self._counters.draft_tokens += len(draft)
         self.drafter.num_drafted += len(draft)
-        masks = _stack(self._row_masks[: 1 + len(draft)])
+        row_masks = self._row_masks[: 1 + len(draft)]
+        masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
         return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft), masks=masks)
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
@@ -109,6 +107,7 @@ class DraftingSequence(LiveSequence):
 
     @property
     def foretells(self) -> bool:
+        """Whether there is anything to draft that may follow the tokens that there are."""
         return self.drafter.look(self._generated)
 
     def propose(self, most: int) -> list[int]:
@@ -165,26 +164,16 @@ class DraftingSequence(LiveSequence):
                 return place, True
 
 
-def _stack(masks: Sequence[Mask | None]) -> Callable[[], NDArray[np.uint32]] | None:
-    """Return what gives the masks [rows, ceil(V / 32)] of a run; None where all tokens are allowed in all rows."""
-    known = [mask for mask in masks if mask is not None]
-    if not known:
-        return None
-    everything = np.full_like(known[0], 2**32 - 1)
-    return partial(np.stack, [everything if mask is None else mask for mask in masks])
-
-
 def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
     """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
     num_answering = sum(one.decodes for one in live)
     if not drafts.may_pay(num_answering):
         return False
-    foretelling = [one for one in live if one.foretells]
+    foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells]
     if not foretelling:
         return False
     plan = drafts.plan(num_answering, num_answering, len(live) - num_answering)
-    drafting = (one for one in foretelling if isinstance(one, DraftingSequence))
-    return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in drafting)
+    return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in foretelling)
 
 
 def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
@@ -194,15 +183,13 @@ def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
     num_answering = sum(one.decodes or one.may_draft for one in live)
     if not drafts.may_pay(num_answering):
         return
-    foretelling = [one for one in live if one.foretells and one.may_draft]
+    foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells and one.may_draft]
     if not foretelling:
         return
-    drafting = [one for one in live if isinstance(one, DraftingSequence) and one.may_draft]
-    num_again = sum(one.num_certain - 1 for one in drafting)
+    num_again = sum(one.num_certain - 1 for one in live if isinstance(one, DraftingSequence) and one.may_draft)
     plan = drafts.plan(num_answering, num_answering + num_again, len(live) - num_answering)
-    for one in drafting:
+    for one in foretelling:
         if plan.is_full:
             return
-        if one in foretelling:
-            draft = one.propose(plan.room)
-            one.prepare(draft[: plan.take(len(draft), one.drafter.chance)])
+        draft = one.propose(plan.room)
+        one.prepare(draft[: plan.take(len(draft), one.drafter.chance)])

@@ -139,11 +139,6 @@ class Member(ABC):
         return False
 
     @property
-    def foretells(self) -> bool:
-        """Whether there is anything to draft that may follow the tokens that there are."""
-        return False
-
-    @property
     def draws_ahead(self) -> bool:
         """Whether a device can draw what follows the next run, and run that too."""
         return False

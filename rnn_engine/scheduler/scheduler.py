@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rnn_engine.draws import MOST_DRAWS
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import JointDraws
@@ -30,8 +31,6 @@ from states.cache.cache import StateCache
 
 logger = logging.getLogger(__name__)
 
-MAX_DRAWS = 16  # tokens that the device draws of a sequence at a time, where nothing else limits them
-
 
 class Scheduler:
     """Runs requests on the slots of a runner: all that hold a slot advance in every step.
@@ -49,7 +48,7 @@ class Scheduler:
         policy: BatchingPolicy = EAGER,
         clock: Callable[[], float] = time.monotonic,
         wake: Callable[[], None] = lambda: None,
-        max_draws: int = MAX_DRAWS,
+        max_draws: int = MOST_DRAWS,
         drafts: DraftSettings = NO_DRAFTS,
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.

@@ -33,9 +33,13 @@ class _Progress:
     """How far the stream of one request has come."""
 
     clock: AnswerClock
-    started: Started | None = None
-    predicted: int = 0
     has_new_line: bool = False
+
+    @property
+    def started(self) -> Started:
+        """The event with which the answer began."""
+        assert self.clock.started is not None
+        return self.clock.started
 
 
 class LlamaDialect:
@@ -64,17 +68,14 @@ class LlamaDialect:
         match event:
             case PromptProgress():
                 return encode_event(self._chosen({**_without_text(index, event.prompt_tokens), **times}))
-            case Started():
-                progress.started = event
             case TextDelta() if event.text or event.tokens:
                 return encode_event({**self._chunk(index, progress, event), **times})
             case Finished():
-                assert progress.started is not None
                 last = self._last(index, index, progress.started, event, has_new_line=progress.has_new_line)
                 return encode_event(self._chosen({**last, **times, **extra}))
             case PromptScored():
                 return encode_event(self._chosen(self._scored_chunk(index, progress, event)))
-            case TextDelta():
+            case Started() | TextDelta():
                 pass
         return b""
 
@@ -121,15 +122,12 @@ class LlamaDialect:
         }
 
     def _scored_chunk(self, index: int, progress: _Progress, event: PromptScored) -> Mapping[str, object]:
-        assert progress.started is not None
         return {
             **_without_text(index, progress.started.prompt_tokens),
             "prompt_probabilities": [self._scored(info) for info in event.tokens],
         }
 
     def _chunk(self, index: int, progress: _Progress, delta: TextDelta) -> Mapping[str, object]:
-        assert progress.started is not None
-        progress.predicted += len(delta.tokens)
         progress.has_new_line |= "\n" in delta.text
         chunk: dict[str, object] = {
             "index": index,
@@ -137,7 +135,7 @@ class LlamaDialect:
             "tokens": [info.token for info in delta.tokens],
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": progress.predicted,
+            "tokens_predicted": progress.clock.predicted,
             "tokens_evaluated": progress.started.prompt_tokens,
         }
         if self._body.alternatives is not None:

@@ -16,8 +16,8 @@ class AnswerClock:
         """`with_each`: the times are told with each event, not only with the last one."""
         self._with_each = with_each
         self._begun: float | None = None  # when the prompt began to run
-        self._started: Started | None = None
-        self._predicted = 0
+        self.started: Started | None = None
+        self.predicted = 0  # tokens that were told
 
     def tell(self, event: Event) -> Mapping[str, object]:
         """Return `prompt_progress` and `timings`, as far as they are to be told with `event`."""
@@ -26,13 +26,13 @@ class AnswerClock:
             case PromptProgress():
                 return self._tell_progress(event)
             case Started():
-                self._started = event
+                self.started = event
             case TextDelta():
-                self._predicted += len(event.tokens)
-                if self._with_each and self._started is not None:
-                    timings = _timings(self._started, self._predicted, time.monotonic())
-            case Finished() if self._started is not None:
-                timings = timings_of(self._started, event)
+                self.predicted += len(event.tokens)
+                if self._with_each and self.started is not None:
+                    timings = _timings(self.started, self.predicted, time.monotonic())
+            case Finished() if self.started is not None:
+                timings = timings_of(self.started, event)
         return {} if timings is None else {"timings": timings}
 
     def _tell_progress(self, event: PromptProgress) -> Mapping[str, object]:
