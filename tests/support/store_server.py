@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -100,21 +100,17 @@ class SlowProxy:
 
     async def _end(self) -> None:
         self._server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.sleep(0)  # each has begun then, and closes its connection where it is cancelled
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        with closing(writer), suppress(asyncio.CancelledError, OSError):
             behind, ahead = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.close()
-            return
-        with suppress(asyncio.CancelledError, OSError):
-            await asyncio.gather(self._pass(reader, ahead), self._pass(behind, writer))
-        ahead.close()
-        writer.close()
+            with closing(ahead):
+                await asyncio.gather(self._pass(reader, ahead), self._pass(behind, writer))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 20):
