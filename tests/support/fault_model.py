@@ -1,8 +1,9 @@
 """A worker on a device that fails in every way, among clients that come, leave and keep their states under names.
 
 Whatever fails, each request ends once, with its answer or with an error that a fault explains; answers are those of a
-device that does not fail; no slot, lock or lead is lost; cache and names hold what they say. `run_random_faults` draws
-the operations from a seed.
+device that does not fail; no slot, lock or lead is lost; cache and names hold what they say. Clients of two API keys
+share the engine, and no request goes on from what only the other key's requests have run. `run_random_faults` draws the
+operations from a seed.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from rnn_engine.errors import DeviceError, RnnEngineError, StepError, UnavailableError
 from rnn_engine.loading.parts import EngineParts, assemble
-from rnn_engine.requests import Finished, GenerateRequest
+from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.types import InitialState
 from states.cache.config import CacheConfig, DiskConfig
@@ -36,6 +37,7 @@ from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_reques
 
 NUM_SLOTS = 3
 SPARE_SLOTS = 4
+API_KEYS = ("one", "two")
 NAMES = ("ann", "bob", "cid")
 LOGITS = table_logits(VOCAB_SIZE)
 FORCED = frozenset({Fault.SLOW, Fault.HANG})  # those that end no request
@@ -59,6 +61,8 @@ class FaultModel:
         self._fake = self._make_fake([()])
         self._heard: dict[int, Heard] = {}
         self._sent: dict[int, tuple[GenerateRequest, Tokens, int]] = {}  # with its start's tokens and the faults then
+        self._expected: dict[int, Heard] = {}  # what an open request would hear alone
+        self._ran: Counter[int] = Counter()  # hash of a key, a start and tokens -> requests that may have run these
         self._name_of: dict[int, str] = {}  # request -> the name that its end gets
         self._names: dict[str, Tokens] = {}
         self._paused: set[int] = set()
@@ -98,6 +102,9 @@ class FaultModel:
             self._name_of[key] = save_as
         self._heard[key] = Heard()
         self._sent[key] = request, before, self._num_faults
+        self._expected[key] = run_alone(request, LOGITS, TOKEN_BYTES.__getitem__, before)
+        generated = _tokens_of(self._expected[key])
+        self._ran.update(_prefix_hashes(request.cache_scope, before, (*request.prompt, *generated)))
         self.scheduler.submit(key, request, self.now)
 
     def leave(self, key: int) -> None:
@@ -195,21 +202,29 @@ class FaultModel:
                 heard.error = outcome
             else:
                 heard.events.append(outcome)
+            if isinstance(outcome, Started):
+                self._expect_own(key, outcome.cached_tokens)
             if heard.ended:
                 self._finish(key, heard)
         self._delivered.clear()
+
+    def _expect_own(self, key: int, cached_tokens: int) -> None:
+        """Another request of the same API key must have run what this one goes on from."""
+        request, before, _ = self._sent[key]
+        *_, ran = _prefix_hashes(request.cache_scope, before, tuple(request.prompt[:cached_tokens]))
+        assert cached_tokens == 0 or self._ran[ran] > 1, f"request {key} goes on from what its key never ran"
 
     def _drop_root(self, root: str) -> None:
         self.cache.drop_state(root)
 
     def _finish(self, key: int, heard: Heard) -> None:
-        request, before, faults = self._sent[key]
+        _, before, faults = self._sent[key]
         if heard.error is not None:
             assert isinstance(heard.error, (StepError, UnavailableError)), heard.error
             assert self._num_faults > faults, f"an error without a fault: {heard.error}"
             self.errors += 1
         else:
-            assert_heard(heard, run_alone(request, LOGITS, TOKEN_BYTES.__getitem__, before))
+            assert_heard(heard, self._expected[key])
             self.answers += 1
             if key in self._name_of:
                 self._save(self._name_of[key], before, heard.finished)
@@ -228,7 +243,7 @@ class FaultModel:
         self._names[name] = tokens
 
     def _forget(self, key: int) -> None:
-        del self._sent[key], self._heard[key]
+        del self._sent[key], self._heard[key], self._expected[key]
         self._name_of.pop(key, None)
         self._paused.discard(key)
 
@@ -271,6 +286,19 @@ class FaultModel:
         )
 
 
+def _tokens_of(heard: Heard) -> list[int]:
+    return [info.token for event in heard.events if isinstance(event, TextDelta) for info in event.tokens]
+
+
+def _prefix_hashes(api_key: str, before: Tokens, tokens: Tokens) -> Iterator[int]:
+    """Yield a hash for each prefix of `tokens`, which tells API keys and starts apart."""
+    prefix = hash((api_key, before))
+    yield prefix
+    for token in tokens:
+        prefix = hash((prefix, token))
+        yield prefix
+
+
 def run_random_faults(model: FaultModel, seed: int, operations: int, check_every: int) -> None:
     """Seeded random operations, as a service on a bad device would see them."""
     chance = random.Random(seed)
@@ -285,16 +313,18 @@ def _random_operation(model: FaultModel, chance: random.Random) -> Callable[[], 
     kinds = ("send", "turn", "leave", "pause", "remove", "jump", "arm", "refuse")
     match chance.choices(kinds, (25, 60, 4, 4, 2, 2, 10, 1))[0]:
         case "send" if len(model.open) < 20:
-            name = chance.choice((None, None, *NAMES))
-            save_as = chance.choice((None, None, None, *NAMES))
-            request = random_request(chance, name is not None)
+            api_key = chance.choice(API_KEYS)
+            names = [f"{api_key}/{name}" for name in NAMES]
+            name = chance.choice((None, None, *names))
+            save_as = chance.choice((None, None, None, *names))
+            request = replace(random_request(chance, name is not None), cache_scope=api_key)
             if chance.random() < 0.5:  # one that the device draws for
                 request = replace(request, logprobs=None, max_tokens=chance.randint(0, 24))
             return partial(model.send, request, name=name, save_as=save_as)
         case "leave" | "pause" as kind if model.open:
             return partial(model.leave if kind == "leave" else model.pause, chance.choice(model.open))
         case "remove":
-            return partial(model.remove, chance.choice(NAMES))
+            return partial(model.remove, f"{chance.choice(API_KEYS)}/{chance.choice(NAMES)}")
         case "jump":
             return partial(model.jump, chance.choice((1e-4, 0.01, 1.0, 3600.0, 1e6)))
         case "arm":

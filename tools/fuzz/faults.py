@@ -2,10 +2,11 @@
 
     python -m tools.fuzz.faults --operations 10000
 
-Clients come, leave, stop to read and keep their states under names; steps are refused, fail, or give rows that are not
-numbers; states can't be read, written or copied; the device is lost and can't be opened at once; the clock jumps. Stops
-at the first request that ends twice, never, without a reason or with another answer than a sound device gives, and at
-the first slot, lock, lead, name or kept state that is lost or wrong.
+Clients of two API keys come, leave, stop to read and keep their states under names; steps are refused, fail, or give
+rows that are not numbers; states can't be read, written or copied; the device is lost and can't be opened at once; the
+clock jumps. Stops at the first request that ends twice, never, without a reason or with another answer than a sound
+device gives, and at the first slot, lock, lead, name or kept state that is lost, wrong or used by a request of the
+other API key.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
 def _row(model: FaultModel, operations: int) -> Row:
     """Return the result for docs/reliability.md; a run that finds a fault does not come so far."""
     return Row(
-        "random operations on a device that fails",
+        "random operations of two API keys on a device that fails",
         f"{operations:,} operations, {model.faults.struck.total():,} faults",
         "0 answers, slots, locks, names and kept states",
         f"{model.answers:,} right answers, {model.errors:,} errors of faults, {model.recoveries} devices opened again",
