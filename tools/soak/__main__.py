@@ -1,4 +1,4 @@
-"""`python -m tools.soak`: mixed traffic for a chosen time; prints what grew, slowed down and failed.
+"""`python -m tools.soak`: mixed traffic of two API keys for a chosen time; prints what grew, slowed down and failed.
 
 What follows `--` goes to `rnn-engine serve`: python -m tools.soak --minutes 120 -- --device cpu
 """
@@ -6,8 +6,11 @@ What follows `--` goes to `rnn-engine serve`: python -m tools.soak --minutes 120
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -24,6 +27,7 @@ from tools.soak.samples import Sample, Sampler
 from tools.soak.verdict import Verdict, growth
 
 _SMALL_CACHE = ("--cache-device-bytes", "1M", "--cache-host-bytes", "2M", "--cache-disk-bytes", "8M")
+_KEY_NAMES = ("one", "two")
 _SECONDS_TO_SETTLE = 5.0  # after the last operation: the server notices clients that have left
 _MOST_AT_ONCE = 32
 _INTERVAL = 60.0  # seconds between samples
@@ -36,7 +40,7 @@ _INTERVAL = 60.0  # seconds between samples
 @click.option("--warm-up", type=float, help="Minutes before memory counts.  [default: 10, or a third of all]")
 @click.option("--url", help="A server that runs already.  [default: start one, with caches that fill soon]")
 @click.option("--pid", type=int, help="The process of the server at --url, if it is on this machine.")
-@click.option("--api-key", help="Sent to the server at --url.")
+@click.option("--api-key", "api_keys", multiple=True, help="Of the server at --url, in turns.  [default: none]")
 @click.option("--out", type=click.Path(path_type=Path), default="soak.jsonl", show_default=True, help="The samples.")
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
@@ -47,23 +51,31 @@ def main(
     warm_up: float | None,
     url: str | None,
     pid: int | None,
-    api_key: str | None,
+    api_keys: tuple[str, ...],
     out: Path,
     save: bool,
     serve_options: tuple[str, ...],
 ) -> None:
-    """Send mixed traffic to a server, and tell at the end whether it grew, slowed down or failed."""
+    """Send mixed traffic to a server, and report at the end whether it grew, slowed down or failed.
+
+    A server that the tool starts has two API keys, and each sends half of the traffic.
+    """
     seconds = 60 * minutes
     warm_up_seconds = 60 * (min(10.0, minutes / 3) if warm_up is None else warm_up)
-    plan = partial(_soak, rate=rate, seed=seed, seconds=seconds, api_key=api_key)
+    plan = partial(_soak, rate=rate, seed=seed, seconds=seconds)
     exit_status = None
     with tempfile.TemporaryDirectory() as folder, out.open("w") as file:
         if url is not None:
-            samples, left, happened, device = asyncio.run(plan(url, pid, file))
+            samples, left, happened, device = asyncio.run(plan(url, pid, file, api_keys or (None,)))
         else:
             folders = ("--cache-folder", f"{folder}/cache", "--state-folder", f"{folder}/states")
-            with ServerProcess(out.with_suffix(".log"), (*_SMALL_CACHE, *folders, *serve_options)) as server:
-                samples, left, happened, device = asyncio.run(plan(server.url, server.pid, file))
+            keys = [secrets.token_urlsafe(32) for _ in _KEY_NAMES]
+            key_file = Path(folder) / "keys"
+            key_file.touch(mode=0o600)
+            key_file.write_text("".join(f"{name}:admin {key}\n" for name, key in zip(_KEY_NAMES, keys, strict=True)))
+            options = (*_SMALL_CACHE, *folders, "--api-key-file", str(key_file), *serve_options)
+            with ServerProcess(out.with_suffix(".log"), options) as server:
+                samples, left, happened, device = asyncio.run(plan(server.url, server.pid, file, keys))
                 exit_status = server.stop()
     verdict = Verdict(samples, happened, left, growth(samples, warm_up_seconds), exit_status)
     click.echo(f"{minutes:g} minutes at {rate:g} operations a second, seed {seed}, serve {' '.join(serve_options)}")
@@ -74,23 +86,29 @@ def main(
 
 
 async def _soak(
-    url: str, pid: int | None, out: IO[str], *, rate: float, seed: int, seconds: float, api_key: str | None
+    url: str, pid: int | None, out: IO[str], keys: Sequence[str | None], *, rate: float, seed: int, seconds: float
 ) -> tuple[list[Sample], Sample, Record, str]:
     """Return the samples, one after the end of all operations, what happened, and the device."""
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     samples: list[Sample] = []
-    async with ClientSession(
-        headers=headers, connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)
-    ) as session:
-        driver = Driver(session, url, make_operations(), rate, seed, _MOST_AT_ONCE)
-        record = driver.record
+    record = Record()
+    async with AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(_session(key)) for key in keys]
+        drivers = [
+            Driver(session, url, make_operations(), rate / len(keys), seed + number, _MOST_AT_ONCE // len(keys), record)
+            for number, session in enumerate(sessions)
+        ]
         interval = min(_INTERVAL, seconds / 20)
-        sampler = Sampler(session, url, pid, interval, out, lambda: (record.done.total(), record.num_surprises))
+        sampler = Sampler(sessions[0], url, pid, interval, out, lambda: (record.done.total(), record.num_surprises))
         sampling = asyncio.create_task(sampler.run(samples))
-        await driver.run(seconds)
+        await asyncio.gather(*(driver.run(seconds) for driver in drivers))
         sampling.cancel()
         await asyncio.sleep(_SECONDS_TO_SETTLE)
-        return samples, await sampler.take(seconds), driver.record, await device_of(session, url)
+        return samples, await sampler.take(seconds), record, await device_of(sessions[0], url)
+
+
+def _session(api_key: str | None) -> ClientSession:
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    return ClientSession(headers=headers, connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
 
 
 if __name__ == "__main__":

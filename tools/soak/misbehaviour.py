@@ -72,7 +72,7 @@ async def cancel(caller: Caller) -> None:
 
 async def disconnect(caller: Caller) -> None:
     """Leave while the answer is made, or while the body is sent."""
-    request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)})
+    request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5)}, caller.session.headers)
     sent = len(request) if caller.random.random() < 0.7 else caller.random.randrange(len(request))
     async with connection(caller.url) as (_, writer):
         writer.write(request[:sent])
@@ -81,7 +81,8 @@ async def disconnect(caller: Caller) -> None:
 
 async def stall(caller: Caller) -> None:
     """Ask for a long stream and read nothing for a while; then read on for a moment, or leave at once."""
-    request = encode_request("POST", TEXT, {**_ENDLESS, "prompt": caller.text(5), "stream": True})
+    body = {**_ENDLESS, "prompt": caller.text(5), "stream": True}
+    request = encode_request("POST", TEXT, body, caller.session.headers)
     async with connection(caller.url, receive_bytes=SMALL_WINDOW) as (reader, writer):
         writer.write(request)
         await asyncio.sleep(LONGEST_STALL * caller.random.random())

@@ -74,7 +74,7 @@ class Verdict:
         """Return the result for docs/reliability.md."""
         memory = "" if self.growth is None else f"memory {self.growth.part:+.2%} after the warm-up"
         return Row(
-            "mixed traffic",
+            "mixed traffic of two API keys",
             f"{minutes:g} minutes, {self.record.done.total():,} operations",
             f"{self.record.num_surprises} errors that were not provoked",
             memory,
