@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from states.cache.config import CacheConfig, DiskConfig
@@ -37,7 +35,32 @@ def _parse_objects(_context: click.Context, _parameter: click.Parameter, text: s
         raise click.BadParameter(str(error)) from error
 
 
-_OPTIONS = (
+def _make_cache(
+    cache_device_bytes: int,
+    cache_host_bytes: int,
+    cache_folder: Path | None,
+    cache_disk_bytes: int | None,
+    cache_write_after: float | None,
+    cache_precision: Precision,
+    store: StoreUrl | None,
+    store_timeout: float | None,
+    store_ttl: int | None,
+    store_objects: ObjectsConfig | None,
+    store_objects_bytes: int | None,
+) -> CacheConfig:
+    objects = _objects(store_objects, store_objects_bytes)
+    return CacheConfig(
+        device_capacity=cache_device_bytes,
+        host_capacity=cache_host_bytes,
+        host_precision=cache_precision,
+        disk=_disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision),
+        store=_store(store, store_timeout, store_ttl, cache_precision, objects),
+    )
+
+
+cache_options = option_group(
+    "Kept states",
+    _make_cache,
     click.option(
         "--cache-device-bytes",
         callback=parse_size,
@@ -116,40 +139,6 @@ _OPTIONS = (
         f"[default: {size_in_words(ObjectsConfig('file:///folder').capacity)}]",
     ),
 )
-
-
-def cache_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `cache`."""
-
-    @wraps(command)
-    def with_cache(
-        *,
-        cache_device_bytes: int,
-        cache_host_bytes: int,
-        cache_folder: Path | None,
-        cache_disk_bytes: int | None,
-        cache_write_after: float | None,
-        cache_precision: Precision,
-        store: StoreUrl | None,
-        store_timeout: float | None,
-        store_ttl: int | None,
-        store_objects: ObjectsConfig | None,
-        store_objects_bytes: int | None,
-        **others: object,
-    ) -> None:
-        disk = _disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision)
-        cache = CacheConfig(
-            device_capacity=cache_device_bytes,
-            host_capacity=cache_host_bytes,
-            host_precision=cache_precision,
-            disk=disk,
-            store=_store(
-                store, store_timeout, store_ttl, cache_precision, _objects(store_objects, store_objects_bytes)
-            ),
-        )
-        command(cache=cache, **others)
-
-    return cloup.option_group("Kept states", *_OPTIONS)(with_cache)
 
 
 def _disk(

@@ -53,6 +53,8 @@ _HINT = "Ctrl-C ends an answer, /help lists what else there is, Ctrl-D leaves."
 @click.pass_context
 def command(
     context: click.Context,
+    loading: LoadSettings,
+    sampling: SamplingParams,
     /,
     model: str | None,
     url: str | None,
@@ -60,8 +62,6 @@ def command(
     system: str | None,
     max_tokens: int,
     state: str | None,
-    sampling: SamplingParams,
-    loading: LoadSettings,
 ) -> None:
     """Talk with a model.
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import AddOption, option_group
 from server.connections.settings import ConnectionSettings
 
 _DEFAULT = ConnectionSettings()
 
 
-def seconds_option(name: str, default: float, meaning: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def seconds_option(name: str, default: float, meaning: str) -> AddOption:
     """Return an option that takes a time in seconds, more than none."""
     return click.option(
         name,
@@ -25,7 +22,9 @@ def seconds_option(name: str, default: float, meaning: str) -> Callable[[Callabl
     )
 
 
-_OPTIONS = (
+connection_options = option_group(
+    "Connections",
+    ConnectionSettings,
     click.option(
         "--max-connections",
         type=click.IntRange(min=1),
@@ -35,6 +34,7 @@ _OPTIONS = (
     ),
     click.option(
         "--max-connections-per-client",
+        "max_per_client",
         type=click.IntRange(min=1),
         default=_DEFAULT.max_per_client,
         show_default=True,
@@ -53,25 +53,3 @@ _OPTIONS = (
         "After how long a client that takes less than 512 bytes a second of its answer is dropped.",
     ),
 )
-
-
-def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `connections`."""
-
-    @wraps(command)
-    def with_connections(
-        *,
-        max_connections: int,
-        max_connections_per_client: int,
-        idle_seconds: float,
-        header_seconds: float,
-        body_seconds: float,
-        stall_seconds: float,
-        **others: object,
-    ) -> None:
-        connections = ConnectionSettings(
-            max_connections, max_connections_per_client, idle_seconds, header_seconds, body_seconds, stall_seconds
-        )
-        command(connections=connections, **others)
-
-    return cloup.option_group("Connections", *_OPTIONS)(with_connections)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, check_key_name, read_keys
 from server.doors.origins import check_origin
@@ -31,7 +29,32 @@ def _app_key(text: str) -> ApiKey:
     return ApiKey.of(key, check_key_name(name))
 
 
-_OPTIONS = (
+def _make_doors(
+    api_key: str | None,
+    key_file: Path | None,
+    app_keys: tuple[str, ...],
+    open_to_all: bool,
+    allowed_hosts: tuple[str, ...],
+    cors_origins: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    share_cache: bool,
+) -> DoorSettings:
+    keys = () if key_file is None else read_keys(key_file)
+    if api_key is not None:
+        keys = (ApiKey.of(api_key), *keys)
+    keys = (*map(_app_key, app_keys), *keys)
+    if key_file is not None and not keys:
+        raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
+    if tls_key is not None and tls_cert is None:
+        raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
+    tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
+    return DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache)
+
+
+door_options = option_group(
+    "Who may come in",
+    _make_doors,
     click.option(
         "--api-key",
         metavar="KEY",
@@ -94,34 +117,3 @@ _OPTIONS = (
         help="Let all API keys go on from what any of them has asked before; they can then guess what others asked.",
     ),
 )
-
-
-def door_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `doors`."""
-
-    @wraps(command)
-    def with_doors(
-        *,
-        api_key: str | None,
-        key_file: Path | None,
-        app_keys: tuple[str, ...],
-        open_to_all: bool,
-        allowed_hosts: tuple[str, ...],
-        cors_origins: tuple[str, ...],
-        tls_cert: Path | None,
-        tls_key: Path | None,
-        share_cache: bool,
-        **others: object,
-    ) -> None:
-        keys = () if key_file is None else read_keys(key_file)
-        if api_key is not None:
-            keys = (ApiKey.of(api_key), *keys)
-        keys = (*map(_app_key, app_keys), *keys)
-        if key_file is not None and not keys:
-            raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
-        if tls_key is not None and tls_cert is None:
-            raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
-        tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
-        command(doors=DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache), **others)
-
-    return cloup.option_group("Who may come in", *_OPTIONS)(with_doors)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import cloup
 
-from rnn_engine.cli.serve import serve, serving_options
+from rnn_engine.cli.serve import ServeOptions, serve, serving_options
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.place import Place, device_at
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 )
 @serving_options
 def command(
+    options: ServeOptions,
     replicas: int,
     max_replicas: int | None,
     address: str | None,
     application: str | None,
     replica_cpus: float,
     replica_gpus: float,
-    **options: Any,  # noqa: ANN401 - those of `serve`
 ) -> None:
     """Serve models with several replicas, on Ray Serve.
 
@@ -81,7 +81,7 @@ def command(
     if max_replicas is not None and max_replicas < replicas:
         message = f"{max_replicas} is not allowed; expected at least the {replicas} of --replicas"
         raise click.BadParameter(message, param_hint="'--max-replicas'")
-    if application is not None and (address is None or len(options["models"]) > 1):
+    if application is not None and (address is None or len(options.served.models) > 1):
         raise click.UsageError("--application needs --address and no more than one MODEL")
     settings = FleetSettings(
         replicas=replicas,
@@ -89,10 +89,10 @@ def command(
         address=address,
         application=application,
         resources=Resources(replica_cpus, replica_gpus),
-        device=options["device"],
-        drain_seconds=options["drain_seconds"],
+        device=options.loading.device,
+        drain_seconds=options.process.drain_seconds,
     )
-    serve(partial(start_fleet, settings), **options)
+    serve(partial(start_fleet, settings), options)
 
 
 async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:

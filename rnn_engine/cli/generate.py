@@ -48,16 +48,17 @@ _MAX_CHARACTERS = 2**16
 @loading_options
 @mix_options
 def command(
+    starts: Starts,
+    loading: LoadSettings,
+    grammar: Grammar | None,
+    sampling: SamplingParams,
+    /,
     words: tuple[str, ...],
     prompt: str | None,
     tokens: list[int] | None,
     chat: bool,
     stop: tuple[str, ...],
     max_tokens: int,
-    loading: LoadSettings,
-    starts: Starts,
-    sampling: SamplingParams,
-    grammar: Grammar | None,
 ) -> None:
     """Continue a text and print what follows.
 

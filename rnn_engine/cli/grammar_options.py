@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.grammar import Grammar, written_grammar
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def grammar_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `grammar`; None is any text."""
-
-    @wraps(command)
-    def with_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None, **values: object) -> None:
-        given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
-        chosen = [one for one in given if one is not None]
-        if len(chosen) > 1:
-            raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} exclude each other")
-        command(grammar=chosen[0] if chosen else None, **values)
-
-    return cloup.option_group("What the answer is", *_OPTIONS)(with_grammar)
+def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
+    """Return the grammar that was given; None is any text."""
+    given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
+    chosen = [one for one in given if one is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} exclude each other")
+    return chosen[0] if chosen else None
 
 
-_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+grammar_options = option_group(
+    "What the answer is",
+    _make_grammar,
     click.option(
         "--grammar",
         type=_FILE,

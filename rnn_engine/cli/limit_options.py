@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import AddOption, option_group
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from server.limits import BOUNDS, Bound, Limits
 
 _DEFAULT = Limits()
 
 
-def limit_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `limits`."""
-
-    @wraps(command)
-    def with_limits(**values: Any) -> None:  # noqa: ANN401
-        command(limits=Limits(**{name: values.pop(name) for name in BOUNDS}), **values)
-
-    options = [_make_option(name, bound) for name, bound in BOUNDS.items()]
-    return cloup.option_group("Limits of a request", *options)(with_limits)
-
-
-def _make_option(name: str, bound: Bound) -> Callable[[Any], Any]:
+def _make_option(name: str, bound: Bound) -> AddOption:
     option, default = "--" + name.replace("_", "-"), getattr(_DEFAULT, name)
     if bound.unit == "bytes":
         return click.option(
@@ -40,3 +25,8 @@ def _make_option(name: str, bound: Bound) -> Callable[[Any], Any]:
     return click.option(
         option, type=click.IntRange(min=0), metavar="NUMBER", default=default, show_default=True, help=bound.help
     )
+
+
+limit_options = option_group(
+    "Limits of a request", Limits, *(_make_option(name, bound) for name, bound in BOUNDS.items())
+)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import get_args
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import option_group
 from server.telemetry.logs import LogFormat, LogLevel, LogSettings
 
 _DEFAULT = LogSettings()
 
-_OPTIONS = (
+log_options = option_group(
+    "Log",
+    LogSettings,
     click.option(
         "--log-format",
+        "format",
         type=click.Choice(get_args(LogFormat)),
         default=_DEFAULT.format,
         show_default=True,
@@ -23,6 +24,7 @@ _OPTIONS = (
     ),
     click.option(
         "--log-level",
+        "level",
         type=click.Choice(get_args(LogLevel)),
         default=_DEFAULT.level,
         show_default=True,
@@ -35,13 +37,3 @@ _OPTIONS = (
         help="Log a request that takes longer as a warning.  [default: none]",
     ),
 )
-
-
-def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options to `command`, which takes them together as `logs`."""
-
-    @wraps(command)
-    def with_logs(*, log_format: LogFormat, log_level: LogLevel, slow_seconds: float | None, **others: object) -> None:
-        command(logs=LogSettings(log_format, log_level, slow_seconds), **others)
-
-    return cloup.option_group("Log", *_OPTIONS)(with_logs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import click
 
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.session import Session
 from rnn_engine.loading.states import StateFile, StateSettings
 from rnn_engine.requests import MixedState, StateMix
@@ -53,31 +53,7 @@ def _initial_state(session: Session, place: int) -> InitialState:
     return session.run(session.engine.states.get(_name(place))).frozen.for_request
 
 
-def mix_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --state and --mix to `command`, which takes them together as `starts`."""
-
-    @click.option(
-        "--state",
-        "states",
-        multiple=True,
-        metavar="FILE[:WEIGHT]",
-        help="Start from the state in this file, or `none`. Several with weights are mixed at each token.",
-    )
-    @click.option(
-        "--mix",
-        type=click.Choice(get_args(MixKind)),
-        default="log",
-        show_default=True,
-        help="What of several states is mixed by the weights: log-probabilities or probabilities.",
-    )
-    @wraps(command)
-    def with_starts(*, states: tuple[str, ...], mix: str, **others: object) -> None:
-        command(starts=_parse(states, cast(MixKind, mix)), **others)
-
-    return with_starts
-
-
-def _parse(states: Sequence[str], kind: MixKind) -> Starts:
+def _parse(states: tuple[str, ...], mix: MixKind) -> Starts:
     parts = [_divide(text) for text in states]
     files = [None if file == NO_INITIAL_STATE else Path(file) for file, _ in parts]
     weights = [weight for _, weight in parts if weight is not None]
@@ -85,7 +61,7 @@ def _parse(states: Sequence[str], kind: MixKind) -> Starts:
         raise click.BadParameter(
             f"{' '.join(states)!r} is not allowed; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
         )
-    return Starts(files, weights, kind)
+    return Starts(files, weights, mix)
 
 
 def _divide(text: str) -> tuple[str, float | None]:
@@ -95,3 +71,23 @@ def _divide(text: str) -> tuple[str, float | None]:
         return (file, float(weight)) if colon and file else (text, None)
     except ValueError:
         return text, None
+
+
+mix_options = option_group(
+    "States",
+    _parse,
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        metavar="FILE[:WEIGHT]",
+        help="Start from the state in this file, or `none`. Several with weights are mixed at each token.",
+    ),
+    click.option(
+        "--mix",
+        type=click.Choice(get_args(MixKind)),
+        default="log",
+        show_default=True,
+        help="What of several states is mixed by the weights: log-probabilities or probabilities.",
+    ),
+)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import fields
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 import numpy as np
 
+from rnn_engine.cli.option_groups import AddOption, option_group
 from rnn_engine.cli.sizes import parse_size
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
@@ -24,8 +22,6 @@ from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
 from rnn_engine.scheduler import parse_policy
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def find_model(value: str | None) -> Path:
@@ -168,7 +164,9 @@ speculate_option = click.option(
 )
 
 
-LOADING_OPTIONS = (
+loading_options = option_group(
+    "Model and device",
+    LoadSettings,
     tokenizer_option,
     chat_template_option,
     device_option,
@@ -179,27 +177,6 @@ LOADING_OPTIONS = (
     lora_option,
     speculate_option,
 )
-"""Those of `LoadSettings`, each with the name of its field."""
-
-
-def take_loading(command: Callable[..., None]) -> Callable[..., None]:
-    """Have `command` take what `LOADING_OPTIONS` give together as `loading`."""
-    names = [field.name for field in fields(LoadSettings)]
-
-    @wraps(command)
-    def with_loading(*arguments: object, **options: Any) -> None:  # noqa: ANN401
-        loading = LoadSettings(**{name: options.pop(name) for name in names})
-        command(*arguments, loading=loading, **options)
-
-    return with_loading
-
-
-def loading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of how a model is loaded to `command`, which takes them together as `loading`."""
-    command = take_loading(command)
-    for add in reversed(LOADING_OPTIONS):
-        command = add(command)
-    return command
 
 
 def _policy_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -220,7 +197,7 @@ batching_option = click.option(
 )
 
 
-def slots_option(default: int) -> Callable[[Command], Command]:
+def slots_option(default: int) -> AddOption:
     return click.option(
         "--slots",
         type=click.IntRange(min=1),

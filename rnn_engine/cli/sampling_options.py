@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
 from types import MappingProxyType
 from typing import Any
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import AddOption, option_group
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling.ai00 import parse_ai00
 from rnn_engine.sampling.chain import ORDER, parse_order
@@ -30,18 +29,7 @@ from rnn_engine.sampling.params import (
 _MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate.")
 
 
-def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --max-tokens to `command`, and the options that it takes together as `sampling`."""
-
-    @wraps(command)
-    def with_sampling(**values: Any) -> None:  # noqa: ANN401
-        sampling = SamplingParams(**{parameter.name: values.pop(parameter.name) for parameter in PARAMETERS})
-        command(sampling=sampling, **values)
-
-    return cloup.option_group("Sampling", _MAX_TOKENS, *map(_make_option, PARAMETERS))(with_sampling)
-
-
-def _make_option(parameter: Parameter) -> Callable[[Any], Any]:
+def _make_option(parameter: Parameter) -> AddOption:
     name, help_text = "--" + parameter.name.replace("_", "-"), parameter.allowed.help
     kind = parameter.type
     if kind in _REPEATED:
@@ -104,3 +92,5 @@ _REPEATED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
 _PARSED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
     {StepNames: (_parse_steps, "NAMES|LETTERS"), SamplerChoice: (_parse_sampler, "JSON")}
 )
+
+sampling_options = option_group("Sampling", SamplingParams, _MAX_TOKENS, *map(_make_option, PARAMETERS))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, get_args
+from typing import Concatenate, ParamSpec, get_args
 
 import click
 import cloup
@@ -20,8 +21,9 @@ from rnn_engine.cli.door_options import door_options
 from rnn_engine.cli.limit_options import limit_options
 from rnn_engine.cli.log_options import log_options
 from rnn_engine.cli.logs import log_on_stderr
-from rnn_engine.cli.options import LOADING_OPTIONS, batching_option, slots_option, take_loading
-from rnn_engine.cli.served_models import LoadChoice, NamedModel, load_models, models_argument, models_options
+from rnn_engine.cli.option_groups import option_group
+from rnn_engine.cli.options import batching_option, loading_options, slots_option
+from rnn_engine.cli.served_models import LoadChoice, ServedModels, load_models, models_argument, models_options
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
@@ -35,6 +37,8 @@ from server.limits import Limits
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
 
+P = ParamSpec("P")
+
 _DEFAULT = ServerSettings()
 
 
@@ -45,176 +49,212 @@ def _parse_mode(_context: click.Context, _parameter: click.Parameter, text: str)
     return int(text, 8)
 
 
-_OPTIONS: tuple[Callable[[Callable[..., None]], Callable[..., None]], ...] = (
-    models_argument,
-    cloup.option_group(
-        "Model and device",
-        *LOADING_OPTIONS,
-        click.option(
-            "--reasoning-format",
-            type=click.Choice(get_args(ReasoningFormat)),
-            default=_DEFAULT.reasoning_format,
-            show_default=True,
-            help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves "
-            "it in the content.",
-        ),
-        slots_option(8),
-        batching_option,
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How requests are run and read."""
+
+    slots: int
+    batching: str
+    reasoning_format: ReasoningFormat
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Where the server listens, and how it ends."""
+
+    host: str
+    port: int
+    unix_socket: Path | None
+    unix_socket_mode: int
+    web: bool
+    drain_seconds: float
+    exit_on_failure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """All options of a server, a field for each group."""
+
+    loading: LoadSettings
+    requests: RequestOptions
+    process: ProcessOptions
+    served: ServedModels
+    cache: CacheConfig
+    states: StateSettings
+    doors: DoorSettings
+    limits: Limits
+    connections: ConnectionSettings
+    logs: LogSettings
+
+    @property
+    def choice(self) -> EngineChoice:
+        """What the first model is loaded with."""
+        model = self.served.models[0].path
+        return EngineChoice(
+            model,
+            self.loading,
+            self.requests.slots,
+            cache=self.cache,
+            states=with_demo_state(model, self.states),
+            batching=self.requests.batching,
+            queue_seconds=self.limits.max_queue_seconds,
+            max_queued=self.limits.max_queued,
+            grammar_seconds=self.limits.max_grammar_seconds,
+        )
+
+    @property
+    def settings(self) -> ServerSettings:
+        process, served = self.process, self.served
+        return ServerSettings(
+            host=process.host,
+            port=process.port,
+            unix_socket=process.unix_socket,
+            unix_socket_mode=process.unix_socket_mode,
+            web=process.web,
+            drain_seconds=process.drain_seconds,
+            exit_on_failure=process.exit_on_failure,
+            reasoning_format=self.requests.reasoning_format,
+            strict=self.requests.strict,
+            model_folder=served.model_folder,
+            admin_folders=served.admin_folders,
+            unzip_folders=served.unzip_folders,
+            embed_model=served.embed_model,
+            any_model=served.any_model,
+            idle_unload_seconds=served.idle_unload,
+            doors=self.doors,
+            limits=self.limits,
+            connections=self.connections,
+            logs=self.logs,
+        )
+
+
+_request_options = option_group(
+    "Requests",
+    RequestOptions,
+    slots_option(8),
+    batching_option,
+    click.option(
+        "--reasoning-format",
+        type=click.Choice(get_args(ReasoningFormat)),
+        default=_DEFAULT.reasoning_format,
+        show_default=True,
+        help="auto and deepseek tell what a model thinks in <think>...</think> as `reasoning_content`; none leaves "
+        "it in the content.",
     ),
-    cloup.option_group(
-        "Requests",
-        click.option(
-            "--strict/--no-strict",
-            default=_DEFAULT.strict,
-            show_default=True,
-            help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
-            "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would "
-            "change the answer and is not there is refused in any case.",
-        ),
+    click.option(
+        "--strict/--no-strict",
+        default=_DEFAULT.strict,
+        show_default=True,
+        help="Refuse requests with fields that the server does not know, or leave these out and name them in the "
+        "answer's header X-Left-Out. Null and what clients send by habit is taken in any case, and what would "
+        "change the answer and is not there is refused in any case.",
     ),
-    cloup.option_group(
-        "Address and process",
-        config_option,
-        click.option(
-            "-i",
-            "--host",
-            "--ip",
-            "host",
-            default="127.0.0.1",
-            show_default=True,
-            help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
-        ),
-        click.option(
-            "-p",
-            "--port",
-            type=click.IntRange(0, 65535),
-            default=65530,
-            show_default=True,
-            help="0 takes any that is free.",
-        ),
-        click.option(
-            "--unix-socket",
-            type=click.Path(path_type=Path, dir_okay=False),
-            help="Listen on a Unix socket at this path and not on a port.",
-        ),
-        click.option(
-            "--unix-socket-mode",
-            callback=_parse_mode,
-            metavar="MODE",
-            default=f"{_DEFAULT.unix_socket_mode:o}",
-            show_default=True,
-            help="Who may connect to it: the file's permissions, in octal digits.",
-        ),
-        click.option(
-            "--web/--no-web",
-            default=_DEFAULT.web,
-            show_default=True,
-            help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
-        ),
-        click.option(
-            "--drain-seconds",
-            type=click.FloatRange(min=0),
-            metavar="SECONDS",
-            default=_DEFAULT.drain_seconds,
-            show_default=True,
-            help="How long running requests may go on after a signal to stop.",
-        ),
-        click.option(
-            "--exit-on-failure",
-            is_flag=True,
-            help="End with code 1 where the device does not come back, so that the server is started anew.",
-        ),
+)
+_process_options = option_group(
+    "Address and process",
+    ProcessOptions,
+    config_option,
+    click.option(
+        "-i",
+        "--host",
+        "--ip",
+        "host",
+        default="127.0.0.1",
+        show_default=True,
+        help="The address to listen on; 0.0.0.0 is all, and needs an API key or --open.",
     ),
-    models_options,
-    cache_options,
-    state_options,
-    door_options,
-    limit_options,
-    connection_options,
-    log_options,
-    take_loading,
+    click.option(
+        "-p",
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=65530,
+        show_default=True,
+        help="0 takes any that is free.",
+    ),
+    click.option(
+        "--unix-socket",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Listen on a Unix socket at this path and not on a port.",
+    ),
+    click.option(
+        "--unix-socket-mode",
+        callback=_parse_mode,
+        metavar="MODE",
+        default=f"{_DEFAULT.unix_socket_mode:o}",
+        show_default=True,
+        help="Who may connect to it: the file's permissions, in octal digits.",
+    ),
+    click.option(
+        "--web/--no-web",
+        default=_DEFAULT.web,
+        show_default=True,
+        help="Serve the web page at /; without it, the page there is the reference of the routes, as at /docs.",
+    ),
+    click.option(
+        "--drain-seconds",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        default=_DEFAULT.drain_seconds,
+        show_default=True,
+        help="How long running requests may go on after a signal to stop.",
+    ),
+    click.option(
+        "--exit-on-failure",
+        is_flag=True,
+        help="End with code 1 where the device does not come back, so that the server is started anew.",
+    ),
 )
 
 
-def serving_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of a server to `command`, which passes them to `serve`."""
-    for add in reversed(_OPTIONS):
-        command = add(command)
-    return command
+def serving_options(command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
+    """Add the options of a server to `command`, which takes them as its first argument."""
+
+    @models_argument
+    @loading_options
+    @_request_options
+    @_process_options
+    @models_options
+    @cache_options
+    @state_options
+    @door_options
+    @limit_options
+    @connection_options
+    @log_options
+    @wraps(command)
+    def with_options(
+        logs: LogSettings,
+        connections: ConnectionSettings,
+        limits: Limits,
+        doors: DoorSettings,
+        states: StateSettings,
+        cache: CacheConfig,
+        served: ServedModels,
+        process: ProcessOptions,
+        requests: RequestOptions,
+        loading: LoadSettings,
+        /,
+        *arguments: P.args,
+        **values: P.kwargs,
+    ) -> None:
+        options = ServeOptions(loading, requests, process, served, cache, states, doors, limits, connections, logs)
+        command(options, *arguments, **values)
+
+    return with_options
 
 
-def serve(
-    load: LoadChoice,
-    *,
-    models: tuple[NamedModel, ...],
-    default_model: str | None,
-    model_folder: Path | None,
-    admin_folders: tuple[Path, ...],
-    unzip_folders: tuple[Path, ...],
-    embed_model: Path | None,
-    strict: bool,
-    any_model: bool,
-    idle_unload: float | None,
-    loading: LoadSettings,
-    slots: int,
-    batching: str,
-    cache: CacheConfig,
-    states: StateSettings,
-    host: str,
-    port: int,
-    unix_socket: Path | None,
-    unix_socket_mode: int,
-    web: bool,
-    drain_seconds: float,
-    exit_on_failure: bool,
-    reasoning_format: ReasoningFormat,
-    doors: DoorSettings,
-    limits: Limits,
-    connections: ConnectionSettings,
-    logs: LogSettings,
-) -> None:
-    """Load models, each by `load`, and serve them over HTTP until a signal to stop. Takes what the options give."""
-    choice = EngineChoice(
-        models[0].path,
-        loading,
-        slots,
-        cache=cache,
-        states=with_demo_state(models[0].path, states),
-        batching=batching,
-        queue_seconds=limits.max_queue_seconds,
-        max_queued=limits.max_queued,
-        grammar_seconds=limits.max_grammar_seconds,
-    )
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        unix_socket=unix_socket,
-        unix_socket_mode=unix_socket_mode,
-        web=web,
-        drain_seconds=drain_seconds,
-        exit_on_failure=exit_on_failure,
-        reasoning_format=reasoning_format,
-        model_folder=model_folder,
-        admin_folders=admin_folders,
-        unzip_folders=unzip_folders,
-        embed_model=embed_model,
-        strict=strict,
-        any_model=any_model,
-        idle_unload_seconds=idle_unload,
-        doors=doors,
-        limits=limits,
-        connections=connections,
-        logs=logs,
-    )
+def serve(load: LoadChoice, options: ServeOptions) -> None:
+    """Load models, each by `load`, and serve them over HTTP until a signal to stop."""
     freeze_modules()
-    with log_on_stderr(logs):
-        load_all = partial(load_models, choice, models, default_model, load)
-        run(load_all, settings, partial(_announce, has_keys=bool(doors.keys)))
+    with log_on_stderr(options.logs):
+        served = options.served
+        load_all = partial(load_models, options.choice, served.models, served.default_model, load)
+        run(load_all, options.settings, partial(_announce, has_keys=bool(options.doors.keys)))
 
 
 @cloup.command()
 @serving_options
-def command(**options: Any) -> None:  # noqa: ANN401 - those of `serve`
+def command(options: ServeOptions) -> None:
     """Serve models over HTTP, as OpenAI's API has it.
 
     MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of
@@ -224,7 +264,7 @@ def command(**options: Any) -> None:  # noqa: ANN401 - those of `serve`
     requests have ended; a second one does not wait. Sockets that systemd passes (LISTEN_FDS) are used in place of
     --unix-socket, and that in place of --port.
     """
-    serve(load_engine, **options)
+    serve(load_engine, options)
 
 
 def _announce(infos: Sequence[EngineInfo], url: str, has_keys: bool) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import click
-import cloup
 
 from rnn_engine.cli.config_file import configured_models
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.options import find_model
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import InvalidRequestError
@@ -56,8 +56,24 @@ def _parse(context: click.Context, _parameter: click.Parameter, values: Sequence
 
 models_argument = click.argument("models", nargs=-1, callback=_parse, metavar="[[NAME=]MODEL]...")
 
-models_options = cloup.option_group(
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The models of a server, how requests choose one, and what of them an admin may change."""
+
+    models: tuple[NamedModel, ...]
+    default_model: str | None
+    model_folder: Path | None
+    admin_folders: tuple[Path, ...]
+    unzip_folders: tuple[Path, ...]
+    embed_model: Path | None
+    any_model: bool
+    idle_unload: float | None
+
+
+models_options = option_group(
     "Several models",
+    ServedModels,
     click.option(
         "--default-model",
         metavar="NAME",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 
 import click
-import cloup
 
+from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.sizes import parse_size, size_in_words
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.errors import InvalidRequestError
@@ -45,7 +43,23 @@ class _NamedFile(click.ParamType[StateFile]):
         return StateFile(Path(path), name)
 
 
-_SERVE_OPTIONS = (
+def _make_states(
+    files: tuple[StateFile, ...],
+    default_state: str | None,
+    state_folder: Path | None,
+    file_folder: Path | None,
+    state_bytes: int,
+    key_state_bytes: int | None,
+    key_states: int,
+    key_state_ttl: float,
+) -> StateSettings:
+    quota = Quota(key_state_bytes, key_states, key_state_ttl)
+    return StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota)
+
+
+state_options = option_group(
+    "States by name",
+    _make_states,
     click.option(
         "--state",
         "files",
@@ -101,28 +115,6 @@ _SERVE_OPTIONS = (
         help="The longest that the states of an API key may stay without use, unless they are persistent.",
     ),
 )
-
-
-def state_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add a server's options to `command`, which takes them together as `states`."""
-
-    @wraps(command)
-    def with_states(
-        *,
-        files: tuple[StateFile, ...],
-        default_state: str | None,
-        state_folder: Path | None,
-        file_folder: Path | None,
-        state_bytes: int,
-        key_state_bytes: int | None,
-        key_states: int,
-        key_state_ttl: float,
-        **others: object,
-    ) -> None:
-        quota = Quota(key_state_bytes, key_states, key_state_ttl)
-        command(states=StateSettings(files, default_state, state_folder, file_folder, state_bytes, quota), **others)
-
-    return cloup.option_group("States by name", *_SERVE_OPTIONS)(with_states)
 
 
 state_option = click.option(
