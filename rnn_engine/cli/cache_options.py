@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.cli.option_groups import option_group
-from rnn_engine.cli.sizes import parse_size, size_in_words
+from rnn_engine.cli.sizes import FiniteRange, parse_size, size_in_words
 from rnn_engine.errors import InvalidRequestError
 from states.cache.config import CacheConfig, DiskConfig
 from states.payload import Precision
@@ -90,7 +90,7 @@ cache_options = option_group(
     ),
     click.option(
         "--cache-write-after",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         metavar="SECONDS",
         help="Write a state there when it is so old, although memory has room for it: a crash loses no more.  "
         f"[default: {DiskConfig(Path()).write_after:g}]",
@@ -112,7 +112,7 @@ cache_options = option_group(
     ),
     click.option(
         "--store-timeout",
-        type=click.FloatRange(min=0.001, max=60),
+        type=FiniteRange(min=0.001, max=60),
         metavar="SECONDS",
         help="The longest that a request waits for the store's answer, and again for a state from it.  "
         f"[default: {_STORE.timeout:g}]",

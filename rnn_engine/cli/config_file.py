@@ -65,14 +65,14 @@ def read_config(context: click.Context, _parameter: click.Parameter, path: Path 
 
 def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
     """Return settings under the options' names, with `-` or `_`. Raises ValueError for one that there is not."""
-    known = {
-        name.removeprefix("--").replace("-", "_"): parameter.name or ""
+    known: dict[str, click.Parameter] = {
+        name.removeprefix("--").replace("-", "_"): parameter
         for parameter in command.params
         if isinstance(parameter, click.Option) and parameter.expose_value
         for name in parameter.opts
         if name.startswith("--")
     }
-    known["model"] = MODELS
+    [known["model"]] = [parameter for parameter in command.params if parameter.name == MODELS]
     settings: dict[str, object] = {}
     for key, value in content.items():
         name = key.replace("-", "_")
@@ -80,24 +80,37 @@ def _own(command: click.Command, content: Mapping[str, Any]) -> Settings:
             nearest = get_close_matches(name, known, n=1)
             meant = f"; perhaps {nearest[0].replace('_', '-')}" if nearest else ""
             raise ValueError(f"{key} is not allowed; expected the name of an option of `rnn-engine serve`{meant}")
-        several = [_text(key, each) for each in value] if isinstance(value, list) else _text(key, value)
-        settings[known[name]] = [several] if name == "model" and not isinstance(value, list) else several
+        settings[known[name].name or ""] = _value(key, known[name], value)
     return settings
 
 
-def _text(key: str, value: object) -> str | bool:
+def _value(key: str, parameter: click.Parameter, value: object) -> object:
+    """Return what a file says of a parameter as click takes it. Raises ValueError for what it does not take."""
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        if isinstance(value, bool):
+            return value
+        raise _not_allowed(key, value, "true or false")
+    if parameter.multiple or parameter.nargs == -1:
+        return [_text(key, each) for each in value] if isinstance(value, list) else [_text(key, value)]
+    return _text(key, value)
+
+
+def _text(key: str, value: object) -> str:
     """Return a value as it would stand on the command line."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str | int | float):
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
-    raise ValueError(f"{key} is not allowed as a {type(value).__name__}; expected a text, a number or a list of these")
+    raise _not_allowed(key, value, "a text or a number, and a list of these for what may be given several times")
+
+
+def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
+    return ValueError(f"{key} is not allowed as a {type(value).__name__}; expected {allowed}")
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:
     """Return the settings of ai00's Config.toml. Raises ValueError for what it says and we can't do."""
     _check("the file", content, _TABLES, _UNUSED)
-    model, listen = content["model"], content.get("listen", {})
+    model, listen, embed = content["model"], _table(content, "listen"), _table(content, "embed")
+    all_states, app_keys = _tables(content, "state"), _tables(listen, "app_keys")
     _check("[model]", model, _OF_MODEL, _UNUSED_OF_MODEL)
     _check("[listen]", listen, _OF_LISTEN, _UNUSED_OF_LISTEN)
     folder, name = Path(_of(model, "path", "model_path", "assets/models")), _of(model, "name", "model_name", "")
@@ -105,27 +118,43 @@ def _from_ai00(content: Mapping[str, Any]) -> Settings:
         raise ValueError("[model] name is missing; expected the file of a model")
     if listen.get("acme"):
         raise ValueError("[listen] acme is not allowed as true; expected false and tls, with a certificate's file")
-    states = [_state(folder, each) for each in content.get("state", [])]
+    states = [_state(folder, each) for each in all_states]
     settings: dict[str, object] = {
         MODELS: [str(folder / name)],
         "model_folder": str(folder),
         "file_folder": str(folder),
         "admin_folders": _there(_ADMIN_FOLDERS),
         "unzip_folders": _there(_UNZIP_FOLDERS),
-        "loras": [_lora(folder, each) for each in content.get("lora", [])],
+        "loras": [_lora(folder, each) for each in _tables(content, "lora")],
         "files": states,
-        "app_keys": [f"{each['app_id']}={each['secret_key']}" for each in listen.get("app_keys", [])],
+        "app_keys": [f"{each['app_id']}={each['secret_key']}" for each in app_keys],
         **_weights(model),
         **_renamed(model, {"max_batch": "slots"}),
         **_renamed(listen, {"ip": "host", "port": "port"}),
         **_device(content.get("adapter", {})),
     }
-    settings |= _embed_model(content.get("embed", {}))
-    settings |= _renamed({"tokenizer": content.get("tokenizer", {}).get("path")}, {"tokenizer": "tokenizer"})
+    settings |= _embed_model(embed)
+    settings |= _renamed({"tokenizer": _table(content, "tokenizer").get("path")}, {"tokenizer": "tokenizer"})
     if listen.get("tls"):
         settings |= {"tls_cert": _CERTIFICATE, "tls_key": _CERTIFICATE_KEY}
-    defaults = [state.name for state, each in zip(states, content.get("state", []), strict=True) if each.get("default")]
+    defaults = [state.name for state, each in zip(states, all_states, strict=True) if each.get("default")]
     return settings | ({"default_state": defaults[-1]} if defaults else {})
+
+
+def _table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a table, empty where there is none. Raises ValueError where it is something else."""
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        raise _not_allowed(name, table, "a table")
+    return table
+
+
+def _tables(content: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    """Return a list of tables. Raises ValueError where it is something else."""
+    tables = content.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise _not_allowed(name, tables, "a list of tables")
+    return tables
 
 
 def _check(place: str, table: Mapping[str, Any], known: frozenset[str], unused: frozenset[str]) -> None:
@@ -153,7 +182,10 @@ def _weights(model: Mapping[str, Any]) -> Settings:
     return {"weights": f"{_WEIGHTS[kind.lower()]},layers={quant}"}
 
 
-def _device(adapter: Mapping[str, Any] | str) -> Settings:
+def _device(adapter: object) -> Settings:
+    """Return the device of `Auto`, `Economical`, `{ Manual = 0 }` and the like."""
+    if not isinstance(adapter, str | dict):
+        raise _not_allowed("adapter", adapter, "Auto, Economical or a table with Manual")
     if "Economical" in adapter:
         return {"device": economical_device()}
     index = None if isinstance(adapter, str) else adapter.get("Manual")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rnn_engine.cli.option_groups import AddOption, option_group
+from rnn_engine.cli.sizes import FiniteRange
 from server.connections.settings import ConnectionSettings
 
 _DEFAULT = ConnectionSettings()
@@ -14,7 +15,7 @@ def seconds_option(name: str, default: float, meaning: str) -> AddOption:
     """Return an option that takes a time in seconds, more than none."""
     return click.option(
         name,
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         default=default,
         show_default=True,

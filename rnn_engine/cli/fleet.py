@@ -13,6 +13,7 @@ import cloup
 
 from rnn_engine.cli.serve import ServeOptions, serve, serving_options
 from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.sizes import FiniteRange
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.place import Place, device_at
 from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
@@ -47,14 +48,14 @@ if TYPE_CHECKING:
     ),
     click.option(
         "--replica-cpus",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         default=1.0,
         show_default=True,
         help="Processors that Ray sets aside for a replica; it may use more.",
     ),
     click.option(
         "--replica-gpus",
-        type=click.FloatRange(min=0, max=1),
+        type=FiniteRange(min=0, max=1),
         default=0.0,
         show_default=True,
         help="GPUs that Ray sets aside for a replica, such as 0.5 for two on each.",

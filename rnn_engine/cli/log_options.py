@@ -7,6 +7,7 @@ from typing import get_args
 import click
 
 from rnn_engine.cli.option_groups import option_group
+from rnn_engine.cli.sizes import FiniteRange
 from server.telemetry.logs import LogFormat, LogLevel, LogSettings
 
 _DEFAULT = LogSettings()
@@ -32,7 +33,7 @@ log_options = option_group(
     ),
     click.option(
         "--slow-seconds",
-        type=click.FloatRange(0, min_open=True),
+        type=FiniteRange(0, min_open=True),
         metavar="SECONDS",
         help="Log a request that takes longer as a warning.  [default: none]",
     ),

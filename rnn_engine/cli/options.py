@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from rnn_engine.cli.option_groups import AddOption, option_group
-from rnn_engine.cli.sizes import parse_size
+from rnn_engine.cli.sizes import FiniteRange, parse_size
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
@@ -115,7 +115,7 @@ tune_option = click.option(
 v5_epsilon_option = click.option(
     "--v5-group-norm-eps",
     "v5_group_norm_epsilon",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="NUMBER",
     help="For an RWKV-5 that was made with another epsilon of its group norm than 64e-5, such as 1e-5.",
 )

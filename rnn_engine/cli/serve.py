@@ -25,6 +25,7 @@ from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.options import batching_option, loading_options, slots_option
 from rnn_engine.cli.served_models import LoadChoice, ServedModels, load_models, models_argument, models_options
 from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.cli.sizes import FiniteRange
 from rnn_engine.cli.state_options import state_options, with_demo_state
 from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.collector import freeze_modules
@@ -193,7 +194,7 @@ _process_options = option_group(
     ),
     click.option(
         "--drain-seconds",
-        type=click.FloatRange(min=0),
+        type=FiniteRange(min=0),
         metavar="SECONDS",
         default=_DEFAULT.drain_seconds,
         show_default=True,

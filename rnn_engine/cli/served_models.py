@@ -14,6 +14,7 @@ from rnn_engine.cli.config_file import configured_models
 from rnn_engine.cli.option_groups import option_group
 from rnn_engine.cli.options import find_model
 from rnn_engine.cli.session import EngineChoice
+from rnn_engine.cli.sizes import FiniteRange
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
@@ -117,7 +118,7 @@ models_options = option_group(
     ),
     click.option(
         "--idle-unload",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Free a model that no request has used for so long; the next request for it loads it again.",
     ),

@@ -1,12 +1,23 @@
-"""Numbers of bytes as options: 4096, 256M, 2G."""
+"""Numbers as options: of bytes, as 4096, 256M or 2G, and finite ones in a range."""
 
 from __future__ import annotations
 
+import math
 import re
 
 import click
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class FiniteRange(click.FloatRange):
+    """A range without infinity and NaN; click's lets NaN through."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not allowed; expected a finite number", param, ctx)
+        return number
 
 
 def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:

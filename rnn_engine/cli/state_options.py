@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.cli.option_groups import option_group
-from rnn_engine.cli.sizes import parse_size, size_in_words
+from rnn_engine.cli.sizes import FiniteRange, parse_size, size_in_words
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.loading.states import StateFile, StateSettings
@@ -108,7 +108,7 @@ state_options = option_group(
     ),
     click.option(
         "--key-state-ttl",
-        type=click.FloatRange(min=DEFAULT_TTL, max=MAX_TTL),
+        type=FiniteRange(min=DEFAULT_TTL, max=MAX_TTL),
         metavar="SECONDS",
         default=_QUOTA.ttl,
         show_default=True,

@@ -13,6 +13,7 @@ from rich.table import Table
 from rnn_engine.atomic_file import delete_file
 from rnn_engine.cli.options import device_memory_option, device_option, lora_option, model_argument, weights_option
 from rnn_engine.cli.progress import progress_bar
+from rnn_engine.cli.sizes import FiniteRange
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.tuner import Choice
 from rnn_engine.forward.tuning import MatMulClass
@@ -31,7 +32,7 @@ from rnn_engine.model import LoraChoice
 @lora_option
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=DEFAULT_SECONDS,
     show_default=True,
     help="How long the search may take; Ctrl-C ends it, too. The best until then are kept.",

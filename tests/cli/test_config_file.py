@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 
+from rnn_engine.cli import main
+from rnn_engine.cli.serve import command as serve_command
 from rnn_engine.cli.served_models import NamedModel
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.gpu import DeviceInfo
@@ -227,3 +231,57 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
 def test_what_a_file_can_not_say(rnn_engine: Command, tmp_path: Path, text: str, words: str) -> None:
     said = rnn_engine("serve", "--config", write(tmp_path, text), code=2)
     assert words in " ".join(said.split())
+
+
+def test_one_text_serves_for_an_option_that_may_be_given_several_times(start: Start, tmp_path: Path) -> None:
+    started = start("--config", write(tmp_path, 'cors-origin = "https://chat.example"\nlora = "a.pth:8"'))
+    assert started.settings.doors.cors_origins == ("https://chat.example",)
+    assert len(started.choice.loading.loras) == 1
+
+
+VALUES = ("true", "nan", "''", "'*'", "[1, 2]", "[true]", "[[1]]")
+"""Of the kinds that TOML has."""
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_each_option_is_taken_from_a_file_or_refused_as_on_the_command_line(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model_file: Path, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for parameter in serve_command.params:
+        if isinstance(parameter, click.Option) and parameter.expose_value and parameter.opts[-1].startswith("--"):
+            name = parameter.opts[-1].removeprefix("--")
+            result = _serve(model_file, "--config", write(tmp_path, f"{name} = {value}"))
+            if isinstance(parameter.type, click.FloatRange) or parameter.is_flag:
+                assert (result.exit_code == 0) == (value == "true" and parameter.is_flag), f"{name} = {value}"
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_each_field_of_ai00s_file_is_taken_or_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "[model]\nname = 'x'\n"
+    texts = [
+        *(f"{name} = {value}\n{model}" for name in ("lora", "state", "tokenizer", "adapter", "listen", "embed")),
+        *(f"{model}{name} = {value}\n" for name in ("path", "quant", "quant_type", "max_batch")),
+        *(f"{model}[{name}]\npath = {value}\n" for name in ("tokenizer", "embed")),
+        *(f"{model}[[{name}]]\npath = {value}\n" for name in ("lora", "state")),
+        *(f"{model}[[state]]\npath = 'x'\n{name} = {value}\n" for name in ("name", "id", "default")),
+        *(f"{model}[listen]\n{name} = {value}\n" for name in ("ip", "port", "tls", "acme", "app_keys")),
+        f"{model}[[lora]]\npath = 'x'\nalpha = {value}\n",
+        f"{model}[[listen.app_keys]]\napp_id = {value}\nsecret_key = {value}\n",
+        f"{model}[adapter]\nManual = {value}\n",
+        f"[model]\nname = {value}\n",
+    ]
+    for text in texts:
+        (tmp_path / "assets" / "models" / "x").mkdir(parents=True, exist_ok=True)
+        _serve("--config", write(tmp_path, text))
+
+
+def _serve(*arguments: object) -> Result:
+    """Start a server as far as `start` does; it begins, or ends with an error and no traceback."""
+    result = CliRunner().invoke(main, ["serve", *map(str, arguments)])
+    assert result.exit_code == 0 or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == 0 or "Error: " in result.output
+    return result

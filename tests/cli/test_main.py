@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -118,3 +119,14 @@ def test_no_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> Non
     hint, cpu = rnn_engine("devices").splitlines()
     assert "mesa-vulkan-drivers" in hint
     assert cpu.startswith("cpu: ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_numbers_in_a_range_are_finite(name: str, number: str) -> None:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    for parameter in command.params:
+        if isinstance(parameter.type, click.FloatRange):
+            with pytest.raises(click.BadParameter):
+                parameter.type(number, parameter)

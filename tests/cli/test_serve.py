@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +12,7 @@ import openai
 import pytest
 
 from tests.support.cli import Command
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.processes import serving_process
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +23,9 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model_file: Path, cache_folder: Path) -> Iterator[tuple[str, str]]:
     """What the server said at its start, and its address. It is ended by SIGTERM, and must end well."""
-    command = [sys.executable, "-m", "rnn_engine.cli", "serve", str(model_file), "--device", "cpu", "--port", "0"]
-    command += ["--slots", "3", "--cache-folder", str(cache_folder), "--batching", "k-or-t:2,0.01"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            said = "".join(process.stdout.readline() for _ in range(4))
-            [address] = re.findall(r"^address +(http://127.0.0.1:\d+)$", said, re.MULTILINE)
-            yield said, address
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=20) == 0
-        finally:
-            process.kill()
+    options = ("--device", "cpu", "--port", 0, "--slots", 3, "--cache-folder", cache_folder)
+    with serving_process("serve", model_file, *options, "--batching", "k-or-t:2,0.01") as serving:
+        yield serving.said, serving.address
 
 
 def test_says_what_it_serves_and_how_to_ask(server: tuple[str, str]) -> None:
