@@ -69,7 +69,7 @@ class GenerateRequest:
     checkpoint_positions: Sequence[int] = ()  # in the prompt, whose states the client wants kept
     max_tokens: int = 256  # 0 = only run the prompt
     min_tokens: int = 0  # before this many no stop token is drawn, and no stop string counts
-    stop: Sequence[bytes] = ()  # matched on bytes; the match itself is not part of the text
+    stop: str | bytes | Sequence[str | bytes] = ()  # matched on bytes; the match itself is not part of the text
     stop_tokens: Sequence[int] = (0,)  # ids that end the sequence
     sampling: SamplingParams = field(default_factory=SamplingParams)
     grammar: Grammar | None = None  # which the text follows; the engine makes a `token_mask` of it
@@ -86,6 +86,12 @@ class GenerateRequest:
     priority: int = 0  # of those that wait for a slot, the greatest comes first
     embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
+
+    @property
+    def stop_bytes(self) -> tuple[bytes, ...]:
+        """The stop strings as bytes."""
+        stops = (self.stop,) if isinstance(self.stop, str | bytes) else self.stop
+        return tuple(stop.encode() if isinstance(stop, str) else stop for stop in stops)
 
     @property
     def members(self) -> tuple[GenerateRequest, ...]:
@@ -117,8 +123,7 @@ class GenerateRequest:
         check_token_ids("penalised_prompt token", self.penalised_prompt, shape.vocab_size)
         check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if any(len(stop) == 0 for stop in self.stop):
-            raise InvalidRequestError("stop", list(self.stop), "stop strings that are not empty")
+        self._check_stop()
         if self.logprobs is not None:
             check_range("logprobs", self.logprobs, 0, max_logprobs)
         if self.grammar is not None and self.token_mask is not None:
@@ -126,6 +131,14 @@ class GenerateRequest:
         most = 0 if self.grammar is None and self.token_mask is None else len(self.prompt)
         check_range("grammar_prefix_tokens", self.grammar_prefix, 0, most)
         self.sampling.check(shape.vocab_size)
+
+    def _check_stop(self) -> None:
+        try:
+            sound = all(isinstance(stop, bytes) and stop for stop in self.stop_bytes)
+        except (TypeError, UnicodeEncodeError):  # no sequence, or half a character
+            sound = False
+        if not sound:
+            raise InvalidRequestError("stop", self.stop, "a text or bytes that are not empty, or several of these")
 
     def _check_embeddings(self, embeddings: F32, shape: ModelShape) -> None:
         expected = (len(self.prompt), shape.width)

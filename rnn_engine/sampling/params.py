@@ -155,6 +155,7 @@ class SamplingParams:
 
     def resolved(self, tokenize: Callable[[str], Sequence[int]]) -> SamplingParams:
         """Return the same with token ids in place of texts, as `check` wants it. Raises InvalidRequestError."""
+        _refuse_one_text("bad_words", self.bad_words)
         if not self.bad_words and not any(isinstance(token, str) for token in self.logit_bias):
             return self
         bias: dict[int | str, float] = {}
@@ -173,6 +174,12 @@ class SamplingParams:
         None: the fields say what chooses them.
         """
         return None
+
+
+def _refuse_one_text(name: str, texts: Sequence[object]) -> None:
+    """Raise InvalidRequestError where a text stands for several: its letters would be taken for them."""
+    if isinstance(texts, str):
+        raise InvalidRequestError(name, texts, "several texts, as a list")
 
 
 def _bounded_bias(value: float) -> float:
@@ -212,6 +219,7 @@ class Parameter:
                     raise InvalidRequestError(self.name, word, "the tokens of a text that is not empty")
                 check_token_ids(f"{self.name} token", word, vocab_size)
         elif self.type == Texts:
+            _refuse_one_text(self.name, value)
             for text in value:
                 check_range(f"{self.name} length", len(text), low, high)
         elif self.type == SamplerChoice:

@@ -42,8 +42,9 @@ class Answer:
         self._mask = mask
         self._infos = infos
         self._counters = counters
-        self._text = TextStream(request.stop)
-        self._has_stops = len(request.stop) > 0
+        stops = request.stop_bytes
+        self._text = TextStream(stops)
+        self._has_stops = len(stops) > 0
         self._stop_tokens = frozenset(request.stop_tokens)
         self._min_tokens = request.min_tokens
         self._max_tokens = request.max_tokens

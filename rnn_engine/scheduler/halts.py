@@ -24,7 +24,7 @@ class Halts:
 
     def of(self, request: GenerateRequest) -> NDArray[np.uint32]:
         """Return the mask [ceil(V / 32)] of `request`. Equal requests get the same array, which must not be changed."""
-        return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop))
+        return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop_bytes))
 
     def _make_mask(self, stop_tokens: frozenset[int], last_bytes: frozenset[int]) -> NDArray[np.uint32]:
         """A stop string ends inside a token that has its last byte."""

@@ -55,6 +55,13 @@ def test_a_stop_string_is_found_across_tokens_and_after_a_false_start() -> None:
     assert heard.finished == Finished("stop", completion_tokens=10, seed=0, stop=b"\n\nUser:")
 
 
+@pytest.mark.parametrize("stop", ["ü\n", "ü\n".encode(), ["x", "ü\n"], [b"x", "ü\n"]])
+def test_stop_strings_are_texts_or_bytes_one_or_several(stop: object) -> None:
+    heard = ask("Hi ü\n\nUser: x", stop=stop)
+    assert heard.text == "Hi "
+    assert heard.finished.stop == "ü\n".encode()
+
+
 @pytest.mark.parametrize(("max_tokens", "text"), [(1, "H"), (4, "Hi\n\n"), (5, "Hi\n\nU")])
 def test_held_back_text_is_told_at_the_greatest_length(max_tokens: int, text: str) -> None:
     heard = ask("Hi\n\nUser: x", stop=[b"\n\nUser:"], max_tokens=max_tokens)

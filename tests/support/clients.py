@@ -190,7 +190,7 @@ def run_alone(
         else:
             infos.append(info)
             free = b"".join(info.data for info in infos[: request.min_tokens])
-            text, stop = first_stop(b"".join(info.data for info in infos[request.min_tokens :]), request.stop)
+            text, stop = first_stop(b"".join(info.data for info in infos[request.min_tokens :]), request.stop_bytes)
             text = free + text
             ended = mask is not None and mask.ended
     if text or infos:

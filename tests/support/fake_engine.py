@@ -252,7 +252,7 @@ class FakeEngine:
 
     def _plan(self, request: GenerateRequest) -> tuple[bytes, FinishReason, bytes | int | None]:
         text = self.reply(request).encode()
-        cuts = [(text.find(stop), stop) for stop in request.stop if stop in text]
+        cuts = [(text.find(stop), stop) for stop in request.stop_bytes if stop in text]
         if cuts and min(cuts)[0] <= request.max_tokens:
             return text[: min(cuts)[0]], "stop", min(cuts)[1]
         if len(text) >= request.max_tokens:
