@@ -16,7 +16,6 @@ import psutil
 from numpy.typing import NDArray
 
 from rnn_engine.gpu import list_devices
-from rnn_engine.loading.memory import asks_for_int8
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.model import OpenModel
 from rnn_engine.quantised import Blocks
@@ -48,9 +47,9 @@ def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -
     """Return `device`, or "cpu" where it is "auto", there is only a software device, and numpy is twice as fast.
 
     Both run the first layers of `model` for that, and the log says what was found: it takes a second or so. `weights`
-    are the software device's; where they ask for activations in int8, numpy is out of the question.
+    are the software device's.
     """
-    if device != "auto" or asks_for_int8(weights):
+    if device != "auto":
         return device
     if not (devices := list_devices()) or not all(each.is_software for each in devices):
         return device

@@ -13,7 +13,7 @@ import psutil
 
 from rnn_engine.errors import DeviceMemoryError, InvalidRequestError
 from rnn_engine.forward.unread import UnreadModel
-from rnn_engine.forward.weight_choice import STORED, WeightChoice, has_kept_blocks
+from rnn_engine.forward.weight_choice import STORED, has_kept_blocks
 from rnn_engine.gpu import DeviceInfo, SizingDevice, allocated_on
 from rnn_engine.loading.runner import RunnerSize, measure_runner
 from rnn_engine.model import MergedModel, OpenModel
@@ -48,11 +48,12 @@ def plan_memory(
     `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
     that can't be found out; what other models of this process have there is taken off. Raises DeviceMemoryError that
     says what would fit where the model does not, InvalidRequestError for `AUTO` on a device whose memory is not known
-    and for activations in int8 on "cpu", DeviceError as `load_runner` does.
+    and for weights other than f32 on "cpu", DeviceError as `load_runner` does.
     """
     if device == "cpu":
-        if asks_for_int8(weights):
-            raise InvalidRequestError("weights", weights, "no activations=int8 on the device cpu")
+        if not cpu_has(weights):
+            allowed = "auto, f32 or stored, and no activations=int8 on the device cpu"
+            raise InvalidRequestError("weights", weights, allowed)
         return MemoryPlan("f32", size.spare_bytes)
     usual = usual_weights(model)
     weights = usual if weights is None else weights
@@ -72,9 +73,9 @@ def plan_memory(
     return room.plan(choices if weights == AUTO else (weights,), size.spare_bytes)
 
 
-def asks_for_int8(weights: str | None) -> bool:
-    """Whether weights of such a choice are to be multiplied with activations in int8, which no "cpu" does."""
-    return weights is not None and weights != AUTO and WeightChoice.parse(weights).activations == "int8"
+def cpu_has(weights: str | None) -> bool:
+    """Return whether such a choice leaves the weights as they are, so that "cpu", where they are f32, may serve it."""
+    return weights in (None, AUTO, "f32", STORED)
 
 
 def usual_weights(model: OpenModel) -> str:

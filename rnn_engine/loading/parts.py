@@ -22,7 +22,7 @@ from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.device_choice import choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
-from rnn_engine.loading.memory import MemoryPlan, plan_memory
+from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
 from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.runner import RunnerSize, load_runner, spare_slot_bytes
 from rnn_engine.loading.settings import LoadSettings
@@ -128,7 +128,7 @@ def open_parts(
         num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
         spare_bytes = config.device_capacity + num_drafting * spare_slot_bytes(model.shape)
         size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
-        device, plan = _choose(model, settings, size)
+        device, plan = place_model(model, settings, size)
 
         def load(opened: OpenModel, device: str, progress: Progress) -> Runner:
             return load_runner(
@@ -179,10 +179,12 @@ def open_parts(
     )
 
 
-def _choose(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
+def place_model(model: OpenModel, settings: LoadSettings, size: RunnerSize) -> tuple[str, MemoryPlan]:
     """Return the device, which is another one where "auto" is numpy, and how the model is put there."""
     plan_on = partial(plan_memory, model, size=size, weights=settings.weights, device_memory=settings.device_memory)
     plan = plan_on(settings.device)
+    if not cpu_has(settings.weights):
+        return settings.device, plan
     chosen = choose_device(model, settings.device, plan.weights, size.num_slots)
     return chosen, plan if chosen == settings.device else plan_on(chosen)
 

@@ -189,7 +189,7 @@ async def test_a_bad_request_is_refused_at_the_call() -> None:
         with pytest.raises(InvalidRequestError, match="prompt token 1: 257 is not allowed"):
             engine.generate(GenerateRequest([1, 257]))
         for stop in ("", b"", ["a", ""], [1], None, "\ud800"):
-            with pytest.raises(InvalidRequestError, match="stop: .* is not allowed; expected a text or bytes that are"):
+            with pytest.raises(InvalidRequestError, match=r"stop: .* is not allowed; expected a text or"):
                 engine.generate(GenerateRequest([1], stop=stop))  # type: ignore[arg-type]
         with pytest.raises(InvalidRequestError, match="logprobs: 21 is not allowed; expected a number from 0 to 20"):
             engine.generate(GenerateRequest([1], logprobs=21))

@@ -12,8 +12,11 @@ import pytest
 from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading import device_choice
 from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
+from rnn_engine.loading.memory import MemoryPlan
 from rnn_engine.loading.model import open_merged
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.parts import place_model
+from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import OpenModel
 from rnn_engine.types import Model, Runner, TokenRun, run_step
 from tests.support.models import random_model, save_safetensors, tiny_shape
@@ -73,6 +76,16 @@ def test_nothing_is_measured_where_there_is_no_choice(
     devices(monkeypatch, *found)
     monkeypatch.setattr(device_choice, "measure_speed", None)
     assert choose_device(model, device, "f16", 4) == device
+
+
+@pytest.mark.parametrize(("weights", "device"), [("int8", "auto"), ("f32", "cpu")])
+def test_weights_that_were_asked_for_are_not_given_up_for_speed(
+    model: OpenModel, monkeypatch: pytest.MonkeyPatch, weights: str, device: str
+) -> None:
+    devices(monkeypatch, SOFTWARE)
+    speeds(monkeypatch, Speed(100, 10), Speed(1000, 100))
+    settings = LoadSettings(weights=weights)
+    assert place_model(model, settings, RunnerSize(1)) == (device, MemoryPlan(weights, 0))
 
 
 @pytest.mark.parametrize("choice", ["cpu", "auto"])

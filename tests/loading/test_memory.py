@@ -169,8 +169,17 @@ def test_the_memory_of_a_software_device_is_the_computers() -> None:
         assert (find_memory(replace(info, kind=kind)) or 0) > 1 << 20
 
 
-def test_on_the_cpu_weights_are_f32(opened: ModelFile) -> None:
-    assert plan_memory(opened, "cpu", SIZE, weights="auto") == MemoryPlan("f32", 0)
+@pytest.mark.parametrize("weights", [None, "auto", "f32", "stored"])
+def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> None:
+    assert plan_memory(opened, "cpu", SIZE, weights=weights) == MemoryPlan("f32", 0)
+
+
+@pytest.mark.parametrize("weights", ["int8", "f16", "f32,head=int8", "f32,layers=1", "stored,activations=int8"])
+def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weights: str) -> None:
+    with pytest.raises(
+        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored on"
+    ):
+        plan_memory(opened, "cpu", SIZE, weights=weights)
 
 
 def test_what_other_models_have_is_taken_off(opened: ModelFile) -> None:
