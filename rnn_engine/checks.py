@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,12 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     """Raise InvalidRequestError unless `low` <= `value` <= `high`; NaN is refused."""
     if not low <= value <= high:
         raise InvalidRequestError(name, value, f"a number from {low} to {high}")
+
+
+def check_finite(name: str, value: float | None) -> None:
+    """Raise InvalidRequestError unless `value` is None or a finite number from 0 on."""
+    if value is not None and not 0 <= value < math.inf:
+        raise InvalidRequestError(name, value, "a finite number from 0 on")
 
 
 def are_token_ids(tokens: Sequence[int], vocab_size: int) -> bool:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from rnn_engine.admission import Admission
-from rnn_engine.checks import check_token_ids
+from rnn_engine.checks import check_finite, check_token_ids
 from rnn_engine.errors import (
     EngineClosedError,
     OverloadedError,
@@ -145,8 +145,10 @@ class Engine:
         waits for more requests. `cache` says how much is kept of prompts and answers for those that begin alike; None
         keeps nothing. `states` are those that requests may start from by name. `progress` is called on another thread.
         Raises ModelError, TokenizerError, DeviceError, StateError where a state's file does not fit the model or the
-        cache's folder can't be used, or InvalidRequestError for another `batching`.
+        cache's folder can't be used, or InvalidRequestError for another `batching` and for times that are none.
         """
+        check_finite("queue_seconds", queue_seconds)
+        check_finite("grammar_seconds", grammar_seconds)
         policy = parse_policy(batching)
         parts = await asyncio.to_thread(
             open_parts,

@@ -5,6 +5,7 @@ Values are checked once, by `GenerateRequest.check`; everything below relies on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
@@ -117,6 +118,8 @@ class GenerateRequest:
                 check_range(f"{name} position", position, 0, len(self.prompt))
         if self.speculate is not None:
             check_range("speculate", self.speculate, 0, MAX_DRAFT)
+        if self.deadline is not None:
+            check_range("deadline", self.deadline, -math.inf, math.inf)
         check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
         check_token_ids("prompt token", self.prompt, shape.vocab_size)
         check_token_ids("stop_token_ids token", self.stop_tokens, shape.vocab_size)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rnn_engine.chat_template.answer import ReasoningFormat
+from rnn_engine.checks import check_finite
 from server.connections.settings import ConnectionSettings
 from server.doors.settings import DoorSettings
 from server.limits import Limits
@@ -35,3 +36,8 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionSettings = field(default_factory=ConnectionSettings)
     logs: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("drain_seconds", self.drain_seconds)
+        check_finite("idle_unload_seconds", self.idle_unload_seconds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rnn_engine.checks import check_finite
+
 
 @dataclass(frozen=True, slots=True)
 class Resources:
@@ -11,6 +13,11 @@ class Resources:
 
     cpus: float = 1.0
     gpus: float = 0.0  # 1 at most
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("cpus", self.cpus)
+        check_finite("gpus", self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,11 @@ class Scaling:
     most: int
     up_seconds: float = 10.0  # that there are more requests than slots
     down_seconds: float = 300.0  # that fewer replicas would do
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("up_seconds", self.up_seconds)
+        check_finite("down_seconds", self.down_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,10 @@ class FleetSettings:
     resources: Resources = field(default_factory=Resources)
     device: str = "auto"  # of each replica
     drain_seconds: float = 30.0  # in which a replica that leaves ends its requests
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("drain_seconds", self.drain_seconds)
 
     @property
     def most_replicas(self) -> int:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from rnn_engine.checks import check_finite
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Choice, Chosen, Tuner
@@ -44,6 +45,10 @@ class TuneOrder:
     exhaustive: bool = False
     half: bool = False  # products in f16 are allowed, too
     on_found: Callable[[Chosen], None] = lambda _: None  # called with what the search found
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("seconds", self.seconds)
 
     def budget(self, device: Device, weight_bytes: int) -> float:
         if self.seconds is not None:

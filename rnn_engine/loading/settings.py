@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rnn_engine.checks import check_finite
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import DEFAULT_DRAFT
 
@@ -26,3 +27,8 @@ class LoadSettings:
     """For how long the fastest kernels may be searched for where none are kept for the device; 0 takes fixed ones, and
     None searches where it pays (see `TuneOrder`)."""
     speculate: int = DEFAULT_DRAFT  # tokens of a draft at most; 0 = nothing is drafted
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("v5_group_norm_epsilon", self.v5_group_norm_epsilon)
+        check_finite("tune_seconds", self.tune_seconds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rnn_engine.checks import check_finite
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
@@ -15,6 +17,13 @@ class ConnectionSettings:
     header_seconds: float = 20.0  # for the head of a request, from its first byte on
     body_seconds: float = 30.0  # for its body; each `BODY_RATE` bytes that come give back one that has passed
     stall_seconds: float = 30.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("idle_seconds", self.idle_seconds)
+        check_finite("header_seconds", self.header_seconds)
+        check_finite("body_seconds", self.body_seconds)
+        check_finite("stall_seconds", self.stall_seconds)
 
 
 BODY_RATE = 4096

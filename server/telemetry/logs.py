@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
+from rnn_engine.checks import check_finite
 from server.telemetry.record import RequestRecord
 
 LogFormat = Literal["text", "json"]
@@ -28,6 +29,10 @@ class LogSettings:
     format: LogFormat = "text"
     level: LogLevel = "info"
     slow_seconds: float | None = None  # a request that takes longer is logged as a warning; None = none is
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("slow_seconds", self.slow_seconds)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rnn_engine.checks import check_finite
 from states.payload import Precision
 from states.shared.config import StoreConfig
 
@@ -18,6 +19,10 @@ class DiskConfig:
     precision: Precision = "f32"
     background_bytes: int = 256 << 20  # what may wait for the writing thread; 0 = write at once on the caller's thread
     write_after: float = 5.0  # seconds after which a state is written though it still has room in memory
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("write_after", self.write_after)
 
 
 @dataclass(frozen=True, slots=True)

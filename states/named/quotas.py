@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rnn_engine.checks import check_finite
 from rnn_engine.errors import InvalidRequestError, OverloadedError
 from states.frozen import FrozenState
 from states.named.entry import NamedState, split_name
@@ -18,6 +19,10 @@ class Quota:
     num_bytes: int | None = None  # of its states; None = a quarter of what all may have
     names: int = 1000
     ttl: float = 7 * 86400.0  # seconds; the longest that a lease of it may go without use
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("ttl", self.ttl)
 
 
 class Quotas:

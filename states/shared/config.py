@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from rnn_engine.checks import check_finite
 from rnn_engine.errors import InvalidRequestError
 from states.payload import Precision
 from states.shared.url import StoreUrl
@@ -42,3 +43,8 @@ class StoreConfig:
     background_bytes: int = 64 << 20  # what may wait to be written
     objects: ObjectsConfig | None = None  # None: the store keeps the states of prompts and answers, too
     index_bytes: int = 32 << 20  # host memory for what is known to be there: tokens and records
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("timeout", self.timeout)
+        check_finite("write_after", self.write_after)

@@ -177,7 +177,7 @@ def test_on_the_cpu_weights_are_f32(opened: ModelFile, weights: str | None) -> N
 @pytest.mark.parametrize("weights", ["int8", "f16", "f32,head=int8", "f32,layers=1", "stored,activations=int8"])
 def test_the_cpu_refuses_weights_that_it_does_not_have(opened: ModelFile, weights: str) -> None:
     with pytest.raises(
-        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored on"
+        InvalidRequestError, match=f"weights: '{weights}' is not allowed; expected auto, f32 or stored, and"
     ):
         plan_memory(opened, "cpu", SIZE, weights=weights)
 

@@ -1,0 +1,65 @@
+"""The settings of engine, server and fleet: a number that is none is refused where it is given."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from rnn_engine.engine import Engine
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
+from rnn_engine.loading.kernel_choices import TuneOrder
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.requests import GenerateRequest
+from server.connections.settings import ConnectionSettings
+from server.settings import ServerSettings
+from server.telemetry.logs import LogSettings
+from states.cache.config import DiskConfig
+from states.named.quotas import Quota
+from states.shared.config import StoreConfig
+from states.shared.url import StoreUrl
+from tests.support.engines import HELLO, running
+from tests.support.fake_runner import FakeRunner
+
+SETTINGS = (
+    ServerSettings(),
+    ConnectionSettings(),
+    LogSettings(),
+    LoadSettings(),
+    TuneOrder(),
+    Quota(),
+    DiskConfig(Path()),
+    StoreConfig(StoreUrl.parse("valkey://localhost")),
+    FleetSettings(),
+    Scaling(2),
+    Resources(),
+)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: type(settings).__name__)
+def test_every_number_is_finite_and_not_negative(settings: Any, bad: float) -> None:  # noqa: ANN401
+    hints = get_type_hints(type(settings))
+    names = [field.name for field in fields(settings) if float in (hints[field.name], *get_args(hints[field.name]))]
+    assert names
+    for name in names:
+        with pytest.raises(InvalidRequestError) as raised:
+            replace(settings, **{name: bad})
+        assert raised.value.field == name
+
+
+@pytest.mark.parametrize("name", ["queue_seconds", "grammar_seconds"])
+async def test_an_engine_refuses_a_time_that_is_none(tiny_model: Path, name: str) -> None:
+    times: Any = {name: math.nan}
+    with pytest.raises(InvalidRequestError, match=f"{name}: nan is not allowed"):
+        await Engine.load(tiny_model, LoadSettings("cpu", "none"), **times)
+
+
+async def test_a_request_refuses_a_deadline_that_is_none() -> None:
+    async with running(FakeRunner(HELLO)) as engine:
+        with pytest.raises(InvalidRequestError, match="deadline: nan is not allowed"):
+            engine.generate(GenerateRequest([1], deadline=math.nan))
