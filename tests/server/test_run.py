@@ -219,6 +219,29 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
     notify("READY=1", {})
 
 
+async def test_a_service_manager_that_is_gone_stops_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stale = tmp_path / "stale"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(stale))
+    for path in (stale, tmp_path / "none", tmp_path / ("x" * 200)):
+        notify("READY=1", {"NOTIFY_SOCKET": str(path)})
+        assert f"the service manager at {path} can't be told READY=1" in caplog.messages[-1]
+    monkeypatch.setenv("NOTIFY_SOCKET", str(stale))
+    with server_process() as (process, url):
+        async with ClientSession() as session, session.get(f"{url}/health") as response:
+            assert response.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert read_ending(process) == "ended\n"
+
+
+@pytest.mark.parametrize("count", ["many", "-1", ""])
+def test_a_number_of_sockets_that_is_none_is_told(count: str) -> None:
+    with pytest.raises(OSError, match=f"LISTEN_FDS: '{count}' is not allowed; expected a number of sockets"):
+        take_sockets({"LISTEN_FDS": count, "LISTEN_PID": str(os.getpid())})
+
+
 async def load_nothing() -> FakeEngine:
     raise AssertionError("the address is checked first")
 
