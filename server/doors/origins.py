@@ -1,9 +1,14 @@
 """The web pages that may call the server: its own, and those of listed origins.
 
-A browser tells the page that a request comes from: in Origin for everything but plain loads (links, images, scripts),
-and in Sec-Fetch-Site for all. Whatever comes from another page is refused before anything is read or changed, so it
-does not matter what a page can send without asking first (a form, `text/plain`). The type of a body is therefore not
-looked at: `curl -d` claims that its JSON is a form, and is no web page.
+A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
+Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it. Whatever
+comes from another page is refused before anything is read or changed, so it does not matter what a page can send
+without asking first (a form, `text/plain`). The type of a body is therefore not looked at: `curl -d` claims that its
+JSON is a form, and is no web page.
+
+Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
+(`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages can
+hide themselves, and an address that a person typed comes from no page even where another site redirects it.
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ ANY = "*"
 LOCAL = "localhost"
 """The origin that stands for all of this machine: any port of its names."""
 
+_PLAIN_LOADS = ("GET", "HEAD")
+_BROWSERS = "Mozilla/"  # how the User-Agent of every browser begins
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -47,13 +54,24 @@ class Origins:
         named = ANY in self._allowed or origin.lower() in self._allowed
         return named or (LOCAL in self._allowed and _is_local(origin))
 
-    def admits(self, method: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request comes from a page that may call, or from no page at all."""
-        origin = headers.get("Origin")
+    def admits(
+        self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
+    ) -> bool:
+        """Return True if a request comes from a page that may call, from no page at all, or opens what `is_page`."""
+        origin, site, referrer = (headers.get(name) for name in ("Origin", "Sec-Fetch-Site", "Referer"))
         if origin is not None:
-            return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
-        site = headers.get("Sec-Fetch-Site", "none")
-        return site in ("none", "same-origin") or _opens_a_page(method, headers)
+            return self._may_call(origin, headers)
+        if changes_by_get:  # after a redirect `none` and the referrer say nothing
+            from_browser = site or referrer or headers.get("User-Agent", "").startswith(_BROWSERS)
+            return site == "same-origin" or not from_browser
+        if site is not None:
+            return site in ("none", "same-origin") or (is_page and _opens_a_page(method, headers))
+        if method not in _PLAIN_LOADS or is_page or referrer is None:  # with all other methods browsers send Origin
+            return True
+        return self._may_call(_origin_of(referrer), headers)
+
+    def _may_call(self, origin: str, headers: Mapping[str, str]) -> bool:
+        return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
 
     def headers(self, origin: str | None) -> Mapping[str, str]:
         """Return the headers by which a browser lets a page of `origin` read an answer; none for other pages."""
@@ -92,4 +110,10 @@ def _page(origin: str) -> SplitResult | None:
 def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
     """Whether a person follows a link: what opens is no part of the page with the link, which can't read it."""
     wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
-    return method in ("GET", "HEAD") and wanted == ("navigate", "document")
+    return method in _PLAIN_LOADS and wanted == ("navigate", "document")
+
+
+def _origin_of(url: str) -> str:
+    """Return the origin of a page at `url`; an opaque one, `null`, for what is no web page."""
+    parts = _page(url)
+    return "null" if parts is None else f"{parts.scheme}://{parts.netloc}"

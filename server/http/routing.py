@@ -48,6 +48,8 @@ class Route:
     scope: Scope = Scope.USE  # what an API key has to have
     routine: bool = False  # asked for again and again by those who watch the server
     always: bool = False  # answers without an API key and while the server stops
+    is_page: bool = False  # links on other sites may open it
+    changes_by_get: bool = False  # a GET that changes something, because other servers have it so
     uses_model: bool = True  # the handler takes an engine; False = which models there are does not matter
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
     also: tuple[str, ...] = ()  # further paths under which it answers
@@ -72,12 +74,12 @@ ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
 
 
 def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
-    """Add every route under all of its paths; those for GET also answer HEAD."""
+    """Add every route under all of its paths; those for GET also answer HEAD, unless they change something."""
     added = app[ROUTES] = {}
     for route in routes:
         for path in route.paths:
             added[app.router.add_route(route.method, path, route.handler)] = route
-            if route.method == hdrs.METH_GET:
+            if route.method == hdrs.METH_GET and not route.changes_by_get:
                 added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
 
 

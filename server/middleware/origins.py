@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler, Middleware
 from server.doors.addresses import is_local
 from server.doors.hosts import AllowedHosts
 from server.doors.origins import Origins
+from server.http.routing import route_of
 from server.settings import ServerSettings
 
 _SECURITY_HEADERS = {
@@ -42,17 +43,31 @@ def origins_middleware(settings: ServerSettings) -> Middleware:
             raise web.HTTPForbidden(
                 text=f"host: {host[:80]!r} is no name of this server; its operator may add it with --allowed-host"
             )
-        if not origins.admits(request.method, request.headers):
-            origin = request.headers.get(hdrs.ORIGIN, "another site")
-            raise web.HTTPForbidden(
-                text=f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
-            )
+        route = route_of(request)
+        if not origins.admits(
+            request.method,
+            request.headers,
+            is_page=route is not None and route.is_page,
+            changes_by_get=route is not None and route.changes_by_get,
+        ):
+            raise web.HTTPForbidden(text=_refusal(request))
         if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
             wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
             return web.Response(headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
         return await handler(request)
 
     return admit
+
+
+def _refusal(request: web.Request) -> str:
+    """Return why a request of a web page is refused."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is not None:
+        return f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
+    return (
+        f"{request.method} {request.path[:80]} comes from a page of another site, or from a browser that does not say "
+        "from which page; links on other sites open this server's pages alone"
+    )
 
 
 def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:

@@ -80,6 +80,7 @@ ROUTES = (
         None,
         content_type=HTML,
         always=True,
+        is_page=True,
         uses_model=False,
     ),
     Route(

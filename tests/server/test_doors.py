@@ -190,10 +190,11 @@ class TestPages:
         image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
         link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
         frame = {**link, "Sec-Fetch-Dest": "iframe"}
-        for headers, status in ((image, 403), (frame, 403), (link, 200), ({"Origin": OTHER}, 403)):
-            response = await client.get("/v1/models", headers=headers)
-            assert response.status == status
-            assert "Access-Control-Allow-Origin" not in response.headers
+        for headers, page in ((image, 403), (frame, 403), (link, 200), ({"Origin": OTHER}, 403)):
+            for path, status in (("/v1/models", 403), ("/", page), ("/docs", page)):
+                response = await client.get(path, headers=headers)
+                assert response.status == status
+                assert "Access-Control-Allow-Origin" not in response.headers
 
     async def test_the_page_of_the_server_itself(self, serve: Serve) -> None:
         client = await serve(FakeEngine())
