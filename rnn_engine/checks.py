@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
+from pathlib import PurePosixPath, PureWindowsPath
 
 import numpy as np
 
@@ -37,3 +39,19 @@ def check_token_ids(name: str, tokens: Sequence[int], vocab_size: int) -> None:
     for position, token in enumerate(tokens):
         if not isinstance(token, int | np.integer) or not 0 <= token < vocab_size:
             raise InvalidRequestError(f"{name} {position}", token, f"a token id from 0 to {vocab_size - 1}")
+
+
+def is_inner_path(text: str) -> bool:
+    """Return True if `text` is a relative path that stays in the folder it is applied to, whatever the system.
+
+    False for an absolute path, a drive of Windows, `..`, and what has control characters or is no Unicode. Links in the
+    folder are not looked at.
+    """
+    posix, windows = PurePosixPath(text), PureWindowsPath(text)
+    parts = (*posix.parts, *windows.parts)
+    rooted = posix.is_absolute() or windows.drive or windows.root
+    return text != "" and not rooted and ".." not in parts and not any(map(_is_control, text))
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rnn_engine.checks import check_range, check_token_ids
+from rnn_engine.checks import check_range, check_token_ids, is_inner_path
 from rnn_engine.errors import InvalidRequestError
 
 
@@ -35,3 +35,19 @@ def test_numbers_outside_the_range_are_refused(value: float) -> None:
 @pytest.mark.parametrize("value", [0, 0.5, 1])
 def test_both_ends_of_the_range_are_inside(value: float) -> None:
     check_range("top_p", value, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a/b.st", "./a", "a//b", "...", "a..b", "ab:c", ".", "./", "Grüße/全角　空白.st", "👩‍💻"]
+)
+def test_paths_that_stay_in_their_folder(text: str) -> None:
+    assert is_inner_path(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "..", "../a", "a/..", "a/../../b", "/a", "//a/b", "\\a", "a\\..\\..\\b", "C:a", "C:\\a", "\\\\host\\a\\b",
+     "a\0", "a\nb", "\x1b[2J", "\x7f", "\x85", "\ud800"],
+)  # fmt: skip
+def test_paths_that_leave_their_folder_or_are_none(text: str) -> None:
+    assert not is_inner_path(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,13 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIs
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import WeakFileLock, build_hf_headers
 
+from rnn_engine.checks import is_inner_path
 from rnn_engine.errors import ModelError, RnnEngineError
 from rnn_engine.hub.local import model_path, models_folder
 from rnn_engine.hub.wanted import Wanted
 
 _HUB: Final = "https://huggingface.co"
+_DIGEST: Final = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # git's SHA-1, or SHA-256
 _PIECE_BYTES: Final = 16 << 20
 
 
@@ -44,18 +47,37 @@ class Hub:
         """Fetch a model, unless it is here, and return what is opened of it. Draws a bar for each file on stderr.
 
         What was fetched of a file stays when this ends early, and is gone on from. Raises ModelError where there is
-        no such model, where it can't be fetched, and where what came is not what the hub says it is.
+        no such model, where it can't be fetched, where what came is not what the hub says it is, and, before anything
+        is fetched, where a file would be written outside of the model's folder.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)
         chosen = wanted.choose(list(files))
         folder = models_folder() / wanted.repository
         for path in chosen:
+            self._check(wanted.repository, files[path], folder)
+        for path in chosen:
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self._in_words(wanted.repository), WeakFileLock(target.with_name(f".{target.name}.lock")):
+            with self._in_words(wanted.repository), WeakFileLock(_lock_of(target)):
                 self._fetch(wanted.repository, commit, files[path], target)
         return model_path(folder, chosen)
+
+    def _check(self, repository: str, file: RemoteFile, folder: Path) -> None:
+        """Raise ModelError where the file would be written outside of `folder`, or its content could not be checked."""
+        if not is_inner_path(file.path):
+            raise ModelError(
+                f"{repository}: {self._endpoint} lists a file {file.path!r}; expected a path inside of the repository"
+            )
+        if not _DIGEST.fullmatch(file.digest):
+            raise ModelError(f"{repository}: {self._endpoint} says no checksum of {file.path}, but {file.digest!r}")
+        target = folder / file.path
+        for path in (target, _part_of(target, file), _lock_of(target)):
+            if not (place := path.resolve()).is_relative_to(folder.resolve()):
+                raise ModelError(
+                    f"{repository}: {file.path} would be written to {place}; expected a place in {folder}, "
+                    "without links that lead out of it"
+                )
 
     def _list_files(self, repository: str) -> tuple[str, dict[str, RemoteFile]]:
         """Return the newest commit of a repository, and its files by path."""
@@ -71,7 +93,7 @@ class Hub:
     def _fetch(self, repository: str, commit: str, file: RemoteFile, target: Path) -> None:
         if target.is_file() and target.stat().st_size == file.num_bytes and _digest(target, file) == file.digest:
             return
-        part = target.with_name(f".{target.name}.{file.digest[:12]}.part")
+        part = _part_of(target, file)
         done = part.stat().st_size if part.is_file() else 0
         if done > file.num_bytes:
             part.unlink()
@@ -127,6 +149,15 @@ class Hub:
                 f"{repository}: {self._endpoint} can't be reached: {_first_line(error)}. Is there a network? "
                 "HF_ENDPOINT names a mirror. What was fetched is kept"
             ) from error
+
+
+def _part_of(target: Path, file: RemoteFile) -> Path:
+    """Return where what was fetched of a file is kept until it is whole."""
+    return target.with_name(f".{target.name}.{file.digest[:12]}.part")
+
+
+def _lock_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
 
 
 def _first_line(error: Exception) -> str:

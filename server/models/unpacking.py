@@ -10,8 +10,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
+from rnn_engine.checks import is_inner_path
 from rnn_engine.errors import InvalidRequestError, StorageError
 from server.limits import Limits
 
@@ -80,9 +81,7 @@ def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
 def _checked_name(entry: zipfile.ZipInfo) -> str:
     """Return the name of a file or folder of the archive. Raises InvalidRequestError for what leads out of it."""
     name = entry.filename
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    leads_out = posix.is_absolute() or windows.drive or windows.root or ".." in (*posix.parts, *windows.parts)
-    if leads_out or not posix.parts:
+    if not is_inner_path(name):
         raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
+from rnn_engine.checks import is_inner_path
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 
 _OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
@@ -22,10 +23,7 @@ def confined_path(folder: Path | None, requested: str, field: str) -> Path:
     if folder is None:
         raise InvalidRequestError(field, requested, "no path at all: no folder of state files is configured")
     allowed = "a relative path inside the folder of state files"
-    parts = {*PurePosixPath(requested).parts, *PureWindowsPath(requested).parts}
-    windows = PureWindowsPath(requested)
-    rooted = bool(windows.drive or windows.root) or PurePosixPath(requested).is_absolute()
-    if not requested or "\0" in requested or rooted or ".." in parts:
+    if not is_inner_path(requested):
         raise InvalidRequestError(field, requested, allowed)
     root = folder.resolve()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from pathlib import Path
 
@@ -102,6 +103,76 @@ def test_a_gated_repository_is_told(hub: StandInHub) -> None:
     hub.gated = {REPOSITORY}
     with pytest.raises(ModelError, match=f"accept the terms at {hub.url}/{REPOSITORY} and set HF_TOKEN"):
         Hub().pull(Wanted.parse(REPOSITORY))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../x.pth",
+        "a/../../../../x.pth",
+        "{folder}/x.pth",
+        "/{folder}/x.pth",
+        "..\\..\\x.pth",
+        "C:\\x.pth",
+        "C:x.pth",
+        "x\n.pth",
+        "\x1b[2Jx.pth",
+        "x\0.pth",
+        "\ud800.pth",
+        "x\x85.pth",
+    ],
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused_before_anything_is_fetched(
+    hub: StandInHub, folder: Path, name: str
+) -> None:
+    hub.repositories[REPOSITORY] = {name.format(folder=folder.parent): WEIGHTS}
+    with pytest.raises(ModelError, match=r"lists a file .*; expected a path inside of the repository$") as caught:
+        Hub().pull(Wanted.parse(REPOSITORY))
+    assert str(caught.value).isprintable()
+    assert not hub.downloads
+    assert not [path for path in folder.parent.rglob("*") if path.is_file()]
+
+
+def test_one_bad_name_among_the_files_of_a_folder_refuses_all(hub: StandInHub, folder: Path) -> None:
+    hub.repositories[REPOSITORY] = {"config.json": b"{}", "model.safetensors": WEIGHTS, "..\\x.json": b"{}"}
+    with pytest.raises(ModelError, match=r"lists a file '\.\.\\\\x\.json'; expected"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    assert not hub.downloads
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("link", ["sub", "sub/small.pth", "sub/.small.pth.part"])
+def test_no_link_is_followed_out_of_the_folder(hub: StandInHub, folder: Path, tmp_path: Path, link: str) -> None:
+    hub.repositories[REPOSITORY] = {"sub/small.pth": WEIGHTS}
+    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    other, place = tmp_path / "other", folder / REPOSITORY / link.replace(".part", f".{digest[:12]}.part")
+    place.parent.mkdir(parents=True)
+    other.mkdir()
+    target = other if link == "sub" else other / "mine"
+    if target is not other:
+        target.write_text("mine")
+    place.symlink_to(target)
+    with pytest.raises(ModelError, match=r"sub/small\.pth would be written to .*other.*; expected a place in "):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    assert not hub.downloads
+    assert [path.read_text() for path in other.iterdir()] == ([] if link == "sub" else ["mine"])
+
+
+def test_a_folder_of_models_may_be_a_link(hub: StandInHub, folder: Path, tmp_path: Path) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    (tmp_path / "disk").mkdir()
+    folder.symlink_to(tmp_path / "disk")
+    assert Hub().pull(Wanted.parse(REPOSITORY)) == folder / REPOSITORY / FILE
+    assert (tmp_path / "disk" / REPOSITORY / FILE).read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("digest", ["../../x", "", "abc", "Z" * 64])
+def test_a_checksum_that_is_none_is_told(hub: StandInHub, folder: Path, digest: str) -> None:
+    hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
+    hub.digest = digest
+    with pytest.raises(ModelError, match=rf"says no checksum of {FILE}"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+    assert not hub.downloads
 
 
 def test_no_room_is_told_before_anything_is_fetched(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
