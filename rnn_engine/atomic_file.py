@@ -1,16 +1,29 @@
-"""Write files so that readers, and whoever comes after a crash, find the old content or the new one, never a part."""
+"""Write files and folders so that readers, and whoever comes after a crash, find the old content or the new one.
+
+A folder that is written so has a list of what was written in it, `.rnn-engine.json`. A folder with anything that is not
+as its list says is somebody's, and is never replaced.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
+
+from rnn_engine.errors import InvalidRequestError
 
 TEMPORARY_SUFFIX = ".partial"
 """Files that end so are writes that a crash cut short; they may be deleted when nobody writes."""
+
+_LIST = ".rnn-engine.json"
+
+_Contents: TypeAlias = dict[str, list[int]]
+"""What is in a folder, by relative path: size and time of change (ns) of a file or link, nothing of a folder."""
 
 
 @contextmanager
@@ -37,6 +50,89 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 def _create(path: Path) -> IO[bytes]:
     return path.open("xb")
+
+
+@contextmanager
+def atomic_folder(path: Path, field: str) -> Iterator[Path]:
+    """Make a folder beside `path`, which takes the place of `path` when the block ends and is deleted when it fails.
+
+    What is at `path` is replaced if it is an empty folder, or one that was written so and is unchanged since. Raises
+    InvalidRequestError, which names `field`, for anything else, before the block and again after it; OSError where it
+    can't be written.
+    """
+    _check_replaceable(path, field)
+    unfinished = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        contents = _contents(unfinished)
+        with atomic_file(unfinished / _LIST) as file:
+            file.write(json.dumps({"files": contents}, indent=1).encode())
+        _check_replaceable(path, field)
+        _put_in_place(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _check_replaceable(path: Path, field: str) -> None:
+    """Raise InvalidRequestError unless nothing is lost where a folder takes the place of what is at `path`."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        reason = "is a link" if path.is_symlink() else "is a file"
+    else:
+        listed = _read_list(path)
+        foreign = (
+            name for name, entry in sorted(_contents(path).items()) if name != _LIST and listed.get(name) != entry
+        )
+        reason = f"holds {name!r}" if (name := next(foreign, None)) is not None else ""
+    if reason:
+        allowed = f"a new name, or a folder that was written so and has not been changed since; it {reason}"
+        raise InvalidRequestError(field, str(path), allowed)
+
+
+def _contents(folder: Path) -> _Contents:
+    found: _Contents = {}
+    pending = [str(folder)]
+    while pending:  # no recursion, whatever the depth
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(folder).as_posix()
+                if entry.is_dir(follow_symlinks=False):
+                    found[name] = []
+                    pending.append(entry.path)
+                else:
+                    facts = entry.stat(follow_symlinks=False)
+                    found[name] = [facts.st_size, facts.st_mtime_ns]
+    return found
+
+
+def _read_list(folder: Path) -> _Contents:
+    """Return what a folder's list says; nothing where it has none, or one that is damaged."""
+    try:
+        content = json.loads((folder / _LIST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    files = content.get("files") if isinstance(content, dict) else None
+    return files if isinstance(files, dict) else {}
+
+
+def _put_in_place(unfinished: Path, path: Path) -> None:
+    """Rename a folder, over another if there is one, which comes back where that fails."""
+    if not path.exists():
+        unfinished.rename(path)
+        _sync_folder(path.parent)
+        return
+    old = unfinished.with_suffix(".old")
+    path.rename(old)
+    try:
+        unfinished.rename(path)
+    except OSError:
+        with suppress(OSError):
+            old.rename(path)
+        raise
+    _sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def delete_file(path: Path) -> None:

@@ -50,8 +50,9 @@ def is_inner_path(text: str) -> bool:
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     parts = (*posix.parts, *windows.parts)
     rooted = posix.is_absolute() or windows.drive or windows.root
-    return text != "" and not rooted and ".." not in parts and not any(map(_is_control, text))
+    return text != "" and not rooted and ".." not in parts and not has_control_characters(text)
 
 
-def _is_control(character: str) -> bool:
-    return unicodedata.category(character) in ("Cc", "Cs")
+def has_control_characters(text: str) -> bool:
+    """Return True if `text` has what no file name should have: control characters, or parts of a surrogate pair."""
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.atomic_file import TEMPORARY_SUFFIX, atomic_file
+from rnn_engine.atomic_file import TEMPORARY_SUFFIX, atomic_file, atomic_folder
+from rnn_engine.errors import InvalidRequestError
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 
 
@@ -78,3 +79,58 @@ def test_a_fault_at_any_operation_leaves_the_old_file_or_the_new_one(tmp_path: P
         for leftover in leftovers:
             leftover.unlink()
     assert OLD in seen
+
+
+def write_folder(path: Path, content: str) -> None:
+    with atomic_folder(path, "output") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text(content)
+
+
+def test_a_folder_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    with pytest.raises(FileNotFoundError), atomic_folder(path, "output") as folder:
+        (folder / "missing" / "file").write_text("new")
+    assert (path / "sub" / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_changes_meanwhile_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    with pytest.raises(InvalidRequestError, match="it holds 'mine'"), atomic_folder(path, "output"):
+        (path / "mine").mkdir()
+    assert (path / "mine").is_dir()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_can_not_be_put_in_place_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    write_folder(path, "old")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.endswith(TEMPORARY_SUFFIX):
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write_folder(path, "new")
+    assert (path / "sub" / "file").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_a_folder_takes_no_files_and_no_links_place(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "out"
+    write_folder(tmp_path / "other", "old")
+    path.write_text("mine") if kind == "file" else path.symlink_to(tmp_path / ("other" if kind == "link" else "none"))
+    before = path.lstat()
+    with pytest.raises(InvalidRequestError, match=r"output: .* it is a (file|link)"):
+        write_folder(path, "new")
+    assert path.lstat() == before
+    assert (tmp_path / "other" / "sub" / "file").read_text() == "old"

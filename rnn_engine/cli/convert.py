@@ -10,7 +10,7 @@ import click
 from rnn_engine.cli.describe import describe_shape
 from rnn_engine.cli.options import lora_option
 from rnn_engine.cli.progress import progress_bar
-from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model
+from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model, model_bytes
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.loading.memory import in_words
@@ -46,7 +46,11 @@ def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -
     help="The weights to write, as `rnn-engine serve --weights` has them; stored keeps what is there.",
 )
 @lora_option
-@click.option("--force", is_flag=True, help="Replace DST where it is there.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace DST where it is there: a file, or a folder that `convert` wrote and nobody has changed since.",
+)
 def command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
     with open_merged(source, loras) as model, progress_bar("writing") as report:
         title = convert_model(model, target, weights, force=force, progress=report)
@@ -55,9 +59,4 @@ def command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, .
         types = Counter(info.block_type or info.dtype.name for info in written.tensors.values()).most_common()
     click.echo(f"{target}: {title}")
     click.echo(f"{shape}; tensors: {', '.join(f'{count} {name}' for name, count in types)}")
-    click.echo(f"{in_words(_size(target))}, from {in_words(_size(source))}")
-
-
-def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else (path,)
-    return sum(file.stat().st_size for file in files if file.is_file())
+    click.echo(f"{in_words(model_bytes(target))}, from {in_words(model_bytes(source))}")

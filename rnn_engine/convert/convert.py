@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
-from rnn_engine.atomic_file import TEMPORARY_SUFFIX, atomic_file
+from rnn_engine.atomic_file import atomic_file, atomic_folder
 from rnn_engine.convert.ai00 import write_st
 from rnn_engine.convert.blinkdl import write_blinkdl_pth, write_blinkdl_safetensors
 from rnn_engine.convert.fla import write_fla
@@ -55,6 +52,7 @@ def convert_model(
     weights: str = STORED,
     *,
     force: bool = False,
+    field: str = "DST",
     progress: Progress = _no_progress,
     versions: VersionTable = VERSIONS,
 ) -> str:
@@ -63,21 +61,26 @@ def convert_model(
     The end of the target's name says the format; a name without an ending is a folder's. `weights` is a choice as
     `WeightChoice.parse` reads it; a float type by itself is for the embedding, too. What is no matrix stays in the type
     that it has, where the format allows it. What is written lies beside `target` until it is complete.
-    Raises InvalidRequestError for an unknown format, and for a target that is there, unless `force` replaces it;
-    ModelError for what the format can't hold, and where the model can't be read; OSError where it can't be written.
+    With `force` a file takes the place of a file, and a folder that of an empty one or of one that was written by this
+    function and is unchanged since, by the list of its files in it (`.rnn-engine.json`).
+    Raises InvalidRequestError, which calls the target `field`, for an unknown format, and for a target that is there
+    and not to be replaced; ModelError for what the format can't hold, and where the model can't be read; OSError where
+    it can't be written.
     """
     file_format = FILE_FORMATS.get(target.suffix)
     if file_format is None and target.suffix:
         allowed = f"a name that ends in {', '.join(FILE_FORMATS)}, or a folder's without an ending"
-        raise InvalidRequestError("DST", str(target), allowed)
+        raise InvalidRequestError(field, str(target), allowed)
     if target.exists() and not force:
-        raise InvalidRequestError("DST", str(target), "a new name, or --force to replace what is there")
+        raise InvalidRequestError(field, str(target), "a new name, or --force to replace what is there")
+    if file_format is not None and target.exists() and not target.is_file():
+        raise InvalidRequestError(field, str(target), "a new name, or a file to replace")
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
     source = Source(model, present, parse_weights(weights, target.suffix).of(model.shape.num_layers), progress)
     try:
         if file_format is None:
-            with _new_folder(target) as folder:
+            with atomic_folder(target, field) as folder:
                 write_fla(folder, source)
             return FOLDER_TITLE
         if model.shape.settings:
@@ -87,6 +90,12 @@ def convert_model(
         return file_format.title
     except ModelError as error:
         raise ModelError(f"{target} was not written: {error}") from error
+
+
+def model_bytes(path: Path) -> int:
+    """Return the size of a model, which is a file or a folder of files."""
+    files = path.rglob("*") if path.is_dir() else (path,)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def parse_weights(text: str, suffix: str) -> WeightChoice:
@@ -102,22 +111,3 @@ def parse_weights(text: str, suffix: str) -> WeightChoice:
     if suffix == ".gguf" and "int8" not in text:
         formats = {group: "q8_0" if name == "int8" else name for group, name in formats.items()}
     return replace(choice, formats=formats)
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside `target`, which replaces `target` when the block ends and is deleted when it fails."""
-    unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        if target.exists():
-            before = unfinished.with_suffix(".replaced")
-            target.rename(before)
-            unfinished.rename(target)
-            shutil.rmtree(before) if before.is_dir() else before.unlink()
-        else:
-            unfinished.rename(target)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from rnn_engine.checks import has_control_characters
 from rnn_engine.errors import ForbiddenError, NotFoundError
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
@@ -34,51 +35,74 @@ class LoadOrder:
     device: str | None = None
     tokenizer: str | None = None
 
+    def uses(self, path: Path) -> bool:
+        """Return True if `path` is, holds or is in what the model is loaded from."""
+        files = (self.path, *(lora.path for lora in self.loras), *(state.path for state in self.states))
+        used = [_real(file) for file in files]
+        return any(each.is_relative_to(path) or path.is_relative_to(each) for each in used)
+
 
 MakeLoad: TypeAlias = Callable[[LoadOrder], LoadEngine]
 
 
 class ModelFolder:
-    """The folder from which admins may load models, with the others of which they may read and write files."""
+    """The folder from which admins may load models, with the others of which they may read and write files.
+
+    What is read may lie elsewhere where the operator has put a link; nothing is written through a link that leads out.
+    """
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
         self.path = _normal(path)
-        self._allowed = (self.path, *map(_normal, others))
+        self._folders = (self.path, *map(_normal, others))
 
     def place(self, text: str) -> Path:
-        """Return the path in one of the folders that `text` means, relative to that of models or to where the server
-        runs. Raises ForbiddenError where it is outside of all."""
-        inside = self._inside(text)
-        return next((path for path in inside if path.parent.is_dir()), inside[0])
+        """Return the path, without links, that `text` means for writing, as `place_below` finds it from this folder and
+        from where the server runs."""
+        return place_below(self._folders, (self.path, Path.cwd()), text)
 
     def find(self, text: str) -> Path:
         """Return the path of what is there. Raises ForbiddenError, or NotFoundError where nothing is."""
-        found = next((path for path in self._inside(text) if path.exists()), None)
+        allowed = (*self._folders, *map(_real, self._folders))
+        inside = [
+            path
+            for path in _meanings((self.path, Path.cwd()), text, _normal)
+            if any(path.is_relative_to(folder) for folder in allowed)
+        ]
+        if not inside:
+            names = ", ".join(map(str, self._folders))
+            raise ForbiddenError(f"{text[:200]!r} is outside of {names}, where admins may read and write files")
+        found = next((path for path in inside if os.path.exists(path)), None)
         if found is None:
             raise NotFoundError(f"there is no file {text[:200]!r} in {self.path}, the folder of models")
         return found
-
-    def _inside(self, text: str) -> Sequence[Path]:
-        """Return what `text` may mean, at least one path."""
-        return paths_within(self._allowed, (self.path, Path.cwd()), text)
 
     def models(self) -> Iterator[Path]:
         """Yield the files of models, by their endings."""
         yield from sorted(path for path in self.path.iterdir() if path.suffix in MODEL_ENDINGS and path.is_file())
 
 
-def paths_within(folders: Sequence[Path], bases: Iterable[Path], text: str) -> Sequence[Path]:
-    """Return the paths in one of the folders that `text` means, relative to each of the bases, at least one.
+def place_below(folders: Iterable[Path], bases: Iterable[Path], text: str) -> Path:
+    """Return the path below one of the folders that `text` means for writing, relative to one of the bases.
 
-    Raises ForbiddenError where all are outside.
+    Links are followed, and it has none. Of several, it is the first in a folder that is there. Raises ForbiddenError
+    where none is below a folder.
     """
-    paths = [] if "\0" in text else [_normal(base / text) for base in bases]
-    inside = [path for path in paths if any(path.is_relative_to(folder) for folder in folders)]
-    if not inside:
-        names = ", ".join(map(str, folders))
-        raise ForbiddenError(f"{text[:200]!r} is outside of {names}, where admins may read and write files")
-    return inside
+    allowed = [_real(folder) for folder in folders]
+    below = [path for path in _meanings(bases, text, _real) if any(folder in path.parents for folder in allowed)]
+    if not below:
+        names = ", ".join(map(str, allowed))
+        raise ForbiddenError(f"{text[:200]!r} is not below {names}, where admins may write files")
+    return next((path for path in below if path.parent.is_dir()), below[0])
+
+
+def _meanings(bases: Iterable[Path], text: str, normal: Callable[[Path], Path]) -> Sequence[Path]:
+    """Return the paths that `text` may mean; none for what names no file."""
+    return [] if has_control_characters(text) else [normal(base / text) for base in bases]
 
 
 def _normal(path: Path) -> Path:
     return Path(os.path.abspath(path))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import lzma
-import shutil
 import stat
-import uuid
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from rnn_engine.atomic_file import atomic_folder
 from rnn_engine.checks import is_inner_path
 from rnn_engine.errors import InvalidRequestError, StorageError
 from server.limits import Limits
 
 _PIECE_BYTES = 1 << 20
+_MOST_LEVELS = 100  # of folders; what deletes a folder calls itself for each
 _FIELD = "path"
 _DAMAGED = (
     zipfile.BadZipFile,
@@ -31,21 +32,17 @@ _MISFITS = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two names
 
 
 def unpack(archive: Path, target: Path, limits: Limits) -> int:
-    """Let `target` be a folder with what is in the archive, in place of what is there; return how many bytes that is.
+    """Let `target` be a folder with what is in the archive; return how many bytes that is.
 
-    It is whole or not there. Raises InvalidRequestError for what is no archive, has links, names outside of itself, or
-    more than the limits allow, whatever it says of its size; StorageError where the disk does not take it.
+    It is whole or not there. It takes the place of an empty folder, and of one that was unpacked so and is unchanged
+    since, by the list of its files in it (`.rnn-engine.json`). Raises InvalidRequestError where anything else is there,
+    and for what is no archive, has links, names outside of itself, or more than the limits allow, whatever it says of
+    its size; StorageError where the disk does not take it.
     """
-    unfinished = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
-    try:
-        with _refusals(archive):
-            unfinished.mkdir(parents=True)
-            with zipfile.ZipFile(archive) as opened:
-                num_bytes = _extract(opened, unfinished, limits)
-        _put_in_place(unfinished, target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return num_bytes
+    with _refusals(archive):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(target, "output") as folder, zipfile.ZipFile(archive) as opened:
+            return _extract(opened, folder, limits)
 
 
 @contextmanager
@@ -57,6 +54,8 @@ def _refusals(archive: Path) -> Iterator[None]:
     except _MISFITS as error:
         raise InvalidRequestError(_FIELD, archive.name, f"an archive of different names: {error.strerror}") from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidRequestError(_FIELD, archive.name, "an archive of shorter names") from None
         raise StorageError(f"{archive.name} can't be unpacked: {error.strerror}") from error
 
 
@@ -83,26 +82,9 @@ def _checked_name(entry: zipfile.ZipInfo) -> str:
     name = entry.filename
     if not is_inner_path(name):
         raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")
+    if name.count("/") > _MOST_LEVELS:
+        raise InvalidRequestError(_FIELD, name, f"an archive of at most {_MOST_LEVELS} levels of folders")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise InvalidRequestError(_FIELD, name, "an archive of files and folders, without links")
     return name
-
-
-def _put_in_place(unfinished: Path, target: Path) -> None:
-    """Rename a folder, over another if there is one, which comes back where that fails."""
-    old = unfinished.with_name(f"{unfinished.name}.old")
-    try:
-        had_old = target.exists()
-        if had_old:
-            target.rename(old)
-        try:
-            unfinished.rename(target)
-        except OSError:
-            if had_old:
-                with suppress(OSError):
-                    old.rename(target)
-            raise
-    except OSError as error:
-        raise StorageError(f"{target} can't be written: {error.strerror}") from error
-    shutil.rmtree(old, ignore_errors=True)

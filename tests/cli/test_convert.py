@@ -12,7 +12,7 @@ from rnn_engine.tokenizer import load_tokenizer
 from tests.support.cli import Command
 from tests.support.gguf import save_gguf
 from tests.support.loras import draw_pair, save_ai00
-from tests.support.models import TensorModel
+from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 
 
 def test_it_says_what_it_wrote(rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path) -> None:
@@ -32,6 +32,25 @@ def test_what_is_there_is_replaced_with_force_alone(rnn_engine: Command, model_f
     rnn_engine("convert", model_file, tmp_path / "out.pth", "--force")
     with open_model(tmp_path / "out.pth") as written:
         assert written.names
+
+
+def test_force_replaces_no_folder_but_one_that_it_has_written(rnn_engine: Command, tmp_path: Path) -> None:
+    source = save_safetensors(random_model(tiny_shape(head_size=64), seed=0), tmp_path / "model.st", "f32")
+    mine, target = tmp_path / "mine", tmp_path / "out"
+    for name in ("", "model.pth"):
+        (mine / name).mkdir(parents=True)
+        (mine / name / "thesis.txt").write_text("years of work")
+        said = rnn_engine("convert", source, mine / name, "--force", code=2)
+        assert "is not allowed; expected a new name, or a f" in said
+        assert (mine / name / "thesis.txt").read_text() == "years of work"
+    for _ in range(2):
+        rnn_engine("convert", source, target, "--force")
+        with open_model(target) as written:
+            assert written.names
+    (target / "tokenizer.json").write_text("{}")
+    assert "it holds 'tokenizer.json'" in rnn_engine("convert", source, target, "--force", code=2)
+    assert (target / "tokenizer.json").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "model.st", "out"]
 
 
 def test_loras_are_merged(rnn_engine: Command, model_file: Path, tiny_model: TensorModel, tmp_path: Path) -> None:

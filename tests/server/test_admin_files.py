@@ -79,8 +79,18 @@ async def test_an_archive_takes_the_place_of_what_was_there(
     for body in ({"path": "a.zip", "output": "unzip/web"}, {"zip_path": "models/a.zip", "target_dir": "web"}):
         written = await post(client, UNZIP, WrittenFile, body)
         assert written == {"path": str(folders / "unzip" / "web"), "size": 3}
-        assert files_in(folders / "unzip") == ["web", "web/one.txt", "web/sub", "web/sub/two.txt"]
-        (folders / "unzip" / "web" / "old.txt").touch()
+        assert files_in(folders / "unzip") == [
+            "web",
+            "web/.rnn-engine.json",
+            "web/one.txt",
+            "web/sub",
+            "web/sub/two.txt",
+        ]
+        old = folders / "unzip" / "web" / "old.txt"
+        old.touch()
+        refused = await error_of(await client.post(UNZIP, json=body), 400)
+        assert (refused["param"], "it holds 'old.txt'" in refused["message"]) == ("output", True)
+        old.unlink()
 
 
 def of_names(*names: str) -> Callable[[Path], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from server.doors.scopes import Scope
 from server.http.bodies import json_response, read_body
 from server.http.context import SETTINGS, folder_of
 from server.http.routing import Route
-from server.models.orders import paths_within
+from server.models.orders import place_below
 from server.models.unpacking import unpack
 from server.schemas.ai00.admin import WrittenFile
 from server.schemas.ai00.config import Ai00Config, LoadConfigRequest, SaveConfigRequest, UnzipRequest
@@ -45,33 +46,46 @@ async def save_config(request: web.Request) -> web.Response:
     if path.suffix != ".toml":
         raise ForbiddenError(f"{body.path[:200]!r} can't be written; expected a file whose name ends in .toml")
     text = tomli_w.dumps(body.config.model_dump(mode="json", exclude_none=True)).encode()
-    await asyncio.to_thread(_write, path, text)
+    await asyncio.to_thread(_write, path, text, body.path)
     answer: WrittenFile = {"path": str(path), "size": len(text)}
     return json_response(answer)
 
 
 def _output(request: web.Request, text: str) -> Path:
     """Return the folder to unpack into. Raises ForbiddenError, or NotFoundError where there is none for that."""
-    folders = [Path(folder).resolve() for folder in request.app[SETTINGS].unzip_folders]
+    folders = request.app[SETTINGS].unzip_folders
     if not folders:
         raise NotFoundError("the server has no folder for unpacked archives; see --unzip-folder")
-    for path in paths_within(folders, (Path.cwd(), folders[0]), text):
-        if path not in folders and any(path.parent.resolve().is_relative_to(folder) for folder in folders):
-            return path
-    raise ForbiddenError(f"{text[:200]!r} is no folder below one for unpacked archives")
+    return place_below(folders, (Path.cwd(), folders[0]), text)
 
 
 def _read(path: Path, name: str) -> Ai00Config:
+    content = _parse(path, name)
+    try:
+        return Ai00Config.model_validate(content, context=UnknownFields(refuse=False))
+    except ValidationError as error:
+        raise _no_config(name, error) from None
+
+
+def _parse(path: Path, name: str) -> dict[str, object]:
     if not path.is_file() or path.stat().st_size > _MOST_CONFIG_BYTES:
         raise InvalidRequestError("path", name, f"a Config.toml of at most {_MOST_CONFIG_BYTES} bytes")
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
-        return Ai00Config.model_validate(content, context=UnknownFields(refuse=False))
-    except (OSError, UnicodeDecodeError, ValidationError, tomllib.TOMLDecodeError) as error:
-        raise InvalidRequestError("path", name, f"ai00's Config.toml: {str(error)[:300]}") from None
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
+        raise _no_config(name, error) from None
 
 
-def _write(path: Path, text: bytes) -> None:
+def _no_config(name: str, error: Exception) -> InvalidRequestError:
+    return InvalidRequestError("path", name, f"ai00's Config.toml: {str(error)[:300]}")
+
+
+def _write(path: Path, text: bytes, name: str) -> None:
+    """Write settings; a file that is there is replaced if it has a table [model] and none that ai00 does not know."""
+    if os.path.lexists(path):
+        content = _parse(path, name)
+        if not isinstance(content.get("model"), dict) or not content.keys() <= Ai00Config.model_fields.keys():
+            raise InvalidRequestError("path", name, "a new name, or ai00's Config.toml, which is replaced")
     try:
         with atomic_file(path) as file:
             file.write(text)
@@ -84,7 +98,8 @@ ROUTES = (
         "POST",
         "/admin/files/unzip",
         unzip,
-        "Unpack an archive in a folder of the admins into one for that (`--unzip-folder`).",
+        "Unpack an archive in a folder of the admins into one for that (`--unzip-folder`). A folder that is there is "
+        "replaced if it is empty, or was unpacked so and nothing in it has changed since.",
         WrittenFile,
         request=UnzipRequest,
         scope=Scope.ADMIN,
@@ -106,7 +121,8 @@ ROUTES = (
         "POST",
         "/admin/files/config/save",
         save_config,
-        "Write ai00's settings into a file, for the next start of a server with `--config`.",
+        "Write ai00's settings into a file, for the next start of a server with `--config`. Of what is there, "
+        "only settings of ai00 are replaced.",
         WrittenFile,
         request=SaveConfigRequest,
         scope=Scope.ADMIN,

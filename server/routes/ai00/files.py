@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from aiohttp import web
 
-from rnn_engine.convert.convert import convert_model
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.convert.convert import convert_model, model_bytes
+from rnn_engine.errors import InvalidRequestError, StorageError
 from rnn_engine.forward.weight_choice import STORED
 from rnn_engine.loading.model import open_merged
 from server.doors.keys import KeyRing
@@ -45,10 +46,13 @@ async def save(request: web.Request) -> web.Response:
     models = request.app[MODELS]
     model = models.default if body.model is None else models.find(body.model)
     target = folder_of(request).place(body.path)
-    if target.exists() and not body.overwrite:
+    if os.path.lexists(target) and not body.overwrite:
         raise InvalidRequestError("path", body.path, "a name that is free, or overwrite as true")
-    await asyncio.to_thread(_convert, model.order, target)
-    answer: WrittenFile = {"path": str(target), "size": target.stat().st_size}
+    if (user := next((each for each in models if each.order.uses(target)), None)) is not None:
+        allowed = f"a name of which no model is served; the model {user.name!r} was loaded from it"
+        raise InvalidRequestError("path", body.path, allowed)
+    size = await asyncio.to_thread(_convert, model.order, target)
+    answer: WrittenFile = {"path": str(target), "size": size}
     return json_response(answer)
 
 
@@ -87,9 +91,15 @@ def _list(folder: Path, with_sha: bool) -> list[FileEntry]:
     ]
 
 
-def _convert(order: LoadOrder, target: Path) -> None:
+def _convert(order: LoadOrder, target: Path) -> int:
+    """Write a model, and return how many bytes that is."""
+    weights = "f16" if target.suffix == _PREFAB else STORED
     with open_merged(order.path, order.loras) as model:
-        convert_model(model, target, "f16" if target.suffix == _PREFAB else STORED, force=True)
+        try:
+            convert_model(model, target, weights, force=True, field="path")
+            return model_bytes(target)
+        except OSError as error:
+            raise StorageError(f"{target} can't be written: {error.strerror}") from error
 
 
 ROUTES = (
@@ -107,7 +117,9 @@ ROUTES = (
         "POST",
         "/admin/models/save",
         save,
-        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format.",
+        "Write a model with its LoRAs into the folder of models, in f16 as ai00's prefab or in another format. With "
+        "`overwrite` a file is replaced, and a folder that was written so and in which nothing has changed since; what "
+        "a model was loaded from is not.",
         WrittenFile,
         request=SaveRequest,
         scope=Scope.ADMIN,

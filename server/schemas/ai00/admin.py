@@ -36,7 +36,9 @@ class SaveRequest(RequestBody):
         min_length=1, description="A file in the folder of models. Its ending says the format: `.prefab` is ai00's."
     )
     model: str | None = Field(default=None, description="The name of the model; null is the default one.")
-    overwrite: bool = Field(default=False, description="Whether a file that is there is replaced.")
+    overwrite: bool = Field(
+        default=False, description="Whether what is there is replaced: a file, or a folder that was written so."
+    )
 
 
 class WrittenFile(TypedDict):

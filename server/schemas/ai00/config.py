@@ -106,6 +106,4 @@ class UnzipRequest(RequestBody):
     aliases: ClassVar = {"zip_path": "path", "target_dir": "output"}
 
     path: str = Field(min_length=1, description="A zip archive in a folder of the admins.")
-    output: str = Field(
-        min_length=1, description="A folder in one for unpacked archives (`--unzip-folder`). What is there is replaced."
-    )
+    output: str = Field(min_length=1, description="A folder in one for unpacked archives (`--unzip-folder`).")
