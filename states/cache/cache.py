@@ -87,9 +87,7 @@ class StateCache:
             return
         found = answer.found
         if found is not None and not self._index.is_too_long(found.tokens):
-            checkpoint = self._positions.record(found.root, found.tokens, found.kind)
-            if not checkpoint.resumable:
-                self._index.adopt(self._shared, checkpoint, found)
+            self._index.adopt(self._shared, found)
         self._learn_path(answer.root, answer.known)
 
     def _learn_path(self, root: str, tokens: bytes) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.checkpoint import MissReason
 from states.cache.positions import Positions
 from states.cache.tiers.tier import FoundCopy, Tier
 from states.cache.tiers.tiered import TieredStore
 
 
 class Index:
-    """Forgets ghost entries, and then checkpoints, where the records of all of them take more than `capacity`."""
+    """Forgets what is least missed while the records of all that is known take more than `capacity`.
+
+    Ghost entries go first, then what is known of a shared store, then checkpoints.
+    """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
         """`capacity` is in bytes."""
@@ -35,7 +38,8 @@ class Index:
             evicted = self._tiers.evict()
             if evicted is None:
                 return
-            self._positions.forget(evicted)
+            if not evicted.resumable:
+                self._positions.forget(evicted)
 
     def adopt_copies(self, tier: Tier) -> None:
         """Take in what an earlier process left in a tier, as much as has room there and here; delete the rest."""
@@ -46,16 +50,24 @@ class Index:
                 excess -= found.num_bytes
                 tier.discard(found)
                 continue
-            self.adopt(tier, self._positions.record(found.root, found.tokens, found.kind), found)
+            self.adopt(tier, found)
 
-    def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Take in one copy, which was found at the position of `checkpoint`."""
+    def adopt(self, tier: Tier, found: FoundCopy) -> None:
+        """Take in one copy if its position has none and the tier makes room for it, else the path to it alone."""
+        checkpoint = self._positions.record(found.root, found.tokens, found.kind)
+        if checkpoint.resumable:
+            return
         self._positions.leave_ghosts(checkpoint)
-        checkpoint.absence = MissReason.EVICTED
-        checkpoint.has_logits = found.has_logits
-        checkpoint.saves = checkpoint.tokens_to_shorter()
-        tier.adopt(checkpoint, found)
-        self._positions.note_kept(checkpoint)
+        try:
+            checkpoint.has_logits = found.has_logits
+            checkpoint.saves = checkpoint.tokens_to_shorter()
+            self._tiers.adopt(tier, checkpoint, found)
+        finally:
+            if not checkpoint.resumable:
+                self._positions.become_ghost(checkpoint)
+        if checkpoint.resumable:
+            checkpoint.absence = MissReason.EVICTED
+            self._positions.note_kept(checkpoint)
         self.trim()
 
 

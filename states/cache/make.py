@@ -38,8 +38,9 @@ def make_cache(
     """
     config = config or CacheConfig()
     tiers: list[Tier] = []
+    device_bytes = 0 if pool is None else pool.num_slabs * pool.slab_bytes
     if pool is not None:
-        tiers.append(DeviceTier(pool, config.index_bytes(pool.num_slabs * pool.slab_bytes) // 2))
+        tiers.append(DeviceTier(pool, config.index_bytes(device_bytes) // 2))
     tiers.append(HostTier(shape, config.host_capacity, config.host_precision))
     if (disk := config.disk) is not None:
         if writer is None:
@@ -47,12 +48,13 @@ def make_cache(
         reader = ThreadPoolExecutor(1, thread_name_prefix="state-reader")
         tiers.append(DiskTier(disk, model, shape, writer, reader))
     if store is not None:
-        tiers.append(_shared_tier(store, model, shape))
+        max_record_bytes = min(store.config.index_bytes, config.index_bytes(device_bytes) // 2)
+        tiers.append(_shared_tier(store, model, shape, max_record_bytes))
     return StateCache(live, tiers, config, clock)
 
 
-def _shared_tier(store: OpenStore, model: str, shape: ModelShape) -> SharedTier:
+def _shared_tier(store: OpenStore, model: str, shape: ModelShape, max_record_bytes: int) -> SharedTier:
     from states.shared.checkpoints import CheckpointStore  # of an extra, as an open store has shown to be there
 
     checkpoints = CheckpointStore(store.client, store.bodies, store.config.ttl)
-    return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape)
+    return SharedTier(store.config, store.client, checkpoints, store.capacity, model, shape, max_record_bytes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint
 from states.cache.counters import CacheStats
+from states.cache.tree import TokenTree
 
 
 def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:
@@ -16,3 +18,24 @@ def check_books(records: Sequence[Checkpoint], stats: CacheStats) -> None:
         sizes = [record.sizes[tier.tier] for record in records if tier.tier in record.sizes]
         assert (tier.used, tier.copies) == (sum(sizes), len(sizes))
         assert tier.used <= tier.capacity
+
+
+def check_cache(cache: StateCache) -> None:
+    """Check that each record of a cache is a copy or a ghost entry, that its sums are right and its bounds hold."""
+    records, stats = cache.checkpoints(), cache.stats()
+    check_books(records, stats)
+    positions = cache._positions
+    ghosts = positions._ghosts
+    assert set(ghosts._entries) == {record for record in records if not record.resumable}
+    assert ghosts._tokens == sum(record.length for record in ghosts._entries) <= ghosts._max_tokens
+    assert positions.num_bytes == sum(tree.num_bytes for tree in positions._trees.values())
+    for root, tree in positions._trees.items():
+        again: TokenTree[Checkpoint] = TokenTree()
+        for record in records:
+            if record.root == root:
+                again.put(record.known_place().tokens(), record)
+        assert tree.num_bytes == again.num_bytes
+    for tier in cache.tiers:
+        assert set(tier.queue) == {record for record in records if tier.name in record.sizes}
+    if all(record.locks == 0 for record in records):
+        assert stats.index_bytes <= stats.index_capacity

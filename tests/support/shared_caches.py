@@ -38,6 +38,7 @@ class SharingServer:
         model: str = "model",
         vocab: int = 24,
         host: int = 0,
+        index_capacity: int | None = None,
         timeout: float = 30.0,
         ttl: int = 3600,
         objects: ObjectsConfig | None = None,
@@ -49,7 +50,7 @@ class SharingServer:
             StoreUrl.parse(url), timeout=timeout, ttl=ttl, write_after=0.0, min_tokens=1, objects=objects
         )
         self.store = open_store(store, self.clock)
-        config = CacheConfig(host_capacity=host, store=store)
+        config = CacheConfig(host_capacity=host, store=store, index_capacity=index_capacity)
         self.cache = make_cache(self.shape, model, self.device, config, clock=self.clock, store=self.store)
 
     def keep(self, tokens: Sequence[int], *, root: str = ROOT, logits: bool = True) -> bool:

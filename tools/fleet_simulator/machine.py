@@ -124,17 +124,19 @@ class Machine:
         self._clock.at(self._clock.now + _WRITE_SECONDS, self._write_behind)
 
 
+_INDEX_BYTES = 1 << 40  # no bound
 _STORE = StoreConfig(StoreUrl.parse("valkey://simulated"))
 
 
 def cache_config(hardware: Hardware) -> CacheConfig:
     """Return the settings of a machine's cache, which keeps states in memory alone."""
-    return CacheConfig(host_capacity=hardware.cached_states * _COPY_BYTES, device_capacity=0, index_capacity=1 << 40)
+    host_capacity = hardware.cached_states * _COPY_BYTES
+    return CacheConfig(host_capacity=host_capacity, device_capacity=0, index_capacity=_INDEX_BYTES)
 
 
 def _tiers(hardware: Hardware, client: ModelledClient | None) -> list[Tier]:
     tiers: list[Tier] = [HostTier(SHAPE, cache_config(hardware).host_capacity, "f32")]
     if client is not None:
         way, store = cast("StoreClient", client), cast("CheckpointStore", client)
-        tiers.append(SharedTier(_STORE, way, store, None, "model", SHAPE))
+        tiers.append(SharedTier(_STORE, way, store, None, "model", SHAPE, _INDEX_BYTES))
     return tiers

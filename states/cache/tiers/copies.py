@@ -129,11 +129,12 @@ class Copies:
             payload = move.pending.result()
         except Exception:
             _log.exception("a checkpoint is lost: its copy can't be read")
-        else:
-            if not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
+        try:
+            if payload is not None and not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
                 slower = self.tiers[self.tiers.index(move.tier) + 1 :]
                 self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
-        self.tell_if_lost(checkpoint)
+        finally:
+            self.tell_if_lost(checkpoint)
         return payload
 
     def lose_device(self) -> None:

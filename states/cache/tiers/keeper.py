@@ -84,8 +84,10 @@ class Keeper:
             self._behind.note(checkpoint)  # the writer is too far behind
 
     def _make_room_for(self, checkpoint: Checkpoint, size: int) -> bool:
-        """Make room in the tier, where only what is worth less than `checkpoint` gives way."""
+        """Make room in the tier, where only what is worth less than `checkpoint` gives way, if that loses a copy."""
         queue = self._tier.queue
+        if self._tier.shared:
+            return self._copies.make_room(self._tier, size)
         if size > queue.capacity:
             return False
         while queue.free < size:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 CLOSE_SECONDS = 10.0  # for what waits to be written at the end
 
+_RECORD_BYTES = 1600  # an estimate of what the records of one copy take on the host, besides its tokens
 _UNBOUNDED = 1 << 40  # bytes; what is counted here where the store tells no bound of its own
 _log = logging.getLogger(__name__)
 
@@ -98,8 +99,12 @@ class SharedTier(Tier):
         capacity: int | None,
         model: str,
         shape: ModelShape,
+        max_record_bytes: int,
     ) -> None:
-        """`store` uses `client`; `capacity` are the bytes that it may take in all, where that is known."""
+        """`store` uses `client`; `capacity` are the bytes that it may take in all, where that is known.
+
+        No more is known of it when the records here take `max_record_bytes`, until others have given way.
+        """
         self.queue = EvictionQueue(self.name, capacity or _UNBOUNDED)
         self.write_after = config.write_after
         self.min_tokens = config.min_tokens
@@ -110,6 +115,8 @@ class SharedTier(Tier):
         self._form = StateFileForm(model, shape, config.precision)
         self._patience = config.timeout
         self._most_waiting = config.background_bytes
+        self._max_record_bytes = max_record_bytes
+        self._record_bytes = 0
         self._writes: dict[Checkpoint, _Write] = {}
         self._held: dict[Future[None], int] = {}  # bytes that wait to be written, those of forgotten copies too
 
@@ -129,6 +136,10 @@ class SharedTier(Tier):
         future = self._client.submit(self._find(root, tokens, shortest, longest))
         future.add_done_callback(lambda ended: None if ended.cancelled() else on_done())
         return Inquiry(future)
+
+    @property
+    def is_crowded(self) -> bool:
+        return self._record_bytes > 0 and self._record_bytes >= self._max_record_bytes
 
     @property
     def is_ready(self) -> bool:
@@ -154,8 +165,8 @@ class SharedTier(Tier):
         if not self.is_ready or not self._has_room(num_bytes, self._patience if wait else 0.0):
             self.writes_refused += 1
             return False
-        self.queue.add(checkpoint, num_bytes)
         future = self._client.submit(self._write(saved))
+        self._enter(checkpoint, num_bytes)
         self._held[future] = num_bytes
         self._writes[checkpoint] = _Write(payload, future)
         return True
@@ -177,6 +188,7 @@ class SharedTier(Tier):
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget a copy, which stays in the store for the others until it expires."""
         self.queue.remove(checkpoint)
+        self._record_bytes -= _record_bytes(checkpoint)
         self._writes.pop(checkpoint, None)
 
     def take_failed(self) -> Sequence[Checkpoint]:
@@ -186,11 +198,15 @@ class SharedTier(Tier):
         return failed
 
     def adopt(self, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        self.queue.add(checkpoint, found.num_bytes)
+        self._enter(checkpoint, found.num_bytes)
 
     def close(self) -> None:
         """Return when everything is written, or after some seconds."""
         wait_for(self._held, CLOSE_SECONDS)
+
+    def _enter(self, checkpoint: Checkpoint, num_bytes: int) -> None:
+        self.queue.add(checkpoint, num_bytes)
+        self._record_bytes += _record_bytes(checkpoint)
 
     def _has_room(self, num_bytes: int, patience: float) -> bool:
         """Whether so much more may wait to be written now, or in so many seconds."""
@@ -235,3 +251,7 @@ class SharedTier(Tier):
         if not await self._store.renew(path, has_logits=has_logits):
             data = await asyncio.to_thread(b"".join, full_state_parts(saved, self._shape.version))
             await self._store.put(path, data, has_logits=has_logits, kind=saved.origin.kind)
+
+
+def _record_bytes(checkpoint: Checkpoint) -> int:
+    return _RECORD_BYTES + TOKEN_BYTES * checkpoint.length

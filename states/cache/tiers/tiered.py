@@ -19,7 +19,7 @@ from states.cache.fetch import Fetch, Fetches
 from states.cache.tiers.copies import Copies
 from states.cache.tiers.keeper import Keeper, value_of
 from states.cache.tiers.moves import Access, Source
-from states.cache.tiers.tier import DevicePayload, ReadyPayload, Tier
+from states.cache.tiers.tier import DevicePayload, FoundCopy, ReadyPayload, Tier
 from states.payload import Payload
 
 _log = logging.getLogger(__name__)
@@ -136,16 +136,25 @@ class TieredStore:
         """How many copies there are in all tiers."""
         return sum(len(tier.queue) for tier in self.tiers)
 
+    def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
+        """Take over a copy that was found in a tier, if that makes room for it."""
+        if self._copies.make_room(tier, found.num_bytes):
+            tier.adopt(checkpoint, found)
+
     def evict(self) -> Checkpoint | None:
         """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
 
-        None where all are locked.
+        A copy that is shared is dropped alone: to forget it costs another question to the store, to lose the others
+        a forward pass. None where all are locked.
         """
         for tier in reversed(self.tiers):
             weakest = tier.queue.weakest()
             if weakest is not None:
                 self._copies.stats_of[tier.name].evictions += 1
-                self.drop(weakest)
+                if tier.shared:
+                    self._copies.drop(tier, weakest)
+                else:
+                    self.drop(weakest)
                 return weakest
         return None
 
