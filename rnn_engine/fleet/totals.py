@@ -61,6 +61,7 @@ def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounte
         total.seconds += counters.seconds
         total.circuit_open |= counters.circuit_open
         total.circuit_openings += counters.circuit_openings
+        total.unreadable += counters.unreadable
     return total
 
 

@@ -247,6 +247,8 @@ def _store(store: StoreCounters | None) -> Iterator[Metric]:
     yield gauge("store_circuit_open", text, {} if store is None else float(store.circuit_open))
     text = "Times that the store was left alone for a while."
     yield counter("store_circuit_openings", text, {} if store is None else store.circuit_openings)
+    text = "Values in the store that could not be understood, and were as if they were not there."
+    yield counter("store_unreadable", text, {} if store is None else store.unreadable)
 
 
 def _states(usage: RegistryUsage) -> Iterator[Metric]:

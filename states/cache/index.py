@@ -58,14 +58,15 @@ class Index:
         if checkpoint.resumable:
             return
         self._positions.leave_ghosts(checkpoint)
+        adopted = False
         try:
             checkpoint.has_logits = found.has_logits
             checkpoint.saves = checkpoint.tokens_to_shorter()
-            self._tiers.adopt(tier, checkpoint, found)
+            adopted = self._tiers.adopt(tier, checkpoint, found)
         finally:
-            if not checkpoint.resumable:
+            if not adopted:
                 self._positions.become_ghost(checkpoint)
-        if checkpoint.resumable:
+        if adopted:
             checkpoint.absence = MissReason.EVICTED
             self._positions.note_kept(checkpoint)
         self.trim()

@@ -6,6 +6,7 @@ servers and says what has to give way. Each body has a key in the index that exp
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from states.shared.client import StoreClient, execute, run_script
@@ -14,12 +15,25 @@ from states.shared.keys import PREFIX
 if TYPE_CHECKING:
     from states.shared.objects import Objects  # of an extra
 
-# KEYS: used, sizes, total. Defines `remove`, which forgets a body.
+# KEYS: used, sizes, total. Defines `remove`, which forgets a body. A total that can't be one is counted anew.
 _REMOVE = """
+local function whole(text)
+    local number = tonumber(text)
+    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or nil
+end
+local function count(bytes) redis.call('SET', KEYS[3], string.format('%.0f', bytes)) end
+local function total()
+    local known = whole(redis.call('GET', KEYS[3]))
+    if known then return known end
+    local sum = 0
+    for _, size in ipairs(redis.call('HVALS', KEYS[2])) do sum = sum + (whole(size) or 0) end
+    return sum
+end
 local function remove(key)
+    local before = total()
     redis.call('UNLINK', key)
     redis.call('ZREM', KEYS[1], key)
-    redis.call('DECRBY', KEYS[3], redis.call('HGET', KEYS[2], key) or 0)
+    count(before - (whole(redis.call('HGET', KEYS[2], key)) or 0))
     redis.call('HDEL', KEYS[2], key)
 end
 """
@@ -33,13 +47,16 @@ local now = tonumber(redis.call('TIME')[1])
 remove(KEYS[4])
 redis.call('SET', KEYS[4], ARGV[2], 'EX', ARGV[1])
 redis.call('ZADD', KEYS[1], now, KEYS[4])
+count(total() + ARGV[2])
 redis.call('HSET', KEYS[2], KEYS[4], ARGV[2])
-local total = redis.call('INCRBY', KEYS[3], ARGV[2])
 local gone = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (now - ARGV[1]), 'LIMIT', 0, 100)
 for _, key in ipairs(gone) do remove(key) end
-while tonumber(redis.call('GET', KEYS[3])) > tonumber(ARGV[3]) do
+while total() > tonumber(ARGV[3]) do
     local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-    if not oldest then break end
+    if not oldest then
+        redis.call('DEL', KEYS[2], KEYS[3])
+        break
+    end
     remove(oldest)
     gone[#gone + 1] = oldest
 end
@@ -55,6 +72,9 @@ return 1
 """
 
 _LEAVE = _REMOVE + "remove(KEYS[4])"
+
+
+_KEY = re.compile(rf"{PREFIX}(:\w+)+", re.ASCII)
 
 
 class Bodies(Protocol):
@@ -121,7 +141,10 @@ class ObjectBodies:
         await self._objects.put(key, data)
         gone = await self._script(_ENTER, key, self._ttl, len(data), self._capacity)
         for other in gone:
-            await self._objects.delete(other.decode())
+            if _KEY.fullmatch(name := other.decode(errors="replace")):
+                await self._objects.delete(name)
+            else:
+                self._client.note_unreadable("a key of the index of objects", repr(name))
 
     async def get(self, key: str) -> bytes | None:
         return await self._objects.get(key) if await self.renew(key) else None

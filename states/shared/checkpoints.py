@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from states.cache.checkpoint import CheckpointKind
 from states.shared.bodies import Bodies
 from states.shared.client import StoreClient, execute, run_script
 from states.shared.keys import PathKeys, bit_of, lengths_in
@@ -25,28 +26,38 @@ for number = 3, #KEYS do
 end
 """
 
-# KEYS: checkpoints, the longest first. ARGV: 1 where the first one serves only with logits.
+# KEYS: checkpoints, the longest first. ARGV: 1 where the first one serves only with logits, then the kinds that there
+# are. Returns how many can't be understood, which are deleted, and what is known of the first that serves.
 _FIND = """
+local kinds, unreadable = {}, 0
+for number = 2, #ARGV do kinds[ARGV[number]] = true end
 for number, key in ipairs(KEYS) do
-    local found = redis.call('HMGET', key, 'logits', 'kind', 'size')
-    if found[1] and (found[1] == '1' or number > 1 or ARGV[1] == '0') then
-        return {number, found[1], found[2], found[3]}
+    local found = redis.pcall('HMGET', key, 'logits', 'kind', 'size')
+    local logits, kind, size = found[1], found[2], found[3]
+    local is_there = found.err or logits or kind or size
+    if is_there and not ((logits == '0' or logits == '1') and kinds[kind] and string.match(size or '', '^[1-9]%d*$')
+            and #size <= 15) then
+        redis.call('UNLINK', key)
+        unreadable = unreadable + 1
+    elseif is_there and (logits == '1' or number > 1 or ARGV[1] == '0') then
+        return {unreadable, number, logits, kind, size}
     end
 end
-return false
+return {unreadable}
 """
 
 # KEYS: as for what is put. ARGV: seconds, bit, logits. Keeps a checkpoint that is there for longer; its block's bitmap
 # may have given way meanwhile.
 _RENEW = """
 local logits = redis.call('HGET', KEYS[1], 'logits')
-if not logits or logits < ARGV[3] then return 0 end
+if logits ~= '1' and logits ~= ARGV[3] then return 0 end
 local bit = redis.pcall('SETBIT', KEYS[2], ARGV[2], 1)
 if type(bit) == 'table' then return 0 end
 for number = 1, #KEYS do redis.call('EXPIRE', KEYS[number], ARGV[1]) end
 return 1
 """
 
+_KINDS = tuple(kind.value for kind in CheckpointKind)
 _MOST_ASKED = 512  # checkpoints that one inquiry asks for
 
 
@@ -56,7 +67,7 @@ class Listed:
 
     length: int  # tokens
     has_logits: bool
-    kind: str
+    kind: CheckpointKind
     num_bytes: int
 
 
@@ -96,12 +107,15 @@ class CheckpointStore:
         keys = path.checkpoints(lengths)
         needs_logits = "1" if lengths[-1] == path.length else "0"
         found = await self._client.run(
-            self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits)
+            self._client.reading, lambda valkey: run_script(valkey, _FIND, list(reversed(keys)), needs_logits, *_KINDS)
         )
-        if found is None:
+        unreadable, *serving = found
+        for _ in range(unreadable):
+            self._client.note_unreadable("what is known of a checkpoint", "it has no such kind, size or logits")
+        if not serving:
             return None
-        number, logits, kind, size = found
-        return Listed(lengths[-int(number)], logits == b"1", kind.decode(), int(size))
+        number, logits, kind, size = serving
+        return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
         """Return the state file of the checkpoint at a path's end, and keep it for longer."""

@@ -57,6 +57,7 @@ class StoreClient:
         self.url = url
         self._timeout = timeout
         self._counters = StoreCounters()
+        self._counting_unreadable = threading.Lock()
         self._clock = clock
         self._lanes: list[Lane] = []
         self.reading = self.add_lane("reading from", 32, reads=True)
@@ -114,6 +115,12 @@ class StoreClient:
         """Count the bytes of states."""
         self._counters.read_bytes += read
         self._counters.written_bytes += written
+
+    def note_unreadable(self, what: str, reason: object) -> None:
+        """Count and log a value that can't be understood, and is as if it were not there. For any thread."""
+        with self._counting_unreadable:
+            self._counters.unreadable += 1
+        _log.warning("what the store has is treated as if it were not there: %s: %s", what, str(reason)[:_MOST_MESSAGE])
 
     async def run(self, lane: Lane, operation: Callable[[Valkey], Awaitable[T]]) -> T:
         """Return what `operation` gives within the time that it may take.

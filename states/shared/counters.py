@@ -26,3 +26,4 @@ class StoreCounters:
     seconds: float = 0.0  # that operations took, those that failed too
     circuit_open: bool = False  # reading or writing is left alone for a while
     circuit_openings: int = 0
+    unreadable: int = 0  # values that could not be understood, and were as if they were not there

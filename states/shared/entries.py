@@ -1,19 +1,32 @@
-"""Named states and leases as texts in a shared store."""
+"""Named states, leases and changes of them as texts in a shared store.
+
+The texts come back from a place that others write to, and whose memory may fail. So whatever is read is checked, and
+raises StorageError where it can't be what was written.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
 
-from rnn_engine.errors import StorageError
-from states.named.entry import NamedState
-from states.named.leases import Lease
+from rnn_engine.errors import InvalidRequestError, StorageError
+from states.files.reading import StateForm
+from states.named.entry import NamedState, check_full_name
+from states.named.leases import MAX_TTL, Lease
 from states.shared.unread import UnreadState, make_unread
+
+T = TypeVar("T")
 
 ValueKey = tuple[str, bool]
 """What tells the values of named states apart: their digest, and whether logits are with them."""
+
+_FORMS: Mapping[str, StateForm] = {form: form for form in get_args(StateForm)}
+_MOST = 1 << 53  # of a whole number that the store's scripts count with
 
 
 def key_of(frozen: UnreadState) -> ValueKey:
@@ -43,30 +56,39 @@ def encode_entry(entry: NamedState) -> str:
     )
 
 
-def decode_entry(text: str | bytes, share: Callable[[UnreadState], UnreadState]) -> NamedState:
-    """A named state of a text; `share` gives the one object that stands for equal values."""
-    try:
+def decode_entry(key: str, text: str, share: Callable[[UnreadState], UnreadState]) -> NamedState:
+    """The named state whose id is `key`; `share` gives the one object that stands for equal values."""
+    with _damage_told("a named state"):
         content = json.loads(text)
+        name, owner = _field(content, "name", str), content["owner"]
+        for full_name in (name,) if owner is None else (name, owner):
+            check_full_name(full_name, "name")
+        digest, source = _field(content, "digest", str), _field(content, "source", str)
+        if not (digest.isascii() and digest.isalnum()):
+            raise ValueError(f"digest: {digest!r}")
+        source.encode()  # raises for what is no text
+        if _field(content, "id", str) != key:
+            raise ValueError(f"id: {content['id']!r} at the place of {key!r}")
+        num_tokens = None if content["num_tokens"] is None else _count(content, "num_tokens")
+        last_tokens = tuple(_whole(token, "last_tokens") for token in _field(content, "last_tokens", list))
         frozen = make_unread(
-            content["digest"],
-            content["logits"],
-            content["num_tokens"],
-            tuple(content["last_tokens"]),
-            content["num_bytes"],
-            content["shifts"],
+            digest,
+            _field(content, "logits", bool),
+            num_tokens,
+            last_tokens,
+            _count(content, "num_bytes"),
+            _field(content, "shifts", bool),
         )
         return NamedState(
-            uuid.UUID(content["id"]),
-            content["version"],
-            content["name"],
-            content["form"],
-            content["source"],
-            content["created"],
-            content["owner"],
+            uuid.UUID(key),
+            _count(content, "version"),
+            name,
+            _FORMS[_field(content, "form", str)],
+            source,
+            _number(content, "created"),
+            owner,
             share(frozen),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"the store has a named state that can't be understood: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +105,77 @@ def encode_lease(lease: Lease) -> str:
     return json.dumps({"number": lease.number, "ttl": lease.ttl})
 
 
-def decode_lease(owner: str, text: str | bytes) -> StoredLease:
-    """A lease of a text."""
-    try:
+def decode_lease(owner: str, text: str) -> StoredLease:
+    """The lease of an owner."""
+    with _damage_told("a lease"):
         content = json.loads(text)
-        return StoredLease(owner, int(content["number"]), float(content["ttl"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(f"the store has a lease that can't be understood: {error!r}") from error
+        check_full_name(owner, "owner")
+        ttl = _number(content, "ttl")
+        if not 0 < ttl <= MAX_TTL:
+            raise ValueError(f"ttl: {ttl!r}")
+        return StoredLease(owner, _count(content, "number"), ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change makes of the names."""
+
+    entries: Mapping[str, str] = field(default_factory=dict)  # id -> text
+    removed: Sequence[str] = ()  # ids
+    leases: Mapping[str, str] = field(default_factory=dict)  # owner -> text; each is used now
+    ended: Sequence[str] = ()  # owners
+
+
+def encode_change(change: Change) -> str:
+    """A change as a text."""
+    return json.dumps(
+        {"entries": change.entries, "removed": change.removed, "leases": change.leases, "ended": change.ended}
+    )
+
+
+def decode_change(marked: bytes) -> Change:
+    """The change of a text that comes after a mark. What it says of each name is left undecoded."""
+    with _damage_told("a change"):
+        text = marked.decode()
+        content = json.loads(text[text.index("{") :])
+        entries, leases = _field(content, "entries", dict), _field(content, "leases", dict)
+        removed, ended = _field(content, "removed", list), _field(content, "ended", list)
+        for part in (entries.values(), leases.values(), removed, ended):
+            if not all(isinstance(one, str) for one in part):
+                raise ValueError("a part of it is no text")
+        for key in removed:
+            uuid.UUID(key)
+        return Change(entries, removed, leases, ended)
+
+
+@contextmanager
+def _damage_told(what: str) -> Iterator[None]:
+    """Raise StorageError for whatever a text that was damaged makes its parser raise."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError, InvalidRequestError) as error:
+        raise StorageError(f"the store has {what} that can't be understood: {error!r}") from error
+
+
+def _field(content: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = content[name]
+    if type(value) is not kind:
+        raise TypeError(f"{name}: {value!r}")
+    return value
+
+
+def _count(content: Mapping[str, Any], name: str) -> int:
+    return _whole(content[name], name)
+
+
+def _whole(value: object, name: str) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError(f"{name}: {value!r}")
+    return value
+
+
+def _number(content: Mapping[str, Any], name: str) -> float:
+    value = content[name]
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{name}: {value!r}")
+    return float(value)

@@ -6,24 +6,30 @@ last. Each server has a copy, and reads before it does anything else what has ch
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
 from valkey.asyncio import Valkey
 
-from states.shared.client import StoreClient, run_script
-from states.shared.entries import ValueKey
+from rnn_engine.errors import StorageError
+from states.shared.client import StoreClient, execute, run_script
+from states.shared.entries import Change, ValueKey, decode_change, encode_change
 from states.shared.keys import space_of
 
 MOST_CHANGES = 1000  # that are remembered; whoever has read none of them reads all names again
 
 PROVISIONAL_SECONDS = 3600  # that values stay which no name stands for yet
 
+# `whole` is the number of a counter, 0 where it can't be understood; `digits` writes one without an exponent.
 _TIME = """
+local function whole(text)
+    local number = tonumber(text)
+    return number and number >= 0 and number < 2^53 and number % 1 == 0 and number or 0
+end
+local function digits(number) return string.format('%.0f', number) end
 local time = redis.call('TIME')
 local now = string.format('%d.%06d', time[1], time[2])
 """
@@ -33,9 +39,9 @@ _READ = (
     _TIME
     + """
 local head = redis.call('HMGET', KEYS[1], 'mark', 'revision', 'version')
-local mark, revision, version = head[1] or '', head[2] or '0', head[3] or '0'
-local missing = tonumber(revision) - tonumber(ARGV[2])
-local follows = missing == 0 and mark == ARGV[1]
+local mark, revision, version = head[1] or '', whole(head[2]), whole(head[3])
+local missing = revision - tonumber(ARGV[2])
+local follows = ARGV[1] ~= '' and missing == 0 and mark == ARGV[1]
 if missing > 0 and ARGV[1] ~= '' then
     local last = redis.call('LINDEX', KEYS[5], -missing - 1)
     follows = last and string.sub(last, 1, #ARGV[1]) == ARGV[1]
@@ -43,9 +49,9 @@ end
 if follows then
     local changes = missing > 0 and redis.call('LRANGE', KEYS[5], -missing, -1) or {}
     local used = redis.call('ZRANGEBYSCORE', KEYS[4], ARGV[3], '+inf', 'WITHSCORES')
-    return {now, mark, revision, version, 0, changes, {}, used}
+    return {now, mark, digits(revision), digits(version), 0, changes, {}, used}
 end
-return {now, mark, revision, version, 1, redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3]),
+return {now, mark, digits(revision), digits(version), 1, redis.call('HGETALL', KEYS[2]), redis.call('HGETALL', KEYS[3]),
     redis.call('ZRANGE', KEYS[4], 0, -1, 'WITHSCORES')}
 """
 )
@@ -57,12 +63,12 @@ _CHANGE = (
     + _TIME
     + """
 local head = redis.call('HMGET', KEYS[1], 'mark', 'revision')
-if (head[1] or '') ~= ARGV[1] or (head[2] or '0') ~= ARGV[2] then return 'conflict' end
+if (head[1] or '') ~= ARGV[1] or whole(head[2]) ~= tonumber(ARGV[2]) then return 'conflict' end
 local change, needed = cjson.decode(ARGV[5]), tonumber(ARGV[6])
 for number = 6, 5 + needed do
     if redis.call('EXISTS', KEYS[number]) == 0 then return 'missing' end
 end
-redis.call('HSET', KEYS[1], 'mark', ARGV[3], 'revision', ARGV[2] + 1, 'version', ARGV[4])
+redis.call('HSET', KEYS[1], 'mark', ARGV[3], 'revision', digits(ARGV[2] + 1), 'version', ARGV[4])
 for _, id in ipairs(change.removed) do redis.call('HDEL', KEYS[2], id) end
 for id, entry in pairs(change.entries) do redis.call('HSET', KEYS[2], id, entry) end
 for owner, lease in pairs(change.leases) do
@@ -81,12 +87,14 @@ return 'done'
 """
 )
 
-# KEYS: leases, used. ARGV: the owner. Whether its lease lasts, whose time begins anew then.
+# KEYS: leases, used. ARGV: the owner. Whether its lease can be understood and lasts, whose time begins anew then.
 _USE = (
     _TIME
     + """
 local lease, used = redis.call('HGET', KEYS[1], ARGV[1]), redis.call('ZSCORE', KEYS[2], ARGV[1])
-if not lease or not used or tonumber(used) + cjson.decode(lease).ttl <= tonumber(now) then return 0 end
+local understood, content = pcall(cjson.decode, lease)
+local ttl = understood and type(content) == 'table' and tonumber(content.ttl)
+if not ttl or not used or not (tonumber(used) + ttl > tonumber(now)) then return 0 end
 redis.call('ZADD', KEYS[2], now, ARGV[1])
 return 1
 """
@@ -97,24 +105,14 @@ return 1
 class Revision:
     """Which state of all names is meant."""
 
-    mark: str = ""  # of its own; none is known
+    mark: bytes = b""  # of its own; none is known
     number: int = 0
     read_at: float = 0.0  # by the store's clock
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a change makes of the names."""
-
-    entries: Mapping[str, str] = field(default_factory=dict)  # id -> text
-    removed: Sequence[str] = ()  # ids
-    leases: Mapping[str, str] = field(default_factory=dict)  # owner -> text; each is used now
-    ended: Sequence[str] = ()  # owners
-
-
-@dataclass(frozen=True, slots=True)
 class NamesRead:
-    """What has changed since a revision, or all."""
+    """What has changed since a revision, or all. Texts and keys are as the store has them, whatever that is."""
 
     revision: Revision
     last_version: int
@@ -142,16 +140,20 @@ class SharedNames:
         self._values = f"{space}:value"
 
     async def read(self, known: Revision) -> NamesRead:
-        """Return what has changed since `known`."""
+        """Return what has changed since `known`, or all where that can't be understood."""
         arguments = (known.mark, known.number, repr(known.read_at))
         now, mark, number, version, complete, first, leases, used = await self._client.run(
             self._client.reading, lambda valkey: run_script(valkey, _READ, self._keys, *arguments)
         )
-        revision = Revision(mark.decode(), int(number), float(now))
+        revision = Revision(mark, int(number), float(now))
         if complete:
             changes = [Change(dict(_pairs(first)), leases=dict(_pairs(leases)))]
         else:
-            changes = [_parse_change(text.decode()) for text in first]
+            try:
+                changes = [decode_change(text) for text in first]
+            except StorageError as error:
+                self._client.note_unreadable("a change of the names", error)
+                return await self.read(Revision())
         when = {owner: float(score) for owner, score in _pairs(used)}
         return NamesRead(revision, int(version), bool(complete), changes, when)
 
@@ -167,10 +169,8 @@ class SharedNames:
 
         Values that it needs stay from now on.
         """
-        follows = Revision(secrets.token_hex(8), known.number + 1, known.read_at)
-        text = json.dumps(
-            {"entries": change.entries, "removed": change.removed, "leases": change.leases, "ended": change.ended}
-        )
+        follows = Revision(secrets.token_hex(8).encode(), known.number + 1, known.read_at)
+        text = encode_change(change)
         keys = [*self._keys, *map(self.value_key, needed), *map(self.value_key, unneeded)]
         arguments = (known.mark, known.number, follows.mark, last_version, text, len(needed), MOST_CHANGES)
         answer = await self._client.run(
@@ -213,17 +213,17 @@ class SharedNames:
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
 
+    async def delete_value(self, value: ValueKey) -> None:
+        """Delete a state file. Does nothing where it is not there."""
+        key = self.value_key(value)
+        await self._client.run(self._client.writing, lambda valkey: execute(valkey, "UNLINK", key))
+
     def value_key(self, value: ValueKey) -> str:
         """The name of values in the store."""
         digest, has_logits = value
         return f"{self._values}:{digest}:{int(has_logits)}"
 
 
-def _parse_change(text: str) -> Change:
-    content = json.loads(text[text.index("{") :])
-    return Change(content["entries"], content["removed"], content["leases"], content["ended"])
-
-
 def _pairs(flat: Sequence[bytes]) -> list[tuple[str, str]]:
-    texts = [item.decode() for item in flat]
+    texts = [item.decode(errors="surrogateescape") for item in flat]
     return list(zip(texts[::2], texts[1::2], strict=True))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rnn_engine.errors import StorageError
 from states.named.entry import NamedState
 from states.named.leases import Lease, Leases
 from states.named.quotas import Quota
 from states.named.registry import StateRegistry
 from states.named.table import NamedStateTable
-from states.shared.entries import ValueKey, decode_entry, decode_lease, encode_entry, encode_lease, key_of
-from states.shared.names import Change, NamesRead, Revision
+from states.shared.entries import Change, ValueKey, decode_entry, decode_lease, encode_entry, encode_lease, key_of
+from states.shared.names import NamesRead, Revision
 from states.shared.unread import UnreadState
 
 _ELSEWHERE = "it was removed"
@@ -35,10 +37,21 @@ class Replica:
     """
 
     def __init__(
-        self, own: StateRegistry, capacity: int, max_names: int, quota: Quota, forget: Callable[[str], None]
+        self,
+        own: StateRegistry,
+        capacity: int,
+        max_names: int,
+        quota: Quota,
+        forget: Callable[[str], None],
+        note_unreadable: Callable[[str, object], None],
     ) -> None:
-        """`forget` is called with the digest of a state when no name stands for these values any more."""
+        """`forget` is called with the digest of a state when no name stands for these values any more.
+
+        `note_unreadable` is called with what can't be understood and why, once while it stays there.
+        """
         self._own = own
+        self._note_unreadable = note_unreadable
+        self._unreadable: set[str] = set()  # texts of the last complete read, and of changes since
         self._settings = (capacity, max_names, quota)
         self._forget = forget
         self._shared: dict[ValueKey, UnreadState] = {}
@@ -56,19 +69,20 @@ class Replica:
         self.revision = Revision()
 
     def take_in(self, read: NamesRead) -> None:
-        """Bring the table up to date. Raises StorageError for what can't be understood; all is read again then."""
+        """Bring the table up to date. What can't be understood is as if it were not there."""
         self.revision = Revision()  # until all of it is taken in
-        before = set[str]()
+        before, noted = set[str](), self._unreadable
         if read.complete:
+            self._unreadable = set()
             before = {frozen.digest for frozen in self._shared.values()}
             self.table = self._make_table()
         table = self.table
         table.now = read.revision.read_at
         for change in read.changes:
-            self._replay(change)
+            self._replay(change, noted)
         for owner, used in read.used.items():
             if (lease := table.leases.find(owner)) is not None:
-                table.leases.restore(owner, lease.number, lease.ttl, used)
+                table.leases.restore(owner, lease.number, lease.ttl, min(used, table.now))
         table.last_version = max(table.last_version, read.last_version)
         self.revision = read.revision
         self._prune()
@@ -76,6 +90,8 @@ class Replica:
             self._forget(digest)
         table.clear_records()
         table.end_expired()
+        if read.complete:
+            self._renew_lost_leases(read.used)
 
     def share(self, frozen: UnreadState) -> UnreadState:
         """Return the one object that stands for equal values."""
@@ -117,21 +133,52 @@ class Replica:
         table.default = None if default is None else default.name
         return table
 
-    def _replay(self, change: Change) -> None:
+    def _replay(self, change: Change, noted: Set[str]) -> None:
+        """Make a change to the table. What can't be understood is noted unless it was `noted` before."""
         table = self.table
         for key in change.removed:
             held = table.of_id(uuid.UUID(key))
             if held is not None and not held.read_only:
                 table.drop(held, _ELSEWHERE)
-        entries = [decode_entry(text, self.share) for text in change.entries.values()]
+        entries: list[NamedState] = []
+        for key, text in change.entries.items():
+            with self._noting(text, "a named state", noted):
+                entries.append(decode_entry(key, text, self.share))
         for entry in sorted(entries, key=lambda entry: entry.version):
-            if not self._is_hidden(entry):
-                table.restore(entry)
+            with self._noting(str(entry.id), "a named state", noted):
+                self._restore(entry)
         for owner, text in change.leases.items():
-            lease = decode_lease(owner, text)
-            table.leases.restore(owner, lease.number, lease.ttl, table.now)
+            with self._noting(text, "a lease", noted):
+                lease = decode_lease(owner, text)
+                table.leases.restore(owner, lease.number, lease.ttl, table.now)
         for owner in change.ended:
             table.leases.end(owner)
+
+    def _restore(self, entry: NamedState) -> None:
+        if self._is_hidden(entry):
+            return
+        held = self.table.named(entry.name)
+        if held is not None and held.id != entry.id:
+            raise StorageError(f"{entry.id} and {held.id} have the same name")
+        self.table.restore(entry)
+        self.table.last_version = max(self.table.last_version, entry.version)
+
+    def _renew_lost_leases(self, used: Mapping[str, float]) -> None:
+        """Begin the leases anew of owners whose states are there, but not their lease or its last use."""
+        table = self.table
+        for owner in {entry.owner for entry in table.entries()}:
+            if owner is not None and (owner not in used or table.leases.find(owner) is None):
+                table.leases.renew(owner)
+
+    @contextmanager
+    def _noting(self, text: str, what: str, noted: Set[str]) -> Iterator[None]:
+        """Note a StorageError, which says why `text` can't be understood."""
+        try:
+            yield
+        except StorageError as error:
+            self._unreadable.add(text)
+            if text not in noted:
+                self._note_unreadable(what, error)
 
     def _is_hidden(self, entry: NamedState) -> bool:
         """Whether the operator of this server brings a state of this name or id."""

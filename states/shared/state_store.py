@@ -60,7 +60,7 @@ class SharedStateStore:
         self._client = client
         self._names = SharedNames(client, model)
         self._values = SharedValues(client, self._names, own.files, model, capacity)
-        self._replica = Replica(own, capacity, max_names, quota, forget)
+        self._replica = Replica(own, capacity, max_names, quota, forget, client.note_unreadable)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
         self._begun = 0  # reads of the names
         self._last_read = 0  # that succeeded, by its number among those that were begun
@@ -70,10 +70,16 @@ class SharedStateStore:
     async def get(self, name_or_id: str) -> NamedState:
         if self._own.find(name_or_id) is not None:
             return self._own.get(name_or_id)
+        without: NamedState | None = None
         for _ in range(MOST_TRIES):
             entry = await self._use(name_or_id)
-            if entry is not None and (read := await self._with_values(entry)) is not None:
+            if entry is None:
+                continue
+            if (read := await self._with_values(entry)) is not None:
                 return read
+            if entry == without:
+                raise NotFoundError(f"state {name_or_id!r} is gone: its values in the store are missing or damaged")
+            without = entry
         raise _busy()
 
     async def find(self, name_or_id: str) -> NamedState | None:
@@ -167,10 +173,13 @@ class SharedStateStore:
                 return entry
             lasts = await self._run(self._names.use(entry.owner))
             lease = table.leases.find(entry.owner)
-            return replace(entry, expires_in=lease.ttl) if lasts and lease is not None else None
+            if not lasts or lease is None:
+                self._replica.lose_track()  # the store has another lease than the copy
+                return None
+            return replace(entry, expires_in=lease.ttl)
 
     async def _with_values(self, entry: NamedState) -> NamedState | None:
-        """Return a state with its values; None where another has changed it meanwhile."""
+        """Return a state with its values; None where the store does not have them, perhaps since it was changed."""
         assert isinstance(entry.frozen, UnreadState), "the operator's states are found before"
         frozen = await self._values.get(entry.frozen)
         return None if frozen is None else replace(entry, frozen=frozen)

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections import OrderedDict
 
-from rnn_engine.errors import StateError, StorageError
+from rnn_engine.errors import StateError
 from states.files.exchange import StateFiles
 from states.files.full import parse_full_state
 from states.frozen import FrozenState, freeze_state
@@ -30,6 +30,7 @@ class SharedValues:
         self._capacity = capacity
         self._held: OrderedDict[ValueKey, FrozenState] = OrderedDict()  # the longest unused first
         self._held_bytes = 0
+        self._unreadable: set[ValueKey] = set()  # that the store was found to have
 
     async def put(self, frozen: FrozenState) -> UnreadState:
         """Bring values to the store, where they stay for a while, and return what stands for them.
@@ -42,9 +43,9 @@ class SharedValues:
         return unread
 
     async def get(self, unread: UnreadState) -> FrozenState | None:
-        """Return values; None where the store has them no more.
+        """Return values; None where the store has them no more, or damaged.
 
-        Raises StorageError where they are damaged, UnavailableError where the store does not answer.
+        Raises UnavailableError where the store does not answer.
         """
         key = key_of(unread)
         if (held := self._held.get(key)) is not None:
@@ -56,31 +57,39 @@ class SharedValues:
         return frozen
 
     async def _put(self, key: ValueKey, frozen: FrozenState) -> None:
+        if key in self._unreadable:
+            await self._names.delete_value(key)
+            self._unreadable.discard(key)
         if not await self._names.has_value(key):
             parts = self._files.export("full", "", _NO_ID, frozen)
             await self._names.put_value(key, await asyncio.to_thread(b"".join, parts))
 
     async def _get(self, key: ValueKey, unread: UnreadState) -> FrozenState | None:
         data = await self._names.get_value(key)
-        return None if data is None else await asyncio.to_thread(self._parse, data, unread)
+        if data is None:
+            return None
+        try:
+            return await asyncio.to_thread(self._parse, data, unread)
+        except StateError as error:
+            if key not in self._unreadable:
+                self._unreadable.add(key)
+                self._client.note_unreadable("the values of a named state", error)
+            return None
 
     def _parse(self, data: bytes, unread: UnreadState) -> FrozenState:
         source, shape = "a named state in the store", self._files.shape
-        try:
-            saved = parse_full_state(data, source, shape, self._model)
-            payload, origin = saved.payload, saved.origin
-            frozen = freeze_state(
-                payload.expand(),
-                shape,
-                source,
-                logits=payload.logits,
-                num_tokens=origin.num_tokens,
-                last_tokens=origin.last_tokens,
-            )
-        except StateError as error:
-            raise StorageError(str(error)) from error
+        saved = parse_full_state(data, source, shape, self._model)
+        payload, origin = saved.payload, saved.origin
+        frozen = freeze_state(
+            payload.expand(),
+            shape,
+            source,
+            logits=payload.logits,
+            num_tokens=origin.num_tokens,
+            last_tokens=origin.last_tokens,
+        )
         if frozen.digest != unread.digest:
-            raise StorageError(f"{source} is damaged: it has other values than its name says")
+            raise StateError(f"{source} is damaged: it has other values than its name says")
         return frozen
 
     def _hold(self, key: ValueKey, frozen: FrozenState) -> None:

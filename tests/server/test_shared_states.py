@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -70,6 +71,26 @@ async def test_a_conversation_goes_on_at_another_server(load: Load, store: Store
         gone = await one.get("/v1/states/talk")
         assert gone.status == 404
         assert "it was removed" in await gone.text()
+
+
+async def test_a_name_that_is_damaged_in_the_store_is_as_if_it_were_not_there(load: Load, store: StoreServer) -> None:
+    async with serving(load, store) as one, serving(load, store) as other:
+        await say(one, "What is the capital of France?", state="pirate", save_as="talk")
+        await say(one, "What is the capital of France?", state="pirate", save_as="walk")
+        [entries] = store.keys("*:names:entries")
+        with store.client() as direct:
+            texts: Any = direct.hgetall(entries.decode())
+            [key] = [key for key, text in texts.items() if b'"talk"' in text]
+            direct.hset(entries.decode(), key, texts[key].replace(b'"talk"', b'"t\xfflk"'))
+        body = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "state": "talk"}
+        assert (await other.post(CHAT, json=body)).status == 404
+        assert (await other.get("/v1/states/talk")).status == 404
+        assert await say(other, "What is 3 + 4?", state="walk") == await say(one, "What is 3 + 4?", state="walk")
+        metrics = await (await other.get("/metrics")).text()
+        [line] = [line for line in metrics.splitlines() if line.startswith("rnn_engine_store_unreadable_total")]
+        assert line.endswith(" 1.0")
+        await say(other, "What is the capital of France?", state="pirate", save_as="talk")
+        assert (await one.get("/v1/states/talk")).status == 200
 
 
 async def test_while_the_store_is_gone_its_states_are_refused_and_all_else_serves(

@@ -100,6 +100,11 @@ def operations(server: SharedStateStore) -> int:
     return server._client.counters().outcomes[StoreOutcome.DONE]
 
 
+def unreadable(server: SharedStateStore) -> int:
+    """How many values of the store could not be understood."""
+    return server._client.counters().unreadable
+
+
 async def test_calls_that_wait_together_share_a_read_of_the_names(fleet: Fleet) -> None:
     one, other = fleet.server(), fleet.server()
     await put(one, "talk", 1)
@@ -320,7 +325,9 @@ async def test_a_store_without_room_refuses_a_state_and_changes_nothing(fleet: F
         assert await names(server) == []
 
 
-async def test_values_that_are_gone_or_damaged_are_told(fleet: Fleet, store: StoreServer) -> None:
+async def test_values_that_are_gone_or_damaged_are_told(
+    fleet: Fleet, store: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
     one, other, third = fleet.server(), fleet.server(), fleet.server()
     await put(one, "a", 1)
     [key] = store.keys("*:value:*")
@@ -328,24 +335,38 @@ async def test_values_that_are_gone_or_damaged_are_told(fleet: Fleet, store: Sto
         data = client.get(key)
         assert isinstance(data, bytes)
         client.set(key, data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(StorageError, match="damaged"):
+        with pytest.raises(NotFoundError, match="'a' is gone: its values in the store are missing or damaged"):
             await other.get("a")
+        assert "as if it were not there: the values of a named state: " in caplog.text
+        assert unreadable(other) == 1
+        await put(other, "b", 1)  # brings the same values anew
+        assert same((await third.get("a")).frozen.state, some_initial(1).state)
         client.delete(key)
-        with pytest.raises(UnavailableError):
-            await third.get("a")
+        with pytest.raises(NotFoundError, match="'a' is gone: its values in the store are missing or damaged"):
+            await fleet.server().get("a")
     assert same((await one.get("a")).frozen.state, some_initial(1).state)  # which has them in memory
     await third.delete("a")
 
 
-async def test_names_that_can_not_be_understood_are_told(fleet: Fleet, store: StoreServer) -> None:
-    one = fleet.server()
+async def test_a_name_that_can_not_be_understood_is_as_if_it_were_not_there(
+    fleet: Fleet, store: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = fleet.server(), fleet.server()
     await put(one, "a", 1)
     [key] = store.keys("*:names:entries")
     with store.client() as client:
         [name] = client.execute_command("HKEYS", key)  # type: ignore[no-untyped-call]
         client.execute_command("HSET", key, name, "{}")  # type: ignore[no-untyped-call]
-    with pytest.raises(StorageError, match="that can't be understood"):
-        await fleet.server().list()
+    await put(one, "b", 2)
+    assert await names(other) == ["b"]
+    assert unreadable(other) == 1
+    assert "the store has a named state that can't be understood: KeyError('name')" in caplog.text
+    with pytest.raises(NotFoundError, match="there are: b"):
+        await other.get("a")
+    other._replica.lose_track()
+    await put(other, "a", 3)
+    assert unreadable(other) == 1  # it is told once
+    assert await names(fleet.server()) == ["b", "a"]
 
 
 async def test_a_server_that_has_missed_much_reads_all(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from states.cache.checkpoint import CheckpointKind
 from states.shared.checkpoints import Along, Listed
 from states.shared.counters import StoreCounters
 from states.shared.keys import PathKeys
@@ -69,7 +70,7 @@ class ModelledStore:
         for length, key in reversed(list(zip(lengths, path.checkpoints(lengths), strict=True))):
             kept = self._kept.get(key)
             if kept is not None and (kept.has_logits or length < path.length):
-                return Listed(length, kept.has_logits, kept.kind, len(kept.data))
+                return Listed(length, kept.has_logits, CheckpointKind(kept.kind), len(kept.data))
         return None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rnn_engine.errors import RnnEngineError, StateError
 from rnn_engine.types import ModelShape
-from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.checkpoint import Checkpoint
 from states.cache.eviction import EvictionQueue
 from states.cache.tiers.state_files import StateFileForm
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
@@ -224,23 +224,25 @@ class SharedTier(Tier):
         along = await self._store.find(PathKeys(self._model, root, tokens), shortest, longest)
         known, found = tokens[: along.known * TOKEN_BYTES], None
         if (listed := along.longest) is not None:
-            kind, path = CheckpointKind(listed.kind), tokens[: listed.length * TOKEN_BYTES]
-            found = FoundCopy(self.name, root, path, kind, listed.has_logits, listed.num_bytes)
+            path = tokens[: listed.length * TOKEN_BYTES]
+            found = FoundCopy(self.name, root, path, listed.kind, listed.has_logits, listed.num_bytes)
         return Answer(root, known, found)
 
     async def _read(self, root: str, tokens: bytes, has_logits: bool) -> Payload:
         path = PathKeys(self._model, root, tokens)
         data = await self._store.get(path)
         name = f"the shared state of {path.length} tokens"
+        if data is None:
+            await self._store.delete(path)
+            raise StateError(f"{name} is not in the store any more")
         try:
-            if data is None:
-                raise StateError(f"{name} is not in the store any more")
             saved = await asyncio.to_thread(parse_full_state, data, name, self._shape, self._model)
             if (saved.origin.initial_state, saved.tokens) != (root, tokens):
                 raise StateError(f"{name} is one of other tokens")
             if has_logits and saved.payload.logits is None:
                 raise StateError(f"{name} has lost its logits")
-        except StateError:
+        except StateError as error:
+            self._client.note_unreadable("a checkpoint's state", error)
             await self._store.delete(path)
             raise
         return saved.payload if has_logits else Payload(saved.payload.state, None)

@@ -136,10 +136,12 @@ class TieredStore:
         """How many copies there are in all tiers."""
         return sum(len(tier.queue) for tier in self.tiers)
 
-    def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> None:
-        """Take over a copy that was found in a tier, if that makes room for it."""
-        if self._copies.make_room(tier, found.num_bytes):
-            tier.adopt(checkpoint, found)
+    def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
+        """Take over a copy that was found in a tier; False where that makes no room for it."""
+        if not self._copies.make_room(tier, found.num_bytes):
+            return False
+        tier.adopt(checkpoint, found)
+        return True
 
     def evict(self) -> Checkpoint | None:
         """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
