@@ -16,8 +16,10 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError
 from rnn_engine.tokenizer.base import check_text
+from rnn_engine.tokenizer.dividing import PART_CHARACTERS, Divider, flatten
 from rnn_engine.tokenizer.pieces import piece_decoder
 
+_MOST_WHOLE = 1 << 19  # characters; each takes up to 400 bytes of memory for a moment
 _MOST_STEPS = 16  # before the model; each may make a text longer, so many of them fill any memory
 
 
@@ -27,11 +29,13 @@ class HuggingFaceTokenizer:
     Raises TokenizerError where the file can't be read, or its pieces can't be turned into bytes one by one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part_characters: int = PART_CHARACTERS) -> None:
+        """A longer text than `part_characters` is tokenized in parts."""
         self.name = path.name
         self._library = _load(path)
         settings = json.loads(self._library.to_str())
         _check_steps(path, settings)
+        self._divider = Divider(settings, part_characters)
         self._pieces = _read_pieces(path, self._library, settings["decoder"])
         added = self._library.get_added_tokens_decoder()
         self.special_tokens: Mapping[str, int] = {each.content: token for token, each in added.items()}
@@ -39,6 +43,13 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
+        if not self._divider.divides and len(text) > _MOST_WHOLE:
+            raise InvalidRequestError(
+                "text", text, f"at most {_MOST_WHOLE} characters, since the tokenizer can't take a text in parts"
+            )
+        return [token for part in self._divider.parts(text) for token in self._encode_part(part)]
+
+    def _encode_part(self, text: str) -> list[int]:
         try:
             with _panics_raised():
                 # as `encode`, but without offsets, and other threads run meanwhile
@@ -77,8 +88,7 @@ def _load(path: Path) -> LibraryTokenizer:
 def _check_steps(path: Path, settings: Mapping[str, Any]) -> None:
     """Raise TokenizerError for a file in which a short text can become one of any length."""
     for name, parts in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        step = settings[name] or {}
-        kinds = [part.get("type") for part in step.get(parts, (step,))]
+        kinds = [step["type"] for step in flatten(settings[name], parts)]
         if len(kinds) > _MOST_STEPS or kinds.count("ByteLevel") > 1:
             found = f"{len(kinds)} steps, {kinds.count('ByteLevel')} of them ByteLevel"
             raise TokenizerError(f"{path}: {name} has {found}; expected at most {_MOST_STEPS}, and one ByteLevel")
