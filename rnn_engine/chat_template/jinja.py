@@ -58,9 +58,10 @@ class JinjaTemplate:
                 shorter = self._render(_beginning(conversation, count), most_characters)
             except InvalidRequestError:
                 continue  # some templates want a question at the end
-            common = _common_length(text, shorter)
-            if common == len(shorter) or count == len(conversation.messages):
-                ends[count] = common
+            if text.startswith(shorter):
+                ends[count] = len(shorter)
+            elif count == len(conversation.messages):
+                ends[count] = _common_length(text, shorter)
         return Rendered(text, ends, stop=self._stop(text), stop_tokens=self._stop_tokens)
 
     def follow(self, _text: str) -> str:
@@ -147,8 +148,15 @@ def _beginning(conversation: Conversation, count: int) -> Conversation:
 
 
 def _common_length(one: str, other: str) -> int:
-    most = min(len(one), len(other))
-    return next((place for place in range(most) if one[place] != other[place]), most)
+    """Return with how many characters both begin, comparing ever shorter slices."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _roles(conversation: Conversation) -> str:

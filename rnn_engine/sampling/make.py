@@ -117,10 +117,9 @@ def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[Step]:
 
 
 def _has_effect(params: SamplingParams, name: str) -> bool:
-    penalises = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     repeats = params.repeat_penalty != 1.0 and params.repeat_last_n != 0
     effects = {
-        "penalties": penalises or repeats,
+        "penalties": params.penalises_occurrence or repeats,
         "dry": params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0,
         "top_n_sigma": params.top_n_sigma > 0.0,
         "top_k": params.top_k > 0,

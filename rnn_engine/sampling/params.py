@@ -146,6 +146,12 @@ class SamplingParams:
         """Whether XTC has an effect."""
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
+    @property
+    def penalises_occurrence(self) -> bool:
+        """Whether there is a penalty for tokens that have occurred, in earlier replies too."""
+        amounts = self if self.sampler is None else self.sampler
+        return amounts.presence_penalty != 0.0 or amounts.frequency_penalty != 0.0
+
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequestError for the first field whose value is not allowed."""
         for parameter in PARAMETERS:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.tokenizer.adjacency import NUM_KINDS, Adjacency, UnreadPatternError, kinds_of, read_pattern
+from rnn_engine.tokenizer.adjacency import NUM_KINDS, UnreadPatternError, kinds_of, read_pattern
 
 PART_CHARACTERS: Final = 1 << 14
 
@@ -82,27 +82,25 @@ def _exact_cuts(
     added_tokens: Sequence[Mapping[str, Any]],
 ) -> NDArray[np.bool_]:
     """Return between which kinds of characters a cut is exact. [kinds, kinds]"""
-    none = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
+    cuts = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
     if any(step["type"] not in _UNICODE_FORMS for step in normalizers):
-        return none
+        return cuts
     if any(token["single_word"] for token in added_tokens):  # it depends on the character before
-        return none
+        return cuts
     if any(step["type"] == "ByteLevel" for step in splitters[:-1]):  # later steps see other characters
-        return none
+        return cuts
     try:
         found = [read_pattern(pattern) for step in splitters for pattern in _patterns(step)]
         added = [read_pattern(_added_pattern(token)) for token in added_tokens]
     except UnreadPatternError:
-        return none
-    cuts = _splits(found) & ~np.logical_or.reduce([none, *(each.follows for each in (*found, *added))])
+        return cuts
+    for each in found:
+        cuts |= each.begins  # the second of two kinds: a match begins there, unless it lies in the one before
+    for each in (*found, *added):
+        cuts &= ~each.follows
     if normalizers:  # a character beyond ASCII may be composed with its neighbours
         cuts[_NUM_ASCII:] = cuts[:, _NUM_ASCII:] = False
     return cuts
-
-
-def _splits(found: Sequence[Adjacency]) -> NDArray[np.bool_]:
-    """Return whether some step begins a match at a character of a kind, unless it lies in the one before. [kinds]"""
-    return np.logical_or.reduce([np.zeros(NUM_KINDS, np.bool_), *(each.begins for each in found)])
 
 
 def _patterns(step: Mapping[str, Any]) -> Iterator[str]:

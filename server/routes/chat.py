@@ -101,7 +101,8 @@ def _prepare(
     """
     limits = settings.limits
     prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
-    members = [_call(engine, body, prompt, start) for prompt, start in zip(prompts, starts, strict=True)]
+    earlier = _earlier_replies(engine, body)
+    members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
     limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
     tools = body.choice.callable_tools(body.offered)
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
@@ -132,7 +133,9 @@ def render_chat(
     return prompt
 
 
-def _call(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Start) -> GenerateRequest:
+def _call(
+    engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Start, earlier: Sequence[int]
+) -> GenerateRequest:
     """Return the request from one state, with the conversation or the prompt of `start`."""
     call = GenerateRequest(
         prompt=prompt.tokens,
@@ -143,7 +146,7 @@ def _call(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: Star
         stop=[text.encode() for text in body.stops(prompt.stop)],
         stop_tokens=(0, *prompt.stop_tokens),
         logprobs=body.alternatives,
-        penalised_prompt=_earlier_replies(engine, body),
+        penalised_prompt=earlier,
         priority=body.priority,
     )
     if start.prompt is None:
@@ -181,7 +184,9 @@ def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[i
 
 
 def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
-    """Return the tokens of earlier replies, which the penalties count."""
+    """Return the tokens of earlier replies, where there are penalties that count them."""
+    if not body.penalises_occurrence:
+        return []
     replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
     return [token for reply in replies for token in engine.tokenize(reply)]
 

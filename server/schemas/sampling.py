@@ -243,6 +243,11 @@ class SamplingBody(_SamplingFields):
         return [replace(params, seed=_derive_seed(params.seed, copy)) for copy in range(count)]
 
     @property
+    def penalises_occurrence(self) -> bool:
+        """Whether there is a penalty for tokens that have occurred, in earlier replies too."""
+        return self._params.penalises_occurrence
+
+    @property
     def _params(self) -> SamplingParams:
         return SamplingParams(**{parameter.name: getattr(self, parameter.name) for parameter in PARAMETERS})
 

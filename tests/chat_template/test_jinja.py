@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
+from typing import SupportsIndex
 
 import pytest
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, sandbox
 from rnn_engine.chat_template.jinja import JinjaTemplate
+from rnn_engine.chat_template.sandbox import Sandbox
 from rnn_engine.chat_template.tools import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 
@@ -19,6 +22,10 @@ CHATML = (
 )
 HI = Conversation([ChatMessage(Role.USER, "Hi")])
 WEATHER = Tool("weather", "Of a city.", {"type": "object", "properties": {"city": {"type": "string"}}})
+
+
+def counted(render: Callable[..., str]) -> Callable[..., str]:
+    return lambda *args: CountedText(render(*args))
 
 
 def render(source: str, conversation: Conversation = HI, most: int = 10_000) -> str:
@@ -40,6 +47,27 @@ def test_the_ends_of_turns_are_what_shorter_conversations_have_too() -> None:
     ends = [rendered.text[:end] for end in rendered.turn_ends.values()]
     assert [end.count("<|im_end|>\n") for end in ends] == [1, 2, 3]
     assert all(end.endswith("<|im_end|>\n") for end in ends)
+
+
+class CountedText(str):
+    """A text that counts how often a part of it is taken."""
+
+    takes = 0
+
+    def __getitem__(self, key: SupportsIndex | slice, /) -> str:
+        CountedText.takes += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("common", [0, 1, 99_999, 100_000])
+def test_the_common_beginning_of_long_texts_is_found_in_few_steps(common: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = f"{{{{ messages[0].content[:{common}] }}}}{{{{ 'x' if add_generation_prompt else 'y' }}}}"
+    monkeypatch.setattr(Sandbox, "render_bounded", counted(Sandbox.render_bounded))
+    CountedText.takes = 0
+    conversation = Conversation([ChatMessage(Role.USER, "é" * 100_000)])
+    rendered = JinjaTemplate(source, {}).render(conversation, 200_000)
+    assert rendered.turn_ends == {1: common}
+    assert CountedText.takes < 100
 
 
 def test_a_long_conversation_is_rendered_few_times() -> None:

@@ -236,7 +236,7 @@ class TestChat:
     def test_conversation(self, rnn_engine: Command, install: Install) -> None:
         engine = FakeEngine(reply=lambda request: f" {len(request.penalised_prompt)}")
         install(engine)
-        said = rnn_engine("chat", "m", "--system", "Count.", stdin="One\n\nTwo\n")
+        said = rnn_engine("chat", "m", "--system", "Count.", "--presence-penalty", "0.3", stdin="One\n\nTwo\n")
         assert prompts(engine) == [
             "System: Count.\n\nUser: One\n\nAssistant:",
             "System: Count.\n\nUser: One\n\nAssistant: 0\n\nUser: Two\n\nAssistant:",

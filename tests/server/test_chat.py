@@ -128,8 +128,28 @@ async def test_earlier_replies_seed_the_penalties(serve: Serve) -> None:
     messages = [
         {"role": role, "content": text} for role, text in [("assistant", "ab"), ("user", "c"), ("assistant", "d")]
     ]
-    await post(await serve(engine), PATH, ChatCompletion, {"messages": messages})
+    await post(await serve(engine), PATH, ChatCompletion, {"messages": messages, "presence_penalty": 0.3})
     assert list(engine.requests[0].penalised_prompt) == encode("abd")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_counted"),
+    [
+        ({"presence_penalty": 0, "frequency_penalty": 0}, False),
+        ({"presence_penalty": 0, "frequency_penalty": 0, "repeat_penalty": 1.5}, False),
+        ({"presence_penalty": 0.5, "frequency_penalty": 0}, True),
+        ({"presence_penalty": 0, "frequency_penalty": -0.5}, True),
+        ({"presence_penalty": 0, "frequency_penalty": 0, "sampler": {"type": "Nucleus", "presence_penalty": 1}}, True),
+        ({"sampler": {"type": "Nucleus", "presence_penalty": 0, "frequency_penalty": 0}}, False),
+    ],
+)
+async def test_earlier_replies_are_tokenized_only_for_penalties_that_count_them(
+    serve: Serve, fields: Body, is_counted: bool
+) -> None:
+    engine = FakeEngine()
+    messages = [{"role": "assistant", "content": "ab"}, {"role": "user", "content": "c"}]
+    await post(await serve(engine), PATH, ChatCompletion, {"messages": messages, **fields})
+    assert list(engine.requests[0].penalised_prompt) == (encode("ab") if is_counted else [])
 
 
 async def test_logprobs(serve: Serve) -> None:

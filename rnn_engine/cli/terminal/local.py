@@ -43,7 +43,7 @@ class LocalBackend:
             stop=tuple(text.encode() for text in prompt.stop),
             stop_tokens=(0, *prompt.stop_tokens),
             sampling=sampling,
-            penalised_prompt=self._earlier_replies(place.messages),
+            penalised_prompt=self._earlier_replies(place.messages) if sampling.penalises_occurrence else (),
         )
 
         def begin(started: Started) -> None:
