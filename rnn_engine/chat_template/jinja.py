@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from jinja2 import TemplateError
 
@@ -23,6 +23,9 @@ _ROLES: Final = {
     Role.ASSISTANT: "assistant",
     Role.OBSERVATION: "tool",
 }
+
+
+_Object: TypeAlias = dict[str, object]
 
 
 class JinjaTemplate:
@@ -51,11 +54,12 @@ class JinjaTemplate:
 
     def render(self, conversation: Conversation, most_characters: int) -> Rendered:
         """Return the prompt; the ends of turns are those up to which shorter conversations give the same text."""
-        text = self._render(conversation, most_characters)
+        messages = [_as_object(message) for message in conversation.messages]
+        text = self._render(conversation, messages, most_characters)
         ends: dict[int, int] = {}
         for count in _prefix_lengths(conversation):
             try:
-                shorter = self._render(_beginning(conversation, count), most_characters)
+                shorter = self._render(_beginning(conversation, count), messages[:count], most_characters)
             except InvalidRequestError:
                 continue  # some templates want a question at the end
             if text.startswith(shorter):
@@ -74,14 +78,13 @@ class JinjaTemplate:
             return (end,)
         return ("\n\n",) if text.endswith("\n\nAssistant:") else ()
 
-    def _render(self, conversation: Conversation, most_characters: int) -> str:
-        messages = self._messages(conversation)
+    def _render(self, conversation: Conversation, messages: Sequence[_Object], most_characters: int) -> str:
         tools = [tool_object(tool) for tool in conversation.tools] if self._tells_tools else []
         values = {
             **self._special_tokens,
             **_llama_cpps(tools),
             **_thinking(conversation.variables),
-            "messages": messages,
+            "messages": self._complete(conversation, messages),
             "tools": tools or None,
             "add_generation_prompt": conversation.answers and not conversation.continues,
         }
@@ -102,17 +105,18 @@ class JinjaTemplate:
             )
         return begun
 
-    def _messages(self, conversation: Conversation) -> list[dict[str, object]]:
-        messages = [_as_object(message) for message in conversation.messages]
+    def _complete(self, conversation: Conversation, messages: Sequence[_Object]) -> list[_Object]:
+        """Return the messages with what is said of tools, and with a mark at the end of one to be continued."""
+        found = list(messages)
         if conversation.tools and not self._tells_tools:
             described = self.tool_format.describe(conversation.tools)
             if conversation.num_leading_system > 0:
-                messages[0]["content"] = f"{messages[0]['content']}\n\n{described}"
+                found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{described}"}
             else:
-                messages.insert(0, {"role": "system", "content": described})
+                found.insert(0, {"role": "system", "content": described})
         if conversation.continues:
-            messages[-1]["content"] = f"{messages[-1]['content']}{_END_MARK}"
-        return messages
+            found[-1] = {**found[-1], "content": f"{found[-1]['content']}{_END_MARK}"}
+        return found
 
 
 def _llama_cpps(tools: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
@@ -163,7 +167,7 @@ def _roles(conversation: Conversation) -> str:
     return ", ".join(_ROLES[message.role] for message in conversation.messages[-8:])
 
 
-def _as_object(message: ChatMessage) -> dict[str, object]:
+def _as_object(message: ChatMessage) -> _Object:
     """Return a message as templates expect it, with arguments as values."""
     found: dict[str, object] = {"role": _ROLES[message.role], "content": message.content}
     if message.tool_calls:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
+from rnn_engine.errors import InvalidRequestError
+
 
 class Role(Enum):
     """Who speaks; the value is the name that World models read."""
@@ -56,11 +58,20 @@ class ToolCall:
 
     @property
     def parsed_arguments(self) -> object:
-        """The arguments as a value; the text itself where it is no JSON."""
+        """The arguments as a value; the text itself where it is no JSON.
+
+        Raises InvalidRequestError where it is nested too deeply.
+        """
         try:
             return json.loads(self.arguments)
         except ValueError:
             return self.arguments
+        except RecursionError as error:
+            raise self.too_deep() from error
+
+    def too_deep(self) -> InvalidRequestError:
+        """Return the error for arguments that can't be read or written, since they are nested too deeply."""
+        return InvalidRequestError(f"arguments of the call of {self.name}", self.arguments, "JSON of fewer levels")
 
 
 @dataclass(frozen=True, slots=True)

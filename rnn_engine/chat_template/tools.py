@@ -47,7 +47,10 @@ class ToolFormat:
         return "\n".join(map(self._write_call, calls))
 
     def _write_call(self, call: ToolCall) -> str:
-        written = to_json({"name": call.name, self.arguments: call.parsed_arguments})
+        try:
+            written = to_json({"name": call.name, self.arguments: call.parsed_arguments})
+        except RecursionError as error:
+            raise call.too_deep() from error
         return f"{self.opening}\n{written}\n{self.closing}" if self.opening else written
 
 

@@ -142,7 +142,7 @@ class WorldTemplate:
 
 def clean(content: str) -> str:
     """Return `content` without blank lines and without white space around it."""
-    return re.sub(r"\n\s*\n", "\n", content).strip()
+    return "\n".join(line for line in content.split("\n") if line.strip()).strip()
 
 
 def _code(text: str) -> str:

@@ -30,18 +30,21 @@ class ByteStringTokenizer:
         self.size = len(pieces)
         self._pieces = tuple(pieces)
         self._ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
-        self._longest = max(map(len, self._ids), default=0)
+        self._lengths: dict[bytes, list[int]] = {}  # of the pieces with the same first two bytes, longest first
+        for length, beginning in sorted({(len(piece), piece[:2]) for piece in self._ids}, reverse=True):
+            self._lengths.setdefault(beginning, []).append(length)
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
         data, start, ids = text.encode("utf-8"), 0, []
         while start < len(data):
-            lengths = range(min(self._longest, len(data) - start), 0, -1)
-            length = next((each for each in lengths if data[start : start + each] in self._ids), None)
-            if length is None:
+            lengths = (*self._lengths.get(data[start : start + 2], ()), 1)
+            pieces = (data[start : start + length] for length in lengths)
+            piece = next((each for each in pieces if each in self._ids), None)
+            if piece is None:
                 raise InvalidRequestError("text", text, f"bytes of the vocabulary, which lacks {data[start]:#04x}")
-            ids.append(self._ids[data[start : start + length]])
-            start += length
+            ids.append(self._ids[piece])
+            start += len(piece)
         return ids
 
     def decode_bytes(self, token: int) -> bytes:

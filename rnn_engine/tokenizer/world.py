@@ -18,6 +18,7 @@ from rnn_engine.tokenizer.byte_strings import read_vocabulary
 
 WORLD_SIZE: Final = 65530  # ids 0..65529
 WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them
+_PART_CHARACTERS: Final = 1 << 16  # for which the library holds the interpreter for some milliseconds
 
 
 class WorldTokenizer:
@@ -27,14 +28,29 @@ class WorldTokenizer:
     size = WORLD_SIZE
     special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
 
-    def __init__(self) -> None:
+    def __init__(self, part_characters: int = _PART_CHARACTERS) -> None:
+        """A longer text than `part_characters` is tokenized in parts, between which other threads run."""
         self._library = RWKVTokenizer()
         self._pieces = read_vocabulary(Path(self._library.vocab_filepath))
+        self._longest = max(map(len, self._pieces))
+        self._part_characters = max(part_characters, 4 * self._longest)
 
     def encode(self, text: str) -> list[int]:
         check_text(text)
-        ids: list[int] = self._library.encode(text)
-        return ids
+        ids: list[int] = []
+        start = 0
+        while len(text) - start > self._part_characters:
+            part = self._library.encode(text[start : start + self._part_characters])
+            start += self._part_characters - self._drop_end(part)
+            ids += part
+        return ids + self._library.encode(text[start:])
+
+    def _drop_end(self, part: list[int]) -> int:
+        """Drop the last tokens of a part, which more text may change; return how many whole characters they spell."""
+        end = b""
+        while len(end) < self._longest or end[0] & 0xC0 == 0x80:  # a byte within a character
+            end = self._pieces[part.pop()] + end
+        return len(end.decode())
 
     def decode_bytes(self, token: int) -> bytes:
         return self._pieces[token] if 0 <= token < self.size else b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 
@@ -66,6 +66,9 @@ CacheFlag: TypeAlias = Annotated[
 ]
 _ROLES = {"type": "string", "pattern": f"^({'|'.join([*ROLE_WORDS, *map(str.capitalize, ROLE_WORDS)])})$"}
 RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(_ROLES)]
+
+
+_MOST_VALUES: Final = 1 << 18  # of a call's arguments: reading more as JSON would hold up all others
 
 
 class CalledFunction(RequestBody):
@@ -143,6 +146,11 @@ def check_messages(messages: Sequence[Message]) -> None:
         if message.calls and message.role is not Role.ASSISTANT:
             allowed = "null, since only messages of the assistant have calls"
             raise InvalidRequestError(f"messages.{number}.tool_calls", message.calls[0].name, allowed)
+        for call in message.calls:
+            num_values = sum(map(call.arguments.count, ",[{"))
+            if num_values > _MOST_VALUES:
+                allowed = f"arguments with at most {_MOST_VALUES} commas and opening brackets"
+                raise InvalidRequestError(f"messages.{number}.tool_calls", num_values, allowed)
         if message.content is None and not message.calls:
             allowed = "a text; only a message with tool_calls may lack it"
             raise InvalidRequestError(f"messages.{number}.content", None, allowed)

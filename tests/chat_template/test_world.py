@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import jinja2
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, WorldTemplate, find_role
 from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.chat_template.world import clean
 from rnn_engine.errors import InvalidRequestError
 
 texts = st.lists(
@@ -24,6 +26,11 @@ templates = st.builds(
     names=st.dictionaries(st.sampled_from(Role), texts),
 )
 conversations = st.lists(st.builds(ChatMessage, st.sampled_from(Role), texts), max_size=4)
+
+
+@given(st.text(st.sampled_from("\n\n\n \t\r\x1c\x85\u2028\u3000ab"), max_size=30))
+def test_runs_of_blank_lines_become_one_line_break(text: str) -> None:
+    assert clean(text) == re.sub(r"\n\s*\n", "\n", text).strip()
 
 
 @given(templates, conversations)

@@ -152,6 +152,19 @@ async def test_earlier_replies_are_tokenized_only_for_penalties_that_count_them(
     assert list(engine.requests[0].penalised_prompt) == (encode("ab") if is_counted else [])
 
 
+@pytest.mark.parametrize("jinja", [False, True])
+@pytest.mark.parametrize("depth", [500, *range(870, 1000, 5), 5000, 300_000])
+async def test_deep_arguments_of_an_earlier_call_are_read_or_refused(serve: Serve, depth: int, jinja: bool) -> None:
+    template = JinjaTemplate("{{ messages[0].tool_calls[0].function.arguments | tojson }}", {})
+    engine = FakeEngine(chat_template=template) if jinja else FakeEngine()
+    call = {"id": "1", "function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "c"}]
+    response = await (await serve(engine)).post(PATH, json={"messages": messages})
+    is_refused = response.status == 400  # between the depths, it depends on what has called what
+    assert is_refused or response.status == 200
+    assert is_refused == (depth > 500) or 500 < depth < 1000
+
+
 async def test_logprobs(serve: Serve) -> None:
     body = {**HI, "logprobs": True, "top_logprobs": 1}
     client = await serve(FakeEngine(reply=lambda _: "é"))

@@ -20,6 +20,11 @@ def world() -> WorldTokenizer:
 
 
 @pytest.fixture(scope="module")
+def world_in_parts() -> WorldTokenizer:
+    return WorldTokenizer(part_characters=4 * LONGEST_PIECE)
+
+
+@pytest.fixture(scope="module")
 def pieces(world: WorldTokenizer) -> dict[bytes, int]:
     """Every piece of the vocabulary with its id."""
     return {world.decode_bytes(token): token for token in range(1, world.size)}
@@ -69,6 +74,21 @@ def test_encoding_is_greedy_and_decoding_undoes_it(world: WorldTokenizer, pieces
     tokens = world.encode(text)
     assert tokens == greedy(text.encode(), pieces)
     assert b"".join(world.decode_bytes(token) for token in tokens) == text.encode()
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    words=st.lists(
+        st.text(NEAR_THE_VOCABULARY, max_size=4).flatmap(lambda word: st.integers(1, 150).map(lambda n: word * n)),
+        min_size=6,
+        max_size=20,
+    )
+)
+def test_a_long_text_in_parts_has_the_tokens_of_the_whole(
+    world: WorldTokenizer, world_in_parts: WorldTokenizer, words: list[str]
+) -> None:
+    text = "".join(words)
+    assert world_in_parts.encode(text) == world.encode(text)
 
 
 def test_ids_without_text(world: WorldTokenizer) -> None:
