@@ -43,7 +43,8 @@ class WorldTokenizer:
             part = self._library.encode(text[start : start + self._part_characters])
             start += self._part_characters - self._drop_end(part)
             ids += part
-        return ids + self._library.encode(text[start:])
+        ids += self._library.encode(text[start:])
+        return ids
 
     def _drop_end(self, part: list[int]) -> int:
         """Drop the last tokens of a part, which more text may change; return how many whole characters they spell."""
