@@ -59,7 +59,7 @@ async def prepare_chat(
     """
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
-    size = _rendering_size(body, template) * len(starts) + CALL_WORK * body.n
+    size = _rendering_size(body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
     return calls, form, starts[0].resolved
@@ -108,7 +108,7 @@ def _prepare(
     grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
     thinking = _thinking(engine, body, prompts[0], grammar)
     call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
-    calls = body.copies_of(call, limits, engine.tokenize)
+    calls = body.copies_of([call], limits, engine.tokenize)
     check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
     calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     form = AnswerForm(

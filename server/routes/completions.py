@@ -45,7 +45,7 @@ async def prepare_completions(
     Raises InvalidRequestError, also where they are more than the limits allow.
     """
     starts = await resolve_starts(engine, body)
-    size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies
+    size = sum(map(len, body.prompt)) * len(starts) + CALL_WORK * len(body.prompt) * body.copies + body.bias_characters
     make = partial(_calls, engine, request.app[SETTINGS].limits, body, starts)
     return await work(request, size, make), starts[0].resolved
 
@@ -68,7 +68,7 @@ def _calls(
     if body.scores_prompt:
         limits.check("max_logprob_entries", "logprobs", num_tokens * (1 + (body.alternatives or 0)))
     mixes = [mix_calls(body, starts, calls) for calls in members]
-    calls = [copy for call in mixes for copy in body.copies_of(call, limits, engine.tokenize)]
+    calls = body.copies_of(mixes, limits, engine.tokenize)
     for call in calls[:: body.copies]:  # the copies of a prompt are alike
         call.check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
     return calls

@@ -27,10 +27,13 @@ async def tokenize(request: web.Request) -> web.Response:
         tokens = engine.tokenize(body.content)
         limits.check("max_prompt_tokens", "content", len(tokens))
         answer: Tokens = {"tokens": tokens, "count": len(tokens)}
+        data = {token: engine.detokenize([token]) for token in set(tokens)}
         if body.with_pieces:
-            answer["tokens"] = [_piece(token, engine.detokenize([token])) for token in tokens]
+            pieces = {token: _piece(token, each) for token, each in data.items()}
+            answer["tokens"] = [pieces[token] for token in tokens]
         if body.return_token_strs:
-            answer["token_strs"] = [engine.detokenize([token]).decode(errors="replace") for token in tokens]
+            texts = {token: each.decode(errors="replace") for token, each in data.items()}
+            answer["token_strs"] = [texts[token] for token in tokens]
         return answer
 
     return await long_json_response(request, len(body.content), make)

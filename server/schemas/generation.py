@@ -133,9 +133,13 @@ class GenerationBody(GrammarBody):
                 limits.check("max_logprob_entries", "logprobs", entries)
 
     def copies_of(
-        self, call: GenerateRequest, limits: Limits, tokenize: Callable[[str], Sequence[int]]
+        self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
     ) -> list[GenerateRequest]:
-        """Return the requests of all answers to one prompt, which `call` has, with the tokens that end a text."""
+        """Return the requests of all answers to each prompt, one of which each call has.
+
+        All calls have the same tokens that end a text.
+        """
+        samplings = self.samplings(self.copies, tokenize, calls[0].stop_tokens)
         return [
             replace(
                 call,
@@ -146,7 +150,8 @@ class GenerationBody(GrammarBody):
                 report_progress=self.reports_progress,
                 speculate=self.speculate,
             )
-            for sampling in self.samplings(self.copies, tokenize, call.stop_tokens)
+            for call in calls
+            for sampling in samplings
         ]
 
     @property

@@ -217,9 +217,8 @@ class SamplingBody(_SamplingFields):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         params = self._params
-        texts = [key for key in params.logit_bias if isinstance(key, str)]
         limits.check("max_bias_entries", "logit_bias", len(params.logit_bias))
-        limits.check("max_text_bytes", "logit_bias", sum(map(len, texts)))
+        limits.check("max_text_bytes", "logit_bias", self.bias_characters)
         limits.check("max_bias_entries", "bad_words", len(params.bad_words))
         limits.check("max_stop_bytes", "bad_words", sum(map(len, params.bad_words)))
         if params.dry_sequence_breakers != SamplingParams().dry_sequence_breakers:
@@ -241,6 +240,11 @@ class SamplingBody(_SamplingFields):
         if params.seed is None:
             return [params] * count
         return [replace(params, seed=_derive_seed(params.seed, copy)) for copy in range(count)]
+
+    @property
+    def bias_characters(self) -> int:
+        """How many characters the texts of `logit_bias` have, which become tokens."""
+        return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
 
     @property
     def penalises_occurrence(self) -> bool:

@@ -42,6 +42,8 @@ LONG_REQUESTS: list[tuple[str, Body]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "max_tokens": 1}),
     ("/v1/completions", {"prompt": LONG, "max_tokens": 1}),
     ("/v1/completions", {"prompt": TOKENS, "echo": True, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {LONG: 1}, "max_tokens": 1}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logit_bias": {LONG: 1}}),
     ("/v1/choices", {"input": LONG, "choices": ["a"]}),
     ("/v1/choices", {"choices": [TOKENS]}),
     ("/v1/embeddings", {"input": LONG}),
@@ -75,6 +77,40 @@ async def test_advancing_by_a_long_text_keeps_nobody_waiting(serve: Serve) -> No
     assert not call.done()
     engine.open.set()
     assert (await call).status == 200
+
+
+class CountingEngine(FakeEngine):
+    """Notes the texts whose tokens it is asked for, and how often it is asked for the text of tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.texts: list[str] = []
+        self.num_detokenized = 0
+
+    def tokenize(self, text: str) -> list[int]:
+        self.texts.append(text)
+        return super().tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        self.num_detokenized += 1
+        return super().detokenize(tokens)
+
+
+async def test_texts_of_biases_are_tokenized_once_for_all_prompts(serve: Serve) -> None:
+    engine = CountingEngine()
+    body = {"prompt": ["a", "b", "c"], "n": 2, "logit_bias": {"xy": 1}, "max_tokens": 1}
+    assert (await (await serve(engine)).post("/v1/completions", json=body)).status == 200
+    assert engine.texts.count("xy") == 1
+    assert [request.sampling.logit_bias for request in engine.requests] == [engine.requests[0].sampling.logit_bias] * 6
+
+
+async def test_the_pieces_of_many_tokens_are_made_once_each(serve: Serve) -> None:
+    engine = CountingEngine()
+    body = {"content": "ab" * 500, "with_pieces": True, "return_token_strs": True}
+    answer = await (await (await serve(engine)).post("/tokenize", json=body)).json()
+    assert answer["tokens"] == [{"id": 98, "piece": "a"}, {"id": 99, "piece": "b"}] * 500
+    assert answer["token_strs"] == ["a", "b"] * 500
+    assert engine.num_detokenized < 10
 
 
 async def test_long_answers_are_the_same_as_short_ones(serve: Serve) -> None:
