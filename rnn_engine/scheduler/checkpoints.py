@@ -7,7 +7,7 @@ prompt dies, whoever of the waiters asks first runs from what the cache has by t
 
     wait = flights.find(prefix, saved)                   # `saved` is what the cache would save now
     if wait is not None: wait.claim(); hold the request back until wait.ready, then ask again
-    plan = flights.lead(prefix, saved, plan_checkpoints(...))
+    plan = flights.lead(prefix, saved, plan_checkpoints(...), waypoints)    # and those of waypoints.py
     while the prompt runs:
         submit a run that ends at plan.next() at the latest; plan.submit(its end)
         when it is done: if plan.at(its end): keep a checkpoint; plan.advance(its end)
@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
+from rnn_engine.scheduler.waypoints import Waypoints
 from states.cache.checkpoint import CheckpointKind
 from states.tokens import TOKEN_BYTES, shared_tokens
 
@@ -70,6 +72,10 @@ def plan_checkpoints(
     return tuple(CheckpointPoint(position, chosen[position], logits=position == length) for position in sorted(chosen))
 
 
+def _waypoint(position: int) -> CheckpointPoint:
+    return CheckpointPoint(position, CheckpointKind.WAYPOINT, logits=False)
+
+
 def _is_worth_it(position: int, kind: CheckpointKind, others: set[int]) -> bool:
     match kind:
         case CheckpointKind.MARK:
@@ -97,7 +103,11 @@ class CheckpointPlan:
     """The checkpoint points of one running prompt that have not been passed; waiters may add some."""
 
     def __init__(
-        self, prefix: PromptPrefix | None = None, saved: int = 0, points: Iterable[CheckpointPoint] = ()
+        self,
+        prefix: PromptPrefix | None = None,
+        saved: int = 0,
+        points: Iterable[CheckpointPoint] = (),
+        waypoints: Waypoints | None = None,
     ) -> None:
         """Without a `prefix` nobody may wait for the prompt. `saved` tokens of it need not be run."""
         self.prefix = prefix
@@ -105,19 +115,27 @@ class CheckpointPlan:
         self.submitted = saved  # those of steps in flight included
         self.open = prefix is not None and saved < prefix.length  # others may wait for it
         self._points = {point.position: point for point in points}
+        self._waypoints = waypoints
 
     def next(self) -> CheckpointPoint | None:
         """Return the nearest point at which no submitted run ends."""
-        ahead = [position for position in self._points if position > self.submitted]
-        return self._points[min(ahead)] if ahead else None
+        ahead = [point for position, point in self._points.items() if position > self.submitted]
+        if self._waypoints is not None and (cut := self._waypoints.cut) is not None:
+            ahead.append(_waypoint(cut))
+        return min(ahead, key=attrgetter("position"), default=None)
 
     def at(self, position: int) -> CheckpointPoint | None:
         """Return the point at `position`, if one is there that has not been passed."""
         return self._points.get(position)
 
     def submit(self, end: int) -> None:
-        """Note that a run up to `end` was submitted; nobody can claim a point up to there any more."""
+        """Note that a run up to `end` was submitted; nobody can claim a point up to there any more.
+
+        A waypoint may become a point there.
+        """
         self.submitted = end
+        if self._waypoints is not None and self._waypoints.submit(end, is_point=end in self._points):
+            self._points[end] = _waypoint(end)
 
     def advance(self, position: int) -> None:
         """Note that the prompt has been run up to `position`, and that the checkpoints up to there were kept."""
@@ -190,9 +208,15 @@ class SingleFlight:
                 best, best_shared = plan, shared
         return None if best is None else Wait(best, best_shared, logits=best_shared == prefix.length)
 
-    def lead(self, prefix: PromptPrefix, saved: int, points: Iterable[CheckpointPoint] = ()) -> CheckpointPlan:
+    def lead(
+        self,
+        prefix: PromptPrefix,
+        saved: int,
+        points: Iterable[CheckpointPoint] = (),
+        waypoints: Waypoints | None = None,
+    ) -> CheckpointPlan:
         """Return the plan of a prompt that runs from `saved` on; others may wait for it from now on."""
-        plan = CheckpointPlan(prefix, saved, points)
+        plan = CheckpointPlan(prefix, saved, points, waypoints)
         if plan.open:
             self._plans = [other for other in self._plans if other.open]
             self._plans.append(plan)

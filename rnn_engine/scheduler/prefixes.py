@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.scheduler.checkpoints import (
@@ -20,6 +21,7 @@ from rnn_engine.scheduler.checkpoints import (
     plan_checkpoints,
 )
 from rnn_engine.scheduler.queue import Waiting
+from rnn_engine.scheduler.waypoints import Waypoints, find_break
 from rnn_engine.types import F32, Runner
 from states.cache.cache import StateCache
 from states.cache.fetch import Fetch
@@ -44,9 +46,17 @@ class Start:
 class Prefixes:
     """The states of known prefixes of prompts, for one runner. `cache` is None where nothing is kept."""
 
-    def __init__(self, runner: Runner, cache: StateCache | None, wake: Callable[[], None] = lambda: None) -> None:
-        """`wake` is called on another thread when a state that a request waits for has been read."""
+    def __init__(
+        self,
+        runner: Runner,
+        cache: StateCache | None,
+        token_bytes: Callable[[int], bytes],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`token_bytes` gives a token's text. `wake` is called on another thread when a state that a request waits
+        for has been read."""
         self._runner = runner
+        self._token_bytes = token_bytes
         self._wake = wake
         self._cache = cache
         self._flights = SingleFlight()
@@ -194,7 +204,13 @@ class Prefixes:
         finally:
             cache.release(match)
         points = _plan(request, match.saved, match.known)
-        return Start(match.saved, self._flights.lead(prefix, match.saved, points), match.logits)
+        waypoints = Waypoints(
+            prefix.length,
+            match.saved,
+            [point.position for point in points],
+            partial(find_break, request.prompt, self._token_bytes),
+        )
+        return Start(match.saved, self._flights.lead(prefix, match.saved, points, waypoints), match.logits)
 
     def _write_initial_state(self, request: GenerateRequest, slot: int) -> None:
         self._runner.write_state(slot, None if request.initial_state is None else request.initial_state.state)

@@ -60,7 +60,8 @@ class Scheduler:
         are those of texts that repeat themselves.
         """
         self._runner = runner
-        self._prefixes = Prefixes(runner, cache, wake)
+        infos = TokenInfos(token_bytes)
+        self._prefixes = Prefixes(runner, cache, infos.data, wake)
         # With no more sequences than tokens and rows in a step, each can always run one token.
         self.capacity = min(num_slots or runner.num_slots, runner.max_tokens, runner.max_rows)
         self._slots = Slots(self.capacity)
@@ -71,7 +72,6 @@ class Scheduler:
         self._clock = clock
         self._meter = Meter(clock)
         self._drafts = Drafts(runner, drafts)
-        infos = TokenInfos(token_bytes)
         self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts)
         self._ready_since: float | None = None  # since when the next step could have been run
         self._step_seconds = StepSeconds()

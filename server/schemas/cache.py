@@ -6,7 +6,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end"]
+KindName = Literal["prompt_end", "turn", "branch", "mark", "generation_end", "waypoint"]
 MissName = Literal[
     "no_paths", "unknown_prompt", "no_checkpoint", "no_logits", "beyond_limit", "evicted", "not_fetched", "damaged"
 ]

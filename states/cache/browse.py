@@ -82,9 +82,13 @@ class Listing:
 
 
 def list_positions(checkpoints: Sequence[Checkpoint], now: float, most: int = MOST_POSITIONS) -> Listing:
-    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache."""
-    newest = sorted(checkpoints, key=attrgetter("used"), reverse=True)[:most]
-    return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in newest], len(checkpoints), now)
+    """Return the `most` positions that were used last, and how many there are. For the thread that owns the cache.
+
+    Waypoints, which say nothing of what was asked, are left out.
+    """
+    told = [checkpoint for checkpoint in checkpoints if not checkpoint.is_waypoint]
+    newest = sorted(told, key=attrgetter("used"), reverse=True)[:most]
+    return Listing([(checkpoint, checkpoint.known_place()) for checkpoint in newest], len(told), now)
 
 
 def make_tree(listing: Listing, query: TreeQuery, decode: Callable[[Sequence[int]], bytes]) -> CacheTree:

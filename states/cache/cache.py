@@ -170,7 +170,7 @@ class StateCache:
         """Keep a copy of the live state of `slot`, which has run exactly `tokens`; the path is known from now on.
 
         False where no tier had room. Where these tokens have a checkpoint already, it stays, unless it lacks logits
-        that are given now.
+        that are given now. A waypoint that was used, or is inserted as another `kind`, is one no longer.
         """
         if len(tokens) == 0:
             raise ValueError("tokens: an empty path has no checkpoint; expected at least one token")
@@ -182,6 +182,7 @@ class StateCache:
         checkpoint = self._positions.record(root, packed, kind)
         checkpoint.used = self._clock()
         if checkpoint.resumable and (logits is None or checkpoint.has_logits or checkpoint.locks > 0):
+            self._tiers.upgrade(checkpoint, kind)
             self._tiers.touch(checkpoint)
             return True
         self._tiers.drop(checkpoint)

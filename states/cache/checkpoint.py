@@ -17,6 +17,7 @@ class CheckpointKind(Enum):
     BRANCH = "branch"
     MARK = "mark"
     GENERATION_END = "generation_end"
+    WAYPOINT = "waypoint"  # in case a later prompt leaves this one soon after; gives way before all others
 
 
 class MissReason(Enum):
@@ -53,6 +54,11 @@ class Checkpoint:
         """Whether some tier holds its state."""
         return bool(self.sizes)
 
+    @property
+    def is_waypoint(self) -> bool:
+        """Whether it gives way before all that are not."""
+        return self.kind is CheckpointKind.WAYPOINT
+
     def known_place(self) -> Place[Checkpoint]:
         """Its place; only for records that the tree knows."""
         assert self.place is not None, "the tree has forgotten this checkpoint"
@@ -64,8 +70,11 @@ class Checkpoint:
         return self.known_place().length
 
     def tokens_to_shorter(self) -> int:
-        """How many tokens there are between the next shorter checkpoint on its path and this one."""
-        above = self.known_place().values_back()
+        """How many tokens there are between the next shorter checkpoint on its path and this one.
+
+        Waypoints, which are gone when others give way, count for each other alone.
+        """
+        above = (other for other in self.known_place().values_back() if self.is_waypoint or not other.is_waypoint)
         shorter = next((other for other in above if other is not self and other.resumable), None)
         return self.length - (0 if shorter is None else shorter.length)
 

@@ -3,6 +3,8 @@
 A checkpoint is worth the tokens that it saves, times how often it is asked for, for each byte that it and these tokens
 take (GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
 later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
+
+Waypoints give way before all others, and have a clock of their own: what others are worth does not depend on them.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ class EvictionQueue:
         self.tier = tier
         self.capacity = capacity
         self.used = 0
-        self._clock = 0.0
+        self._clocks = [0.0, 0.0]  # of waypoints, of all others
         self._serial = 0
         self._current: dict[Checkpoint, int] = {}  # checkpoint -> serial of its entry in the queue
-        self._queue: list[tuple[float, int, Checkpoint]] = []  # (priority, serial, checkpoint), stale ones included
+        # (whether it is no waypoint, priority, serial, checkpoint), stale ones included
+        self._queue: list[tuple[bool, float, int, Checkpoint]] = []
 
     @property
     def free(self) -> int:
@@ -56,20 +59,26 @@ class EvictionQueue:
         worth = (1 + checkpoint.hits) * checkpoint.saves / max(size, 1)
         self._serial += 1
         self._current[checkpoint] = self._serial
-        heapq.heappush(self._queue, (self._clock + worth, self._serial, checkpoint))
+        lasts = not checkpoint.is_waypoint
+        heapq.heappush(self._queue, (lasts, self._clocks[lasts] + worth, self._serial, checkpoint))
         if len(self._queue) > 2 * len(self._current) + 64:
             self._queue = [entry for entry in self._queue if self._is_current(entry)]
             heapq.heapify(self._queue)
 
-    def weakest(self) -> Checkpoint | None:
-        """Return the checkpoint that gives way first, or None where all are locked. Advances the clock to its worth."""
+    def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
+        """Return the checkpoint that gives way first, or None where all are locked. Advances the clock to its worth.
+
+        With `waypoints_only`, None where all waypoints are locked.
+        """
         while self._queue:
-            priority, _, checkpoint = self._queue[0]
+            lasts, priority, _, checkpoint = self._queue[0]
+            if lasts and waypoints_only:
+                return None
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:
-                self._clock = max(self._clock, priority)
+                self._clocks[lasts] = max(self._clocks[lasts], priority)
                 return checkpoint
             heapq.heappop(self._queue)  # a locked one comes back by the touch at its release
         return None
 
-    def _is_current(self, entry: tuple[float, int, Checkpoint]) -> bool:
-        return self._current.get(entry[2]) == entry[1]
+    def _is_current(self, entry: tuple[bool, float, int, Checkpoint]) -> bool:
+        return self._current.get(entry[3]) == entry[2]

@@ -11,7 +11,7 @@ from states.cache.tiers.tiered import TieredStore
 class Index:
     """Forgets what is least missed while the records of all that is known take more than `capacity`.
 
-    Ghost entries go first, then what is known of a shared store, then checkpoints.
+    Waypoints go first, then ghost entries, then what is known of a shared store, then other checkpoints.
     """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
@@ -33,9 +33,10 @@ class Index:
     def trim(self) -> None:
         """Forget what was unused for longest until the bound holds, or all that is left is locked."""
         while self.num_bytes > self.capacity:
-            if self._positions.forget_oldest_ghost():
+            evicted = self._tiers.evict(waypoints_only=True)
+            if evicted is None and self._positions.forget_oldest_ghost():
                 continue
-            evicted = self._tiers.evict()
+            evicted = evicted or self._tiers.evict()
             if evicted is None:
                 return
             if not evicted.resumable:

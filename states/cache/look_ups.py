@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.counters import CacheStats
 from states.cache.fetch import Fetch
 from states.cache.positions import Positions
@@ -88,6 +88,7 @@ class LookUps:
     def _hit(self, checkpoint: Checkpoint, fetched: Payload | None, length: int, known: int) -> Match:
         tier = self._tiers.quickest(checkpoint)
         exact = checkpoint.length == length
+        self._tiers.upgrade(checkpoint, CheckpointKind.BRANCH)
         checkpoint.hits += 1
         checkpoint.used = self._clock()
         checkpoint.locks += 1

@@ -110,7 +110,13 @@ class Positions:
         return True
 
     def become_ghost(self, checkpoint: Checkpoint) -> None:
-        """Take note that no tier has a copy any more. Others are forgotten for it, or it is itself."""
+        """Take note that no tier has a copy any more. Others are forgotten for it, or it is itself.
+
+        A waypoint always is, for the path goes on to the end of its prompt.
+        """
+        if checkpoint.is_waypoint:
+            self.forget(checkpoint)
+            return
         self._note_lost(checkpoint)
         for forgotten in self._ghosts.add(checkpoint):
             self.forget(forgotten)

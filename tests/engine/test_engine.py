@@ -208,7 +208,9 @@ async def test_a_full_queue_refuses_until_there_is_room() -> None:
         assert (await listen(engine, ask())).text == "Hello"
 
 
-@pytest.mark.parametrize(("marked", "cached"), [(False, [0, 0, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])])
+@pytest.mark.parametrize(
+    ("marked", "cached"), [(False, [0, 1289, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])]
+)
 async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool, cached: list[int]) -> None:
     runner = FakeRunner(HELLO, max_tokens=256)
     cache = make_cache(runner.shape, "a model", runner)

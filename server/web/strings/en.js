@@ -186,6 +186,7 @@ export const en = {
   "states.kind.branch": "a branch",
   "states.kind.mark": "a mark of the client",
   "states.kind.generation_end": "the end of an answer",
+  "states.kind.waypoint": "on the way of a prompt",
   "states.drop": "Drop",
   "states.drop_hint": "The text is run again when a prompt needs it.",
   "states.drop_in_use": "A request is using it.",

@@ -187,6 +187,7 @@ export const zh = {
   "states.kind.branch": "分支处",
   "states.kind.mark": "客户端的标记",
   "states.kind.generation_end": "回答末尾",
+  "states.kind.waypoint": "提示途中",
   "states.drop": "删除",
   "states.drop_hint": "提示再次需要时会重新计算。",
   "states.drop_in_use": "有请求正在使用它。",

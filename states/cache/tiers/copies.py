@@ -46,18 +46,21 @@ class Copies:
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
     def add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
-        """Copy a state into a tier that makes room for it; False where it does not."""
+        """Copy a state into a tier that wants it and makes room for it; False where it does not."""
+        if not tier.wants(checkpoint):
+            return False
+        make_room = partial(self.make_room, tier, waypoints_only=checkpoint.is_waypoint)
+        expected = tier.copy_bytes(checkpoint)
         if tier.on_device:
-            if source.slot is None or not self.make_room(tier, tier.copy_bytes(checkpoint)):
+            if source.slot is None or not make_room(expected):
                 return False
             tier.save(checkpoint, source.slot, source.logits)
             return True
-        expected = tier.copy_bytes(checkpoint)
-        if not self.make_room(tier, expected):
+        if not make_room(expected):
             return False
         pending = source.start_read()
         if pending.done():
-            return tier.put(checkpoint, pending.result(), partial(self.make_room, tier))
+            return tier.put(checkpoint, pending.result(), make_room)
         assert checkpoint not in self._moves, "a second move of one checkpoint"
         tier.queue.add(checkpoint, expected)
         self._moves[checkpoint] = Move(tier, source, pending)
@@ -70,13 +73,13 @@ class Copies:
                 self.stats_of[quicker.name].promotions += 1
                 return
 
-    def make_room(self, tier: Tier, size: int) -> bool:
-        """Make room for so many bytes in a tier; whether there is now."""
+    def make_room(self, tier: Tier, size: int, *, waypoints_only: bool = False) -> bool:
+        """Make room for so many bytes in a tier; whether there is now. With `waypoints_only` nothing else gives way."""
         queue = tier.queue
         if size > queue.capacity:
             return False
         while queue.free < size or tier.is_crowded:
-            weakest = queue.weakest()
+            weakest = queue.weakest(waypoints_only=waypoints_only)
             if weakest is None:
                 return False
             self.evict(tier, weakest)
@@ -130,7 +133,8 @@ class Copies:
         except Exception:
             _log.exception("a checkpoint is lost: its copy can't be read")
         try:
-            if payload is not None and not move.tier.put(checkpoint, payload, partial(self.make_room, move.tier)):
+            make_room = partial(self.make_room, move.tier, waypoints_only=checkpoint.is_waypoint)
+            if payload is not None and not move.tier.put(checkpoint, payload, make_room):
                 slower = self.tiers[self.tiers.index(move.tier) + 1 :]
                 self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
         finally:

@@ -150,7 +150,7 @@ class SharedTier(Tier):
         return bool(self._writes)
 
     def wants(self, checkpoint: Checkpoint) -> bool:
-        return checkpoint.length >= self.min_tokens
+        return super().wants(checkpoint) and checkpoint.length >= self.min_tokens
 
     def copy_bytes(self, checkpoint: Checkpoint) -> int:
         return self._form.expected_bytes(checkpoint)

@@ -103,9 +103,9 @@ class Tier(ABC):
         """Whether something that was put is on its way. May be asked on any thread."""
         return False
 
-    def wants(self, checkpoint: Checkpoint) -> bool:  # noqa: ARG002
-        """Whether a copy would be of use in the tier."""
-        return True
+    def wants(self, checkpoint: Checkpoint) -> bool:
+        """Whether a copy would be of use in the tier. Waypoints are not worth being written to a slow one."""
+        return not (self.slow and checkpoint.is_waypoint)
 
     @abstractmethod
     def copy_bytes(self, checkpoint: Checkpoint) -> int:

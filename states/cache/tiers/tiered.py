@@ -11,7 +11,7 @@ from functools import partial
 
 from rnn_engine.errors import StateError
 from rnn_engine.types import F32
-from states.cache.checkpoint import Checkpoint, MissReason
+from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig
 from states.cache.counters import CacheStats
 from states.cache.device import DevicePool, LiveStates
@@ -58,8 +58,17 @@ class TieredStore:
                 self._copies.stats_of[tier.name].stored += 1
                 self._note_unwritten(checkpoint)
                 return True
-        self._stats.not_stored += 1
+        self._stats.not_stored += not checkpoint.is_waypoint
         return False
+
+    def upgrade(self, checkpoint: Checkpoint, kind: CheckpointKind) -> None:
+        """Keep a waypoint as a checkpoint of another `kind` from now on. Does nothing for one that is no waypoint."""
+        if not checkpoint.is_waypoint:
+            return
+        checkpoint.kind = kind
+        checkpoint.saves = checkpoint.tokens_to_shorter()
+        self.touch(checkpoint)
+        self._note_unwritten(checkpoint)
 
     def access(self, checkpoint: Checkpoint) -> Access:
         """Tell how a sequence gets at a checkpoint that has a copy."""
@@ -143,14 +152,14 @@ class TieredStore:
         tier.adopt(checkpoint, found)
         return True
 
-    def evict(self) -> Checkpoint | None:
+    def evict(self, *, waypoints_only: bool = False) -> Checkpoint | None:
         """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
 
         A copy that is shared is dropped alone: to forget it costs another question to the store, to lose the others
-        a forward pass. None where all are locked.
+        a forward pass. None where all are locked; with `waypoints_only`, where all waypoints are.
         """
         for tier in reversed(self.tiers):
-            weakest = tier.queue.weakest()
+            weakest = tier.queue.weakest(waypoints_only=waypoints_only)
             if weakest is not None:
                 self._copies.stats_of[tier.name].evictions += 1
                 if tier.shared:

@@ -87,6 +87,7 @@ function kindName(kind) {
     case "branch":
     case "mark":
     case "generation_end":
+    case "waypoint":
       return t(`states.kind.${kind}`);
     default:
       return kind;

@@ -1,0 +1,110 @@
+"""States kept on the way of a long prompt, so that a later prompt that leaves it does not pay for all of it again.
+
+Nobody knows where later prompts will leave this one: they change a paragraph, or a single token, since the first of
+what follows a text may merge with the text's last. Waypoints bound what that costs.
+
+The promise: whatever part of the second half of a prompt of `LEAST_LENGTH` tokens or more a later prompt shares, it
+finds a state after at least nine tenths of what they share, while memory has room and as far as the earlier prompt was
+run itself. So each waypoint lies at most a ninth of its position behind the last kept state before it, and the first
+one just before the middle: seven or eight of them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
+Of shorter prompts, and near the end of all, one is kept some tokens before the end where that saves much.
+
+A waypoint ends a run, which costs a step. So one is made where a run ends anyway, if that is far enough from the state
+before; else the run is cut as late as the promise allows, at the end of a paragraph or a sentence if one is near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+LEAST_LENGTH = 1024  # tokens of a prompt for which the promise holds
+LEAST_SAVED = 256  # tokens that the waypoint near the end saves over the state before it
+MOST_WAYPOINTS = 16  # of one prompt, as follows from the distances
+
+_LATEST, _USUAL, _EARLIEST = 4, 8, 16  # tokens before the prompt's end, for the waypoint near it
+_MOST_LOOKED_AT = 64  # tokens before a cut, to find the end of a sentence
+_SENTENCE_ENDS = tuple(mark.encode() for mark in ".!?。！？")
+
+FindBreak: TypeAlias = Callable[[int, int], int | None]
+"""Takes an earliest and a latest position, and returns the best one to cut the text, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Where the next waypoint may lie: where a run ends from `earliest` on, or else at `cut`."""
+
+    earliest: int
+    cut: int
+
+
+class Waypoints:
+    """The waypoints of one prompt, which are chosen as its runs are submitted."""
+
+    def __init__(self, length: int, saved: int, points: Iterable[int], find_break: FindBreak) -> None:
+        """`saved` of `length` tokens come from the cache; states are kept at the positions `points` anyway."""
+        self._length = length
+        self._points = sorted(point for point in points if saved < point < length)
+        self._find_break = find_break
+        self._kept = saved  # a position whose state is or will be kept, the last one before the window
+        self._window = self._next_window()
+
+    @property
+    def cut(self) -> int | None:
+        """Where the next run has to end at the latest; None where no more waypoints are wanted."""
+        return None if self._window is None else self._window.cut
+
+    def submit(self, end: int, *, is_point: bool) -> bool:
+        """Note that a run up to `end` was submitted; return True if its state becomes a waypoint.
+
+        `is_point` says that the state is kept anyway.
+        """
+        is_waypoint = not is_point and self._window is not None and self._window.earliest <= end
+        if is_point or is_waypoint:
+            self._kept = end
+            self._window = self._next_window()
+        return is_waypoint
+
+    def _next_window(self) -> _Window | None:
+        while self._length >= LEAST_LENGTH and (latest := self._latest()) < self._length:
+            near = [point for point in self._points if self._kept < point <= latest]
+            if not near or self._is_early(near[-1]):
+                return self._window_up_to(latest)
+            self._kept = near[-1]
+        return self._last_window()
+
+    def _is_early(self, position: int) -> bool:
+        """Return True if a state there is of too little use to a prompt that shares half of this one."""
+        return 20 * position < 9 * self._length
+
+    def _latest(self) -> int:
+        """Return up to where the next state has to lie."""
+        return (self._length - 1) // 2 if self._is_early(self._kept) else 10 * self._kept // 9
+
+    def _window_up_to(self, latest: int) -> _Window:
+        earliest = -(-9 * self._length // 20) if self._is_early(self._kept) else (self._kept + latest + 1) // 2
+        first = latest - min((latest - earliest) // 2, _MOST_LOOKED_AT)
+        return _Window(earliest, self._find_break(first, latest) or latest)
+
+    def _last_window(self) -> _Window | None:
+        """Return that of the waypoint near the end, where it saves enough."""
+        end = self._length
+        if end - _USUAL - max([self._kept, *self._points]) < LEAST_SAVED:
+            return None
+        return _Window(end - _EARLIEST, self._find_break(end - _EARLIEST, end - _LATEST) or end - _USUAL)
+
+
+def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
+    """Return the last end of a line from `earliest` to `latest`, else that of a sentence.
+
+    None where the text has neither, or where there is no tokenizer to tell.
+    """
+    sentence = None
+    for position in range(latest, earliest - 1, -1):
+        data = token_bytes(tokens[position - 1])
+        if data.endswith(b"\n"):
+            return position
+        if sentence is None and data.rstrip(b" ").endswith(_SENTENCE_ENDS):
+            sentence = position
+    return sentence

@@ -1,0 +1,72 @@
+"""Questions after a long text, one of which begins with a token that merges with the text's last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from rnn_engine.demo import model_path, tokenizer_path
+from rnn_engine.engine import Engine
+from rnn_engine.forward import CpuRunner
+from rnn_engine.loading.parts import assemble
+from rnn_engine.requests import GenerateRequest, SamplingParams, Started
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from rnn_engine.tokenizer.none import NoTokenizer
+from rnn_engine.versions.v7 import run_layers
+from states.cache.make import make_cache
+from states.tokens import pack, shared_tokens
+from tests.support.clients import Heard
+from tests.support.engines import PATIENCE, listen
+from tests.support.models import random_model, tiny_shape
+
+PARAGRAPH = (
+    "The river ran past the old mill, and the miller counted his sacks. In the evening the wind fell, and the boats "
+    "came home one by one. Nobody spoke of the storm.\n\n"
+)
+TEXT = PARAGRAPH * 13 + "Then the miller asked the keeper of the"
+QUESTIONS = (" lock?", " lights?", " lighthouse?", "n?", "n who?")  # " the" and "n" are the token " then"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(str(tokenizer_path()), model_path(), 1 << 20)
+
+
+async def ask_all(prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, *, cached: bool = True) -> list[Heard]:
+    """Ask one after the other."""
+    model = random_model(tiny_shape(vocab=tokenizer.size), seed=3)
+    runner = CpuRunner(model, run_layers, num_slots=2)
+    cache = make_cache(model.shape, "a model", runner) if cached else None
+    parts = assemble(runner, tokenizer, model="tiny", device="cpu", weights="f32", cache=cache)
+    async with asyncio.timeout(PATIENCE), Engine(parts) as engine:
+        return [await listen(engine, ask(prompt)) for prompt in prompts]
+
+
+def ask(prompt: Sequence[int]) -> GenerateRequest:
+    sampling = SamplingParams(temperature=0.0, seed=0)
+    return GenerateRequest(prompt, max_tokens=3, stop_tokens=(), sampling=sampling, logprobs=0)
+
+
+def most_shared(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """How many tokens each shares with one before it."""
+    packed = [pack(prompt) for prompt in prompts]
+    return [max([0, *(shared_tokens(one, other) for other in packed[:number])]) for number, one in enumerate(packed)]
+
+
+@pytest.mark.parametrize("is_known", [pytest.param(True, id="of the text"), pytest.param(False, id="of ids alone")])
+async def test_no_question_runs_the_text_again_because_of_one_token(tokenizer: Tokenizer, is_known: bool) -> None:
+    prompts = [tokenizer.encode(TEXT + question) for question in QUESTIONS]
+    assert len(tokenizer.encode(TEXT)) == 1281
+    assert most_shared(prompts) == [0, 1281, 1283, 1280, 1281]
+    served = tokenizer if is_known else NoTokenizer(tokenizer.size, "none was asked for")
+    heard, alone = await ask_all(prompts, served), await ask_all(prompts, served, cached=False)
+    found = [event.cached_tokens for one in heard for event in one.events if isinstance(event, Started)]
+    assert found == ([0, 1238, 1281, 1238, 1280] if is_known else [0, 1206, 1281, 1206, 1280])
+    assert all(10 * saved >= 9 * most for saved, most in zip(found, most_shared(prompts), strict=True))
+    assert [[info.token for info in one.tokens] for one in heard] == [
+        [info.token for info in one.tokens] for one in alone
+    ]
+    for one, other in zip(heard, alone, strict=True):
+        assert [info.logprob for info in one.tokens] == pytest.approx([info.logprob for info in other.tokens], abs=1e-4)
