@@ -197,7 +197,7 @@ class StateCache:
         if stored:
             checkpoint.absence = MissReason.EVICTED
             self._positions.note_kept(checkpoint)
-            self._index.trim()
+        self._index.trim()
         return stored and checkpoint.resumable
 
     def drop_state(self, initial_state: str) -> int:

@@ -107,3 +107,13 @@ def test_random_operations_with_little_room_for_the_index(tmp_path: Path) -> Non
     model = CacheModel(tmp_path, disk_bytes=0, index_capacity=60_000)
     run_random(model, seed=5, operations=1500, check_every=20)
     model.end()
+
+
+def test_paths_of_states_that_had_no_room_stay_in_the_bound() -> None:
+    device = ToyDevice(SHAPE)
+    cache = make_cache(SHAPE, "model", device, CacheConfig(host_capacity=0, index_capacity=20_000))
+    for first in range(200):
+        assert not cache.insert(ROOT, [first] * 30, 0, kind=CheckpointKind.PROMPT_END)
+        stats = cache.stats()
+        assert stats.index_bytes <= stats.index_capacity
+    assert stats.ghosts > 0

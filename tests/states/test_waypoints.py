@@ -207,8 +207,8 @@ def ends(kept: Kept) -> Iterator[tuple[bytes, tuple[str, ...]]]:
 @settings(max_examples=80, deadline=None)
 @given(
     trace=traces(),
-    tiers=st.sampled_from([(1, 0), (3, 0), (5, 0), (2, 1), (2, 3), (0, 2)]),
-    index=st.sampled_from([None, 15_000, 30_000]),
+    tiers=st.sampled_from([(1, 0), (3, 0), (20, 0), (2, 1), (2, 3), (20, 2), (0, 2)]),
+    index=st.sampled_from([None, 12_000, 20_000]),
 )
 def test_all_else_is_kept_as_if_there_were_no_waypoints(
     trace: list[tuple[list[int], list[int]]], tiers: tuple[int, int], index: int | None
@@ -225,3 +225,14 @@ def test_all_else_is_kept_as_if_there_were_no_waypoints(
         assert stats.index_bytes <= stats.index_capacity
         assert len(kept.device.slabs) <= tiers[1]
         assert stats.not_stored == plain.cache.stats().not_stored
+
+
+def test_waypoints_give_way_before_what_is_known_of_paths() -> None:
+    kept = Kept(host=2, index=12_000)
+    for first in range(20):
+        kept.keep([first] * 200)
+    ghosts = kept.cache.stats().ghosts
+    assert ghosts > 0
+    kept.cache.drop_position(str(next(one.id for one in kept.cache.checkpoints() if one.resumable)))
+    assert not kept.keep([20] * 500, WAYPOINT)  # longer than what was dropped
+    assert kept.cache.stats().ghosts == ghosts
