@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 
 from rnn_engine.errors import StorageError
 from server.http.context import LEASE, LEFT_OUT, MODEL_USE, SETTINGS
+from server.http.routing import route_of
 from server.http.work import SHORT_WORK, work
 from server.schemas.base import RequestBody, UnknownFields
 
@@ -96,7 +97,10 @@ async def _write(request: web.Request, file: BinaryIO) -> None:
 
 
 async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
-    """Yield the body piece by piece, each of which is held from then on; it may have `most` bytes."""
+    """Yield the body piece by piece, each of which is held from then on; it may have `most` bytes, or what the route
+    says."""
+    route = route_of(request)
+    most = most if route is None else route.most_body_bytes(most)
     if request.content_length is not None and request.content_length > most:
         raise _too_large(f"the body has {request.content_length} bytes", most)
     received = 0

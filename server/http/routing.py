@@ -22,6 +22,9 @@ _OPENAI_PREFIX = "/v1/"
 AI00_PREFIX = "/api/oai/"
 _AI00_V1_PREFIX = "/api/oai/v1/"
 
+OPEN_BODY_BYTES = 4096
+"""The most bytes of a body that anyone may send without an API key."""
+
 MODEL_QUERY = {"model": "The name of a model; the default one where it is absent."}
 """What may follow the question mark of every path whose handler takes an engine."""
 
@@ -50,6 +53,7 @@ class Route:
     always: bool = False  # answers without an API key and while the server stops
     is_page: bool = False  # links on other sites may open it
     changes_by_get: bool = False  # a GET that changes something, because other servers have it so
+    max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
     uses_model: bool = True  # the handler takes an engine; False = which models there are does not matter
     ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
     also: tuple[str, ...] = ()  # further paths under which it answers
@@ -59,6 +63,11 @@ class Route:
     def paths(self) -> tuple[str, ...]:
         """All paths under which the route answers: a path under /v1/ also answers under both of ai00's prefixes."""
         return (*self._prefixed_paths, *self.also)
+
+    def most_body_bytes(self, limit: int) -> int:
+        """Return the most bytes that a body may have where the server's limit for its kind is `limit`."""
+        most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
+        return limit if most is None else min(most, limit)
 
     @property
     def _prefixed_paths(self) -> tuple[str, ...]:

@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import OverloadedError
+from server.doors.keys import ApiKey
+from server.doors.settings import DoorSettings
 from server.http.context import BUDGET
 from server.http.memory import FREE_BYTES, MemoryBudget
+from server.http.routing import Route
 from server.limits import Limits
+from server.routes import ALL_ROUTES
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
@@ -126,6 +130,24 @@ async def test_a_body_that_says_its_size_is_refused_before_it_is_sent(
     answer = await reader.readuntil(b"}}")
     writer.close()
     assert json.loads(answer)["error"]["message"] == "the body has 1001 bytes; expected at most 1000"
+
+
+@pytest.mark.parametrize(
+    "route", [each for each in ALL_ROUTES if each.always and each.request], ids=lambda each: each.path
+)
+async def test_a_route_that_is_open_to_all_takes_a_small_body(serve: Serve, route: Route) -> None:
+    settings = ServerSettings(doors=DoorSettings((ApiKey.of("ann's key", "ann"),)))
+    client = await serve(FakeEngine(), settings)
+    for path in route.paths:
+        for data in (b" " * 4097, pieces_of(b" " * 4096, b" ")):
+            error = await error_of(await client.request(route.method, path, data=data), 413)
+            assert error["message"].endswith("expected at most 4096")
+        assert (await client.request(route.method, path, data=b"{" + b" " * 4095)).status == 400
+
+
+async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
 
 
 @pytest.mark.parametrize("values", ["{}," * 20_000 + "{}", "[],[0]," * 20_000 + "[]", '{"a":0},' * 10_000 + "{}"])

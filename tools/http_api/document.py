@@ -62,7 +62,9 @@ def _route(route: Route, bodies: _Bodies) -> Iterator[str]:
     elif route.scope is not Scope.USE:
         lines.append(f"An API key needs the scope `{route.scope.value}`.")
     if route.request is not None:
-        lines.append(f"Body: {bodies.link(route.request)}.")
+        most = route.most_body_bytes(Limits().max_body_bytes)
+        size = "" if most == Limits().max_body_bytes else f", at most {most} bytes"
+        lines.append(f"Body: {bodies.link(route.request)}{size}.")
     lines.append(_answer(route, bodies))
     if route.chunk is not None:
         lines.append(f"With `stream` (`{route.stream_type}`), each event: {bodies.link(route.chunk)}.")
