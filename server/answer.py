@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
-from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, TextDelta
 from server.formatting.choices import ChoiceFormatter, Outcome
 from server.formatting.dialect import Dialect, WholeDialect
 from server.formatting.openai import OpenAIDialect
 from server.formatting.usage import Tally
 from server.http.bodies import long_json_response
-from server.http.context import SETTINGS, engine_of
+from server.http.context import LEASE, SETTINGS, engine_of
 from server.http.errors import describe
 from server.http.sse import EVENT_STREAM, EventStream
 from server.http.work import work
@@ -124,7 +124,7 @@ async def answer_whole(
         return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
 
     size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
-    return await long_json_response(request, size, make)
+    return await long_json_response(request, size + request[LEASE].num_bytes, make)
 
 
 def _best(outcomes: Sequence[Outcome], copies: int, wanted: int) -> Iterator[int]:
@@ -159,7 +159,8 @@ class _Streaming:
         except ConnectionError:
             raise
         except Exception as error:
-            await self._stream.write(self._dialect.failure(error))
+            failure = partial(self._dialect.failure, error)
+            await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
         return await self._stream.close()
 
     async def _send(self, events: Sequence[Numbered]) -> None:
@@ -173,9 +174,11 @@ class _Streaming:
                     await self._stream.write(b"".join(parts))  # saving takes a while
                     parts.clear()
                 saved = await self._end.note(event)
-            if isinstance(event, PromptScored):
-                encode = partial(self._dialect.event, index, event, saved)
-                parts.append(await work(self._request, len(event.tokens), encode))
-            else:
-                parts.append(self._dialect.event(index, event, saved))
+            encode = partial(self._dialect.event, index, event, saved)
+            parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
         await self._stream.write(b"".join(parts))
+
+    async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
+        """Return an event that is no text. It may repeat much of what was asked."""
+        size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
+        return await work(self._request, size, encode)

@@ -38,6 +38,7 @@ from server.http.context import (
     TRACER,
     WORKERS,
     Lifecycle,
+    kept_usage,
 )
 from server.http.memory import MemoryBudget
 from server.http.routing import add_routes
@@ -113,7 +114,8 @@ def make_app(
     app[HTTP_COUNTERS] = HttpCounters()
     app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
-    app[METRICS] = Metrics(partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET]))
+    read = partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET], partial(kept_usage, app))
+    app[METRICS] = Metrics(read)
     app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.extend((_close_models, _run_workers))

@@ -72,15 +72,17 @@ class Limits:
     ] = 2
     max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`, and words in `bad_words`.")] = 4096
 
-    max_responses: Annotated[int, Bound("responses", "That are kept for `previous_response_id`.")] = 4096
+    max_responses: Annotated[
+        int, Bound("responses", "That are kept for `previous_response_id`; the oldest of whoever has most give way.")
+    ] = 4096
     max_response_bytes: Annotated[
-        int, Bound("bytes", "Of the texts of all kept responses, each with its whole conversation.")
+        int, Bound("bytes", "Of memory for all kept responses, each with its whole conversation.")
     ] = 256 * 2**20
     max_conversations: Annotated[
         int, Bound("conversations", "That are kept for an API key; the one that was unused for longest gives way.")
     ] = 1024
     max_conversation_bytes: Annotated[
-        int, Bound("bytes", "Of the texts of all conversations that are kept for an API key.")
+        int, Bound("bytes", "Of memory for all conversations that are kept for an API key.")
     ] = 64 * 2**20
     max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
 

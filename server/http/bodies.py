@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 
 from rnn_engine.errors import StorageError
 from server.http.context import LEASE, LEFT_OUT, MODEL_USE, SETTINGS
+from server.http.memory import parsed_bytes
 from server.http.routing import route_of
 from server.http.work import SHORT_WORK, work
 from server.schemas.base import RequestBody, UnknownFields
@@ -29,7 +30,6 @@ Body = TypeVar("Body", bound=RequestBody)
 _LEFT_OUT_HEADER, _MOST_NAMES, _MOST_NAME = "X-Left-Out", 20, 80
 _PIECE_ITEMS = 1024  # of a list that are encoded at a time
 _WRITE_BYTES = 1 << 20  # that are written to a file at a time
-_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
 
 
 async def read_body(request: web.Request, kind: type[Body]) -> Body:
@@ -43,17 +43,23 @@ async def read_body(request: web.Request, kind: type[Body]) -> Body:
     data = bytearray()
     async for piece in _receive(request, limits.max_body_bytes):
         data += piece
-    parsed_bytes = _parsed_bytes(data)
-    if parsed_bytes > lease.budget.most_each:
-        raise _too_large(f"the body would take about {parsed_bytes} bytes of memory", lease.budget.most_each)
-    lease.hold(len(data) + parsed_bytes)
+    num_parsed = await work(request, len(data), partial(parsed_bytes, data))
+    hold_more(request, "the body", num_parsed)
     unknown = UnknownFields(refuse=request.app[SETTINGS].strict)
     body = await work(request, len(data), partial(kind.parse, data, limits, unknown))
     request[LEFT_OUT] = unknown.left_out
-    lease.hold(parsed_bytes)
+    lease.hold(num_parsed)
     if (use := request.get(MODEL_USE)) is not None:
         await use.choose(getattr(body, "model", None) or request.query.get("model"))
     return body
+
+
+def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
+    """Hold `num_bytes` of memory more from now on, for `what`. Raises as `read_body` does."""
+    lease = request[LEASE]
+    if num_bytes > lease.budget.most_each:
+        raise _too_large(f"{what} would take about {num_bytes} bytes of memory", lease.budget.most_each)
+    lease.hold(lease.num_bytes + num_bytes)
 
 
 async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
@@ -118,11 +124,6 @@ async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, Non
         raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
 
 
-def _parsed_bytes(data: bytearray) -> int:
-    """Return about how much memory the values of a JSON text take. Texts in it that have such characters count too."""
-    return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
-
-
 def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
     return web.HTTPRequestEntityTooLarge(most, most, text=f"{found}; expected at most {most}")
 
@@ -161,8 +162,17 @@ def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
 
 async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
     """Return an answer that holds what `make` gives as JSON; see `work` for `size`."""
-    text = await work(request, size, lambda: "".join(_encode_pieces(make())) if size > SHORT_WORK else to_json(make()))
-    return web.Response(text=text, content_type="application/json")
+
+    def encode() -> bytes:
+        pieces = _encode_pieces(make()) if size > SHORT_WORK else (to_json(make()),)
+        return "".join(pieces).encode()
+
+    return encoded_response(await work(request, size, encode))
+
+
+def encoded_response(body: bytes) -> web.Response:
+    """Return an answer that holds `body`, which is JSON."""
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
 def json_response(

@@ -20,6 +20,7 @@ from server.models.orders import ModelFolder
 from server.models.registry import ModelRegistry, ModelUse
 from server.openapi.document import DocumentMaker
 from server.settings import ServerSettings
+from server.state.bounded import KeptUsage
 from server.state.conversations import ConversationStore
 from server.state.responses import ResponseStore
 from server.state.slots import PromptTable
@@ -104,6 +105,15 @@ RECORD = web.RequestKey("record", RequestRecord)
 RECENT = web.AppKey("recent", RecentReports)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
+
+
+def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
+    """Return what is kept of requests for later ones, by what it is. For any thread."""
+    return {
+        "responses": app[RESPONSES].usage,
+        "conversations": app[CONVERSATIONS].usage,
+        "slot_prompts": app[SLOT_PROMPTS].usage,
+    }
 
 
 def folder_of(request: web.Request) -> ModelFolder:

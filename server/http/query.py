@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 from aiohttp import web
+from pydantic_core import to_json
 
 from rnn_engine.errors import InvalidRequestError
-from server.schemas.responses.answer import ResponseItem, ResponseItemList
-from server.schemas.responses.items import Item
+from server.schemas.responses.items import KeptItem
 
 
 def query_count(request: web.Request, name: str, default: int, most: int) -> int:
@@ -47,10 +46,10 @@ PAGE_QUERY = {
 """What `item_page` reads."""
 
 
-def item_page(request: web.Request, items: Sequence[Item]) -> ResponseItemList:
-    """Return the part of `items` that the query asks for. Raises InvalidRequestError."""
+def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
+    """Return the part of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
     ordered = items if request.query.get("order", "desc") == "asc" else items[::-1]
-    ids = [item["id"] for item in ordered]
+    ids = [item.id for item in ordered]
     after = request.query.get("after")
     if after is not None and after not in ids:
         raise InvalidRequestError("after", after, "the id of an item that is there")
@@ -59,12 +58,8 @@ def item_page(request: web.Request, items: Sequence[Item]) -> ResponseItemList:
     return item_list(ordered[start : start + limit], has_more=start + limit < len(ordered))
 
 
-def item_list(items: Sequence[Item], *, has_more: bool = False) -> ResponseItemList:
-    """Return items as a list of OpenAI's."""
-    return {
-        "object": "list",
-        "data": cast(list[ResponseItem], list(items)),
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[-1]["id"] if items else None,
-        "has_more": has_more,
-    }
+def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
+    """Return items as a list of OpenAI's, as JSON."""
+    ends = {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
+    data = b",".join(item.json for item in items)
+    return b'{"object":"list","data":[' + data + b"]," + to_json({**ends, "has_more": has_more})[1:]

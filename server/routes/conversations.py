@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from server.http.bodies import json_response, read_body
-from server.http.context import CONVERSATIONS, PRINCIPAL, RESPONSES
+from server.http.bodies import encoded_response, json_response, read_body
+from server.http.context import CONVERSATIONS, LEASE, PRINCIPAL, RESPONSES
 from server.http.query import PAGE_QUERY, item_list, item_page
 from server.http.routing import Route
+from server.http.work import work
 from server.schemas.responses.answer import ResponseItem, ResponseItemList
 from server.schemas.responses.conversations import (
     AddItemsRequest,
@@ -21,9 +22,12 @@ from server.state.conversations import Conversation
 
 async def create_conversation(request: web.Request) -> web.Response:
     body = await read_body(request, CreateConversationRequest)
-    owner = request[PRINCIPAL].name
-    items = request.app[RESPONSES].resolve(owner, body.items)
-    return _told(request.app[CONVERSATIONS].create(owner, items, body.metadata))
+    responses, store, owner = request.app[RESPONSES], request.app[CONVERSATIONS], request[PRINCIPAL].name
+
+    def keep() -> Conversation:
+        return store.create(owner, responses.resolve(owner, body.items), body.metadata)
+
+    return _told(await work(request, request[LEASE].num_bytes, keep))
 
 
 async def get_conversation(request: web.Request) -> web.Response:
@@ -43,18 +47,21 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 
 async def list_items(request: web.Request) -> web.Response:
-    return json_response(item_page(request, _conversation(request).items))
+    return encoded_response(item_page(request, _conversation(request).items))
 
 
 async def add_items(request: web.Request) -> web.Response:
     body = await read_body(request, AddItemsRequest)
-    owner = request[PRINCIPAL].name
-    items = request.app[RESPONSES].resolve(owner, body.items)
-    return json_response(item_list(request.app[CONVERSATIONS].add(owner, request.match_info["id"], items)))
+    responses, store, owner = request.app[RESPONSES], request.app[CONVERSATIONS], request[PRINCIPAL].name
+
+    def keep() -> bytes:
+        return item_list(store.add(owner, request.match_info["id"], responses.resolve(owner, body.items)))
+
+    return encoded_response(await work(request, request[LEASE].num_bytes, keep))
 
 
 async def get_item(request: web.Request) -> web.Response:
-    return json_response(_conversation(request).item(request.match_info["item"]))
+    return encoded_response(_conversation(request).item(request.match_info["item"]).json)
 
 
 async def delete_item(request: web.Request) -> web.Response:

@@ -11,24 +11,25 @@ from aiohttp import web
 from rnn_engine.errors import InvalidRequestError
 from server.answer import answer_in
 from server.formatting.responses import ResponsesDialect
-from server.http.bodies import json_response, read_body
-from server.http.context import CONVERSATIONS, PRINCIPAL, RESPONSES, SETTINGS, engine_of
+from server.http.bodies import encoded_response, hold_more, json_response, read_body
+from server.http.context import CONVERSATIONS, LEASE, PRINCIPAL, RESPONSES, SETTINGS, engine_of
 from server.http.query import PAGE_QUERY, item_page
 from server.http.routing import Route
+from server.http.work import work
 from server.routes.chat import prepare_chat, tell_input_tokens
 from server.schemas.chat import ChatRequest
 from server.schemas.chat_answer import InputTokens
 from server.schemas.error import ErrorBody
 from server.schemas.responses.answer import DeletedResponse, Response, ResponseEvent, ResponseItemList
-from server.schemas.responses.items import Item
+from server.schemas.responses.items import KeptItem
 from server.schemas.responses.request import ResponsesRequest
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ResponsesRequest)
     engine = engine_of(request, body.cache_salt)
-    before, given = _conversation_of(request, body)
-    chat = _chat_of(request, body, (*before, *given))
+    before, given = await _conversation_of(request, body)
+    chat = await _chat_of(request, body, (*before, *given))
     calls, form, resolved = await prepare_chat(request, engine, chat)
     keep = partial(_keep, request, body, before, given)
     return await answer_in(
@@ -38,27 +39,36 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     body = await read_body(request, ResponsesRequest)
-    before, given = _conversation_of(request, body)
-    return await tell_input_tokens(request, _chat_of(request, body, (*before, *given)))
+    before, given = await _conversation_of(request, body)
+    return await tell_input_tokens(request, await _chat_of(request, body, (*before, *given)))
 
 
-def _conversation_of(request: web.Request, body: ResponsesRequest) -> tuple[Sequence[Item], Sequence[Item]]:
+async def _conversation_of(
+    request: web.Request, body: ResponsesRequest
+) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
     """Return the items before those of the request, and its own. Raises NotFoundError or InvalidRequestError."""
     before = _conversation_before(request, body)
-    given = request.app[RESPONSES].resolve(request[PRINCIPAL].name, body.input)
+    resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
+    given = await work(request, request[LEASE].num_bytes, resolve)
     if not (before or given):
         raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
     return before, given
 
 
-def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[Item]) -> ChatRequest:
+async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[KeptItem]) -> ChatRequest:
     """Return the chat that continues a conversation. Raises InvalidRequestError for what is beyond the limits."""
-    chat = body.chat(conversation)
-    chat.check(request.app[SETTINGS].limits)
-    return chat
+    hold_more(request, "the conversation", sum(item.num_loaded for item in conversation))
+    limits = request.app[SETTINGS].limits
+
+    def make() -> ChatRequest:
+        chat = body.chat([item.load() for item in conversation])
+        chat.check(limits)
+        return chat
+
+    return await work(request, request[LEASE].num_bytes, make)
 
 
-def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[Item]:
+def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[KeptItem]:
     """Return the items of what the request goes on with. Raises NotFoundError."""
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
@@ -71,14 +81,15 @@ def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequen
 def _keep(
     request: web.Request,
     body: ResponsesRequest,
-    before: Sequence[Item],
-    given: Sequence[Item],
+    before: Sequence[KeptItem],
+    given: Sequence[KeptItem],
     response: Mapping[str, Any],
 ) -> None:
     """Keep a response, and add it to its conversation, as far as the request wants it."""
     owner = request[PRINCIPAL].name
     if body.conversation is not None:
-        request.app[CONVERSATIONS].add_answer(owner, body.conversation, (*given, *response["output"]))
+        said = map(KeptItem.of, response["output"])
+        request.app[CONVERSATIONS].add_answer(owner, body.conversation, (*given, *said))
     if body.store:
         request.app[RESPONSES].put(owner, response, given, before)
 
@@ -87,7 +98,7 @@ async def get_response(request: web.Request) -> web.Response:
     if (stream := request.query.get("stream", "false")) != "false":
         raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return json_response(kept.body)
+    return encoded_response(kept.json)
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -104,7 +115,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 async def input_items(request: web.Request) -> web.Response:
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return json_response(item_page(request, kept.input))
+    return encoded_response(item_page(request, kept.input))
 
 
 _ID = "/v1/responses/{id}"

@@ -12,6 +12,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.tool_calls import ToolChoice
 from server.schemas.base import RefusedError, RequestBody
 
+_MOST_NAMED = 30  # tools that an error lists
 _ANY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -125,10 +126,12 @@ class ToolFields(RequestBody):
         if self.tools and self.functions:
             raise InvalidRequestError("functions", [each.name for each in self.functions], "null where there are tools")
         names = [tool.name for tool in self.offered]
-        repeated = next((number for number, name in enumerate(names) if name in names[:number]), None)
-        if repeated is not None:
-            field = f"tools.{repeated}.function.name" if self.tools else f"functions.{repeated}.name"
-            raise InvalidRequestError(field, names[repeated], "a name that no other tool has")
+        seen: set[str] = set()
+        for number, name in enumerate(names):
+            if name in seen:
+                field = f"tools.{number}.function.name" if self.tools else f"functions.{number}.name"
+                raise InvalidRequestError(field, name, "a name that no other tool has")
+            seen.add(name)
         _check_choice(self.tool_choice, names)
 
     @property
@@ -149,6 +152,7 @@ def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
         raise InvalidRequestError(
             "tool_choice", choice.names or choice.mode, "null, none or auto where there are no tools"
         )
+    known = frozenset(names)
     for name in choice.names or ():
-        if name not in names:
-            raise InvalidRequestError("tool_choice", name, f"one of the tools {', '.join(names)}")
+        if name not in known:
+            raise InvalidRequestError("tool_choice", name, f"one of the tools {', '.join(names[:_MOST_NAMED])}")

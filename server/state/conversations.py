@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from sys import getsizeof
 
 from rnn_engine.errors import NotFoundError
 from server.limits import Limits
-from server.schemas.responses.items import Item, items_bytes, new_item_id
+from server.schemas.responses.items import KeptItem, new_item_id
+from server.state.bounded import BoundedStore, KeptUsage
+
+_KEPT_BYTES = 1024  # that a conversation takes beside its texts
 
 
 @dataclass(frozen=True)
@@ -22,17 +26,18 @@ class Conversation:
     id: str
     created: int  # Unix time
     metadata: Mapping[str, str]
-    items: tuple[Item, ...] = ()
+    items: tuple[KeptItem, ...] = ()
 
     @cached_property
     def num_bytes(self) -> int:
-        """About how much memory the texts take."""
-        return items_bytes(self.items) + sum(len(name) + len(value) for name, value in self.metadata.items())
+        """How much memory it takes."""
+        metadata = sum(map(getsizeof, (*self.metadata, *self.metadata.values())))
+        return _KEPT_BYTES + metadata + sum(item.num_bytes for item in self.items)
 
-    def item(self, item_id: str) -> Item:
+    def item(self, item_id: str) -> KeptItem:
         """Return one item. Raises NotFoundError."""
         for item in self.items:
-            if item["id"] == item_id:
+            if item.id == item_id:
                 return item
         raise NotFoundError(f"conversation {self.id!r} has no item {item_id[:80]!r}")
 
@@ -48,9 +53,12 @@ class ConversationStore:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._kept: defaultdict[str, OrderedDict[str, Conversation]] = defaultdict(OrderedDict)  # owner -> id -> it
+        self._kept: defaultdict[str, BoundedStore[str, Conversation]] = defaultdict(self._make_store)  # by owner
 
-    def create(self, owner: str, items: Sequence[Item], metadata: Mapping[str, str]) -> Conversation:
+    def _make_store(self) -> BoundedStore[str, Conversation]:
+        return BoundedStore(self._limits.max_conversations, self._limits.max_conversation_bytes)
+
+    def create(self, owner: str, items: Sequence[KeptItem], metadata: Mapping[str, str]) -> Conversation:
         """Keep a new conversation. Raises InvalidRequestError for one that is beyond the limits."""
         made = Conversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
         made = replace(made, items=tuple(_with_own_ids(made, items)))
@@ -67,7 +75,7 @@ class ConversationStore:
         with self._lock:
             return self._keep(owner, replace(self._find(owner, conversation_id), metadata=metadata))
 
-    def add(self, owner: str, conversation_id: str, items: Sequence[Item]) -> Sequence[Item]:
+    def add(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> Sequence[KeptItem]:
         """Add items at the end; return them with their ids. Raises NotFoundError or InvalidRequestError."""
         with self._lock:
             found = self._find(owner, conversation_id)
@@ -75,7 +83,7 @@ class ConversationStore:
             self._keep(owner, replace(found, items=(*found.items, *added)))
             return added
 
-    def add_answer(self, owner: str, conversation_id: str, items: Sequence[Item]) -> None:
+    def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
         """Add what was asked of a response and what it said, unless the conversation was deleted meanwhile.
 
         A conversation that is beyond the limits by then gives way.
@@ -98,14 +106,18 @@ class ConversationStore:
         """Keep a conversation no longer. Raises NotFoundError."""
         with self._lock:
             self._find(owner, conversation_id)
-            del self._kept[owner][conversation_id]
+            self._kept[owner].pop(conversation_id)
+
+    @property
+    def usage(self) -> KeptUsage:
+        with self._lock:
+            return KeptUsage.of_all(self._kept.values())
 
     def _find(self, owner: str, conversation_id: str) -> Conversation:
-        kept = self._kept[owner]
-        if conversation_id not in kept:
+        found = self._kept[owner].use(conversation_id)
+        if found is None:
             raise NotFoundError(f"conversation {conversation_id[:80]!r} is not kept; it never was, or it has given way")
-        kept.move_to_end(conversation_id)
-        return kept[conversation_id]
+        return found
 
     def _keep(self, owner: str, conversation: Conversation) -> Conversation:
         """Keep a new or changed conversation. Raises InvalidRequestError for one that is beyond the limits."""
@@ -116,17 +128,12 @@ class ConversationStore:
 
     def _put(self, owner: str, conversation: Conversation) -> None:
         """Keep a new or changed conversation, for which others of its owner give way."""
-        kept = self._kept[owner]
-        kept[conversation.id] = conversation
-        kept.move_to_end(conversation.id)
-        num_bytes = sum(each.num_bytes for each in kept.values())
-        while len(kept) > self._limits.max_conversations or num_bytes > self._limits.max_conversation_bytes:
-            num_bytes -= kept.popitem(last=False)[1].num_bytes
+        self._kept[owner].put(conversation.id, conversation, conversation.num_bytes)
 
 
-def _with_own_ids(conversation: Conversation, items: Sequence[Item]) -> Iterator[Item]:
+def _with_own_ids(conversation: Conversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
     """Yield items with new ids in place of those that the conversation has already."""
-    taken = {item["id"] for item in conversation.items}
+    taken = {item.id for item in conversation.items}
     for item in items:
-        yield {**item, "id": new_item_id(item["type"])} if item["id"] in taken else item
-        taken.add(item["id"])
+        yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
+        taken.add(item.id)

@@ -6,40 +6,37 @@ number stands for the last prompt that was sent with it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Hashable, Sequence
+
+from server.state.bounded import BoundedStore, KeptUsage
 
 _MOST_TOKENS = 2**20
 _MOST_PROMPTS = 1024
+_TOKEN_TYPE = "I"
 
 
 class PromptTable:
     """The tokens of prompts by any key, the last used ones as far as there is room."""
 
     def __init__(self, most_tokens: int = _MOST_TOKENS, most_prompts: int = _MOST_PROMPTS) -> None:
-        self._most_tokens = most_tokens
-        self._most_prompts = most_prompts
-        self._num_tokens = 0
-        self._prompts: OrderedDict[Hashable, tuple[int, ...]] = OrderedDict()
+        most_bytes = most_tokens * array(_TOKEN_TYPE).itemsize
+        self._prompts: BoundedStore[Hashable, array[int]] = BoundedStore(most_prompts, most_bytes)
 
     def put(self, key: Hashable, tokens: Sequence[int]) -> None:
         """Keep the tokens of a prompt; those of others are dropped, the ones that were unused for longest first."""
-        self.pop(key)
-        self._prompts[key] = tuple(tokens)
-        self._num_tokens += len(tokens)
-        while self._num_tokens > self._most_tokens or len(self._prompts) > self._most_prompts:
-            _, dropped = self._prompts.popitem(last=False)
-            self._num_tokens -= len(dropped)
+        packed = array(_TOKEN_TYPE, tokens)
+        self._prompts.put(key, packed, len(packed) * packed.itemsize)
 
     def get(self, key: Hashable) -> tuple[int, ...] | None:
         """Return the tokens; None where none are kept."""
-        if key not in self._prompts:
-            return None
-        self._prompts.move_to_end(key)
-        return self._prompts[key]
+        packed = self._prompts.use(key)
+        return None if packed is None else tuple(packed)
 
     def pop(self, key: Hashable) -> int:
         """Forget a prompt and return how many tokens it had."""
-        count = len(self._prompts.pop(key, ()))
-        self._num_tokens -= count
-        return count
+        return len(self._prompts.pop(key) or ())
+
+    @property
+    def usage(self) -> KeptUsage:
+        return self._prompts.usage

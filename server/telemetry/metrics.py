@@ -21,6 +21,7 @@ from rnn_engine.telemetry import EngineCounters
 from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
 from server.models.registry import ModelRegistry
+from server.state.bounded import KeptUsage
 from server.telemetry.families import PREFIX, counter, gauge, histogram, histograms
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.llama_metrics import LlamaCollector
@@ -55,16 +56,22 @@ class Readings:
     http: HttpCounters
     connections: ConnectionCounters
     budget: MemoryBudget
+    kept: Mapping[str, KeptUsage]  # of clients' bodies, by what they are
 
     @classmethod
     def of(
-        cls, models: ModelRegistry, http: HttpCounters, connections: ConnectionCounters, budget: MemoryBudget
+        cls,
+        models: ModelRegistry,
+        http: HttpCounters,
+        connections: ConnectionCounters,
+        budget: MemoryBudget,
+        kept: Callable[[], Mapping[str, KeptUsage]],
     ) -> Self:
-        """Read the engines of all models; the rest is given."""
+        """Read the engines of all models, and what is kept; the rest is given."""
         engines = {model.name: model.open_engine for model in models}
         readings = {name: EngineReadings.of(engine) for name, engine in engines.items() if engine is not None}
         loaded = {name: engine is not None for name, engine in engines.items()}
-        return cls(loaded, readings, http, connections, budget)
+        return cls(loaded, readings, http, connections, budget, kept())
 
 
 class Metrics:
@@ -96,6 +103,7 @@ class ServerCollector(Collector):
         yield from _by_model({name: list(_of_engine(engine)) for name, engine in readings.engines.items()})
         yield from _http(readings.http)
         yield from _connections(readings.connections, readings.budget)
+        yield from _kept(readings.kept)
 
 
 def _by_model(metrics: Mapping[str, Sequence[Metric]]) -> Iterator[Metric]:
@@ -204,6 +212,14 @@ def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Itera
     yield counter("connections_closed", text, reasons, "reason")
     yield gauge("request_memory_bytes", "Host memory that the bodies of running requests take.", budget.held)
     yield gauge("request_memory_capacity_bytes", "The most bytes of them.", budget.capacity)
+
+
+def _kept(kept: Mapping[str, KeptUsage]) -> Iterator[Metric]:
+    text = "Bytes of host memory of what is kept of requests for later ones, each part counted wherever it is kept."
+    yield gauge("kept_bytes", text, {kind: usage.num_bytes for kind, usage in kept.items()}, "kind")
+    yield gauge("kept_values", "How many of them.", {kind: usage.values for kind, usage in kept.items()}, "kind")
+    text = "Those of them that gave way to others."
+    yield counter("kept_evictions", text, {kind: usage.evictions for kind, usage in kept.items()}, "kind")
 
 
 def _cache(stats: CacheStats) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from server.doors.settings import DoorSettings
 from server.limits import Limits
 from server.schemas.responses.answer import ResponseItemList
 from server.schemas.responses.conversations import KeptConversation
-from server.schemas.responses.items import Item
+from server.schemas.responses.items import KeptItem
 from server.settings import ServerSettings
 from server.state.conversations import ConversationStore
 from tests.support.fake_engine import FakeEngine
@@ -168,8 +169,9 @@ async def test_what_is_wrong_is_refused_by_name(serve: Serve, path: str, body: B
     assert (await error_of(await (await serve(FakeEngine())).post(path, json=body), 400))["param"] == param
 
 
-def said(text: str, item_id: str = "msg_1") -> Item:
-    return {"id": item_id, "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+def said(text: str, item_id: str = "msg_1") -> KeptItem:
+    part = {"type": "input_text", "text": text}
+    return KeptItem.of({"id": item_id, "type": "message", "role": "user", "content": [part]})
 
 
 def test_every_item_has_an_id_of_its_own() -> None:
@@ -177,12 +179,17 @@ def test_every_item_has_an_id_of_its_own() -> None:
     made = store.create("", [said("a"), said("b")], {})
     [added] = store.add("", made.id, [said("c")])
     first, second, third = store.get("", made.id).items
-    assert (first["id"], third) == ("msg_1", added)
-    assert len({first["id"], second["id"], third["id"]}) == 3
+    assert (first.id, third) == ("msg_1", added)
+    assert len({first.id, second.id, third.id}) == 3
+    assert (
+        json.loads(second.json)
+        == second.load()
+        == {**first.load(), "id": second.id, "content": second.load()["content"]}
+    )
 
 
 def test_the_store_is_bounded_for_each_key() -> None:
-    store = ConversationStore(Limits(max_conversations=2, max_conversation_bytes=3300, max_messages=3))
+    store = ConversationStore(Limits(max_conversations=2, max_conversation_bytes=4900, max_messages=3))
 
     def kept(*ids: str) -> list[bool]:
         found = []

@@ -69,6 +69,25 @@ async def test_tokens_and_outcomes(serve: Serve) -> None:
     assert value(samples, "slots") == 2
 
 
+async def test_what_is_kept_of_requests(serve: Serve) -> None:
+    client = await serve(FakeEngine(), ServerSettings(limits=Limits(max_conversations=1)))
+    for path, body in (
+        ("/v1/responses", {"input": "Hi", "instructions": "x" * 5000}),
+        ("/v1/conversations", {}),
+        ("/v1/conversations", {"items": [{"role": "user", "content": "x" * 10_000}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "id_slot": 0}),
+    ):
+        assert (await client.post(path, json=body)).status == 200
+    samples = await scrape(client)
+    kinds = ("responses", "conversations", "slot_prompts")
+    assert [value(samples, "kept_values", kind=kind) for kind in kinds] == [1, 1, 1]
+    assert [value(samples, "kept_evictions_total", kind=kind) for kind in kinds] == [0, 1, 0]
+    responses, conversations, prompts = (value(samples, "kept_bytes", kind=kind) for kind in kinds)
+    assert 5000 < responses < 10_000
+    assert 10_000 < conversations < 13_000
+    assert prompts == 4 * len(encode("User: Hi\n\nAssistant:"))
+
+
 @AT_ONCE
 async def test_llama_servers_metrics(serve: Serve) -> None:
     engine = FakeEngine(reply=lambda request: " Hello!", cached_tokens=1)

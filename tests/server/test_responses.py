@@ -314,7 +314,7 @@ async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> No
 
 def test_the_store_is_bounded_by_count_bytes_and_time() -> None:
     now = 0.0
-    store = ResponseStore(Limits(max_responses=2, max_response_bytes=3100, max_response_seconds=10), lambda: now)
+    store = ResponseStore(Limits(max_responses=2, max_response_bytes=5000, max_response_seconds=10), lambda: now)
 
     def keep(name: str, text: str = "") -> None:
         item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": text}]}
@@ -339,6 +339,35 @@ def test_the_store_is_bounded_by_count_bytes_and_time() -> None:
     assert kept("c", "d", "e") == ["e"]
     now = 10.0
     assert kept("e") == []
+
+
+def test_who_keeps_most_gives_way() -> None:
+    store = ResponseStore(Limits(max_responses=4, max_response_bytes=20_000))
+
+    def keep(owner: str, name: str, text: str = "") -> None:
+        item = {"id": f"msg_{name}", "type": "message", "content": [{"type": "output_text", "text": text}]}
+        store.put(owner, {"id": name, "output": [item]}, (), ())
+
+    def is_kept(owner: str, name: str) -> bool:
+        try:
+            return store.get(owner, name).id == name
+        except NotFoundError:
+            return False
+
+    keep("ann", "a")
+    for number in range(10):
+        keep("bob", str(number))
+    assert is_kept("ann", "a")
+    assert [is_kept("bob", str(number)) for number in range(10)] == [False] * 7 + [True] * 3
+    for number in range(10, 20):
+        keep("bob", str(number), "x" * 8000)
+    assert is_kept("ann", "a")
+    assert [number for number in range(20) if is_kept("bob", str(number))] == [18, 19]
+    assert (store.usage.values, store.usage.evictions) == (3, 18)
+    store.delete("ann", "a")
+    store.delete("bob", "18")
+    store.delete("bob", "19")
+    assert (store.usage.values, store.usage.num_bytes) == (0, 0)
 
 
 def test_the_store_is_used_by_several_threads() -> None:

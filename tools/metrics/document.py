@@ -13,6 +13,7 @@ from rnn_engine.telemetry import EngineCounters
 from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
 from server.connections.counters import ConnectionCounters
 from server.http.memory import MemoryBudget
+from server.state.bounded import KeptUsage
 from server.telemetry.http_counters import HttpCounters
 from server.telemetry.metrics import EngineReadings, Readings, ServerCollector
 from server.telemetry.record import CLIENT_LEFT, RequestRecord
@@ -74,4 +75,5 @@ def _readings() -> Readings:
     states = RegistryUsage(0, 0, 0, 0, 0)
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
-    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0))
+    kept = dict.fromkeys(("responses", "conversations", "slot_prompts"), KeptUsage(0, 0, 0))
+    return Readings({"model": True}, {"model": engine}, http, ConnectionCounters(), MemoryBudget(0), kept)

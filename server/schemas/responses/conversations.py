@@ -29,15 +29,46 @@ ConversationRef: TypeAlias = Annotated[
 ]
 
 
+_MOST_PAIRS, _MOST_NAME, _MOST_VALUE = 16, 64, 512  # as OpenAI has them
+
+
+def _check_metadata(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    if len(value) > _MOST_PAIRS:
+        raise RefusedError(f"{len(value)} pairs", f"at most {_MOST_PAIRS} pairs")
+    for name, text in value.items():
+        if len(name) > _MOST_NAME:
+            raise RefusedError(name, f"names of at most {_MOST_NAME} characters")
+        if isinstance(text, str) and len(text) > _MOST_VALUE:
+            raise RefusedError(text, f"values of at most {_MOST_VALUE} characters", below=name)
+    return value
+
+
+Metadata: TypeAlias = Annotated[
+    dict[str, str],
+    BeforeValidator(_check_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": _MOST_PAIRS,
+            "propertyNames": {"maxLength": _MOST_NAME},
+            "additionalProperties": {"type": "string", "maxLength": _MOST_VALUE},
+        }
+    ),
+]
+METADATA_BOUNDS = f"At most {_MOST_PAIRS} pairs, names of {_MOST_NAME} characters and values of {_MOST_VALUE}."
+
+
 class CreateConversationRequest(RequestBody):
     """A conversation to be kept."""
 
     items: Items = Field(default=[], description=f"What it begins with. {_ITEMS}")
-    metadata: dict[str, str] = Field(default={}, description="Told with the conversation as it is.")
+    metadata: Metadata = Field(default={}, description=f"Told with the conversation as it is. {METADATA_BOUNDS}")
 
 
 class UpdateConversationRequest(RequestBody):
-    metadata: dict[str, str] = Field(description="Takes the place of what the conversation has.")
+    metadata: Metadata = Field(description=f"Takes the place of what the conversation has. {METADATA_BOUNDS}")
 
 
 class AddItemsRequest(RequestBody):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeAlias
+from sys import getsizeof
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BeforeValidator, FailFast, PlainValidator, WithJsonSchema
+from pydantic_core import from_json, to_json
 
 from rnn_engine.chat_template import Role, find_role
+from server.http.memory import parsed_bytes
 from server.schemas.base import RefusedError
 from server.schemas.messages import CalledFunction, Message, ToolCallBody, parse_content, parse_role
 
 Item: TypeAlias = dict[str, Any]
 
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_KEPT_BYTES = 128  # that a kept item takes beside its texts
 _KINDS = "message, function_call, function_call_output, reasoning or item_reference"
 
 
@@ -74,14 +78,32 @@ def new_item_id(kind: str) -> str:
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex[:28]}"
 
 
-def items_bytes(items: Iterable[Item]) -> int:
-    """Return about how much memory items take."""
-    return sum(_size(item) for item in items)
+@dataclass(frozen=True, slots=True)
+class KeptItem:
+    """An item as it is kept: as JSON, so that its size is known."""
 
+    id: str
+    type: str
+    fields: bytes  # a JSON object of all but the id
+    num_loaded: int  # bytes that the item takes once it is loaded, about
 
-def _size(item: Item) -> int:
-    texts = [part["text"] for part in item.get("content", ())]
-    return 500 + sum(len(text) for text in (*texts, *item.values()) if isinstance(text, str))
+    @classmethod
+    def of(cls, item: Item) -> Self:
+        fields = to_json({name: value for name, value in item.items() if name != "id"})
+        return cls(item["id"], item["type"], fields, parsed_bytes(fields))
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        return _KEPT_BYTES + getsizeof(self.id) + getsizeof(self.fields)
+
+    @property
+    def json(self) -> bytes:
+        return b'{"id":' + to_json(self.id) + b"," + self.fields[1:]
+
+    def load(self) -> Item:
+        """Return the item."""
+        return {"id": self.id, **from_json(self.fields)}
 
 
 def _one_text(value: object) -> object:

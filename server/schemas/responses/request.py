@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, FailFast, Field
+from pydantic_core import to_json
 
 from rnn_engine.chat_template import Role
 from rnn_engine.errors import InvalidRequestError
@@ -14,7 +15,7 @@ from server.limits import Limits
 from server.schemas.base import RefusedError, RequestBody, only
 from server.schemas.generation import ProgressBody
 from server.schemas.messages import Message
-from server.schemas.responses.conversations import ConversationRef
+from server.schemas.responses.conversations import METADATA_BOUNDS, ConversationRef, Metadata
 from server.schemas.responses.items import Item, Items, messages_of
 from server.schemas.tools import Choice, FunctionBody, Parameters, ToolBody, ToolName, check_tool_type
 from server.schemas.translated import TranslatedChat
@@ -122,7 +123,7 @@ class ResponsesRequest(ProgressBody):
         description="Whether the response can be gone on with and read by its id. It is kept in memory, for the API "
         "key that asked, and as long as the limits say.",
     )
-    metadata: dict[str, str] = Field(default={}, description="Told in the response as it is.")
+    metadata: Metadata = Field(default={}, description=f"Told in the response as it is. {METADATA_BOUNDS}")
     tools: Annotated[list[ResponseTool], FailFast()] = Field(
         default=[], description="The tools that the model may call."
     )
@@ -160,6 +161,10 @@ class ResponsesRequest(ProgressBody):
     def check(self, limits: Limits) -> None:
         super().check(limits)
         limits.check("max_answer_tokens", "max_output_tokens", self.max_tokens)  # a stream tells the whole at its end
+        # What the response repeats of the request is kept with it.
+        limits.check("max_text_bytes", "instructions", len((self.instructions or "").encode()))
+        limits.check("max_text_bytes", "tools", sum(len(tool.model_dump_json().encode()) for tool in self.tools))
+        limits.check("max_grammar_bytes", "text.format", len(to_json(self.text.format)))
 
     @property
     def wants_logprobs(self) -> bool:

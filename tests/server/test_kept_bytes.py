@@ -1,0 +1,96 @@
+"""What the server keeps of clients' bodies takes the memory that the limits allow, whatever is in these bodies."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from server.limits import Limits
+from server.settings import ServerSettings
+from tests.support.fake_engine import FakeEngine
+from tests.support.http import Body, Serve
+
+MEGABYTE = 1 << 20
+CONVERSATIONS, RESPONSES = "/v1/conversations", "/v1/responses"
+EMPTY_PART: Body = {"type": "reasoning_text", "text": ""}
+LONG_NAME = "n" * 20_000
+
+
+def tool(number: int) -> Body:
+    properties = {f"p{each}": {"type": "string"} for each in range(50)}
+    return {"type": "function", "name": f"t{number}", "parameters": {"type": "object", "properties": properties}}
+
+
+HOSTILE: dict[str, tuple[str, Body]] = {
+    "empty parts": (CONVERSATIONS, {"items": [{"type": "reasoning", "content": [EMPTY_PART] * 5000}]}),
+    "empty items": (CONVERSATIONS, {"items": [{"role": "user", "content": ""}] * 500}),
+    "long ids": (CONVERSATIONS, {"items": [{"role": "user", "content": "", "id": "é" * 100_000}]}),
+    "wide texts": (CONVERSATIONS, {"items": [{"role": "user", "content": "a" * 50_000 + "\U0001f600"}]}),
+    "empty parts of a response": (
+        RESPONSES,
+        {"input": [{"type": "reasoning", "content": [EMPTY_PART] * 5000}, {"role": "user", "content": "a"}]},
+    ),
+    "instructions": (RESPONSES, {"input": "a", "instructions": "b" * 200_000}),
+    "tools": (RESPONSES, {"input": "a", "tools": [tool(each) for each in range(100)], "tool_choice": "none"}),
+    "a schema": (
+        RESPONSES,
+        {"input": "a", "text": {"format": {"type": "json_schema", "schema": {"enum": [LONG_NAME] * 10}}}},
+    ),
+}
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    """Trace what is allocated."""
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(("path", "body"), HOSTILE.values(), ids=HOSTILE)
+async def test_what_is_kept_is_bounded_whatever_is_in_it(serve: Serve, path: str, body: Body) -> None:
+    limits = Limits(max_conversation_bytes=MEGABYTE, max_response_bytes=MEGABYTE)
+    engine = FakeEngine()
+    client = await serve(engine, ServerSettings(limits=limits))
+
+    async def keep() -> int:
+        async with client.session.post(client.make_url(path), json=body) as response:  # the client would keep it
+            assert response.status == 200, await response.text()
+        engine.requests.clear()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    first = await keep()
+    grown = [await keep() - first for _ in range(20)][-1]
+    assert grown < 1.5 * MEGABYTE
+
+
+METADATA: list[tuple[object, str]] = [
+    ({f"k{number}": "" for number in range(17)}, "at most 16 pairs"),
+    ({"k" * 65: "v"}, "names of at most 64 characters"),
+    ({"k": "v" * 513}, "values of at most 512 characters"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "words"), METADATA)
+@pytest.mark.parametrize("path", [CONVERSATIONS, RESPONSES, f"{CONVERSATIONS}/conv"])
+async def test_metadata_is_bounded(serve: Serve, path: str, metadata: object, words: str) -> None:
+    client = await serve(FakeEngine())
+    said = {"input": "a"} if path == RESPONSES else {}
+    response = await client.post(path, json={**said, "metadata": metadata})
+    assert response.status == 400, await response.text()
+    error = (await response.json())["error"]
+    assert error["param"].startswith("metadata")
+    assert words in error["message"]
+
+
+async def test_metadata_up_to_the_bounds_is_kept(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    most = {f"{number:064}": "é" * 512 for number in range(16)}
+    for path, said in ((CONVERSATIONS, {}), (RESPONSES, {"input": "a"})):
+        made = await (await client.post(path, json={**said, "metadata": most})).json()
+        assert (await (await client.get(f"{path}/{made['id']}")).json())["metadata"] == most
