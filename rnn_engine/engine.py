@@ -34,7 +34,7 @@ from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.loading.states import StateSettings
 from rnn_engine.masking import RequestMasks
-from rnn_engine.requests import Event, Finished, GenerateRequest, Started
+from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler import (
     EAGER,
     BatchingPolicy,
@@ -240,10 +240,10 @@ class Engine:
         check_token_ids("token", tokens, self._info.shape.vocab_size)
         return b"".join(map(self._tokenizer.decode_bytes, tokens))
 
-    def check_queue(self) -> None:
+    def check_queue(self, client: Client = ANONYMOUS) -> None:
         self._refuse_if_unable()
         try:
-            self._admission.check()
+            self._admission.check(client)
         except OverloadedError:
             self._scheduler.counters.outcomes[Outcome.OVERLOADED] += 1
             raise
@@ -287,7 +287,7 @@ class Engine:
         with RequestAccount(self._scheduler.counters) as account:
             self._refuse_if_unable()
             request = await self._masks.make(request)
-            async with self._admission.place(wait=wait_for_room):
+            async with self._admission.place(request.client, wait=wait_for_room):
                 self._refuse_if_unable()  # again, since it may have waited
                 key = next(self._keys)
                 inbox = self._inboxes.open(key, partial(self._pause, key))

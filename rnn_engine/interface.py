@@ -10,7 +10,7 @@ from typing import Protocol
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
 from rnn_engine.health import Health
 from rnn_engine.model import LoraChoice
-from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import ModelShape
 from states.cache.browse import CacheTree, TreeQuery
@@ -109,8 +109,8 @@ class EngineLike(Protocol):
         """Return the bytes of `tokens`. Raises InvalidRequestError for the first that is no token id."""
         ...
 
-    def check_queue(self) -> None:
-        """Raise OverloadedError, UnavailableError or EngineClosedError if a request would be refused now."""
+    def check_queue(self, client: Client = ANONYMOUS) -> None:
+        """Raise OverloadedError, UnavailableError or EngineClosedError if one of `client` would be refused now."""
         ...
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:

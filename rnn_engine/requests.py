@@ -33,6 +33,18 @@ BEGINNING = (0,)  # the token that ends a text also begins one
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks. Clients share the queue, the slots and the tokens of steps in proportion to their weights."""
+
+    name: str = ""  # that no other client has
+    weight: float = 1.0  # above 0
+
+
+ANONYMOUS = Client()
+"""Who asks where nobody says it; all such requests are of one client."""
+
+
+@dataclass(frozen=True, slots=True)
 class MixedState:
     """One more state from which a request's tokens are run, in a slot of its own, and its weight in the mix."""
 
@@ -84,7 +96,8 @@ class GenerateRequest:
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     report_progress: bool = False  # give `PromptProgress` before `Started`
     speculate: int | None = None  # tokens of a draft at most, as far as the engine drafts; None = the engine's choice
-    priority: int = 0  # of those that wait for a slot, the greatest comes first
+    client: Client = ANONYMOUS
+    priority: int = 0  # of those of a client that wait for a slot, the greatest comes first
     embeddings: F32 | None = field(default=None, compare=False)  # [len(prompt), D] in place of its tokens' own
     deadline: float | None = None  # by `time.monotonic`: the text ends then, with reason `length`
 

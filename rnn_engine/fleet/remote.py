@@ -27,7 +27,7 @@ from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
 from rnn_engine.fleet.wire import pack_question, pack_request
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
-from rnn_engine.requests import Event, Finished, GenerateRequest, Started
+from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
 from rnn_engine.tokenizer import Tokenizer
 from states.cache.browse import CacheTree, TreeQuery
@@ -158,10 +158,10 @@ class RemoteEngine:
         check_token_ids("token", tokens, self.info.shape.vocab_size)
         return b"".join(map(self._front.tokenizer.decode_bytes, tokens))
 
-    def check_queue(self) -> None:
+    def check_queue(self, client: Client = ANONYMOUS) -> None:
         self._members.refuse_if_unable()
         try:
-            self._admission.check()
+            self._admission.check(client)
         except OverloadedError:
             self._own.outcomes[Outcome.OVERLOADED] += 1
             raise
@@ -187,7 +187,7 @@ class RemoteEngine:
     async def _generate(self, request: GenerateRequest, wait_for_room: bool) -> AsyncGenerator[Event, None]:
         with RequestAccount(self._own) as account:
             self._members.refuse_if_unable()
-            async with self._admission.place(wait=wait_for_room):
+            async with self._admission.place(request.client, wait=wait_for_room):
                 begun = time.monotonic()
                 for attempt in itertools.count(1):
                     member = self._members.choose(request)

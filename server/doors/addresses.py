@@ -1,4 +1,4 @@
-"""The machines that may connect where no API key is asked for."""
+"""The machines that connect where no API key is asked for: which may, and which count as one client."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def is_local(address: object) -> bool:
         return False
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return (mapped or ip).is_loopback
+
+
+def network_of(address: str) -> str:
+    """Return the address of a client, or of its network where that is how many one client has: a /64 of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def check_listener(listener: socket.socket, doors: DoorSettings) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
-from rnn_engine.requests import Event, GenerateRequest
+from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from server.doors.scopes import Principal, Scope
 from server.doors.states import OwnStates
@@ -29,10 +29,19 @@ class OwnEngine:
     """
 
     def __init__(
-        self, engine: EngineLike, principal: Principal, *, cache_salt: str | None = None, share_cache: bool = False
+        self,
+        engine: EngineLike,
+        principal: Principal,
+        client: Client = ANONYMOUS,
+        *,
+        cache_salt: str | None = None,
+        share_cache: bool = False,
     ) -> None:
-        """`cache_salt` divides the principal's part of the cache, `share_cache` lets all principals have one."""
+        """`client` asks in place of whoever the caller of a method says. `cache_salt` divides the principal's part of
+        the cache, `share_cache` lets all principals have one.
+        """
         self._engine = engine
+        self._client = client
         self._states = OwnStates(engine.states, principal)
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if share_cache else principal.name
@@ -94,12 +103,11 @@ class OwnEngine:
     def detokenize(self, tokens: Sequence[int]) -> bytes:
         return self._engine.detokenize(tokens)
 
-    def check_queue(self) -> None:
-        self._engine.check_queue()
+    def check_queue(self, client: Client = ANONYMOUS) -> None:  # noqa: ARG002
+        self._engine.check_queue(self._client)
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
-        if self._cache_scope:
-            request = replace(request, cache_scope=self._cache_scope)
+        request = replace(request, client=self._client, cache_scope=self._cache_scope or request.cache_scope)
         return self._engine.generate(request, wait_for_room=wait_for_room)
 
     async def close(self) -> None:

@@ -27,6 +27,7 @@ class Principal:
 
     name: str  # of the key; empty where no key is asked for
     scope: Scope
+    weight: float = 1.0  # of its share of the engine, above 0
 
 
 ANYONE = Principal("", Scope.ADMIN)

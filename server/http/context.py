@@ -12,7 +12,9 @@ from aiohttp import web
 from rnn_engine.embedder import Embedder
 from rnn_engine.errors import EngineClosedError, NotFoundError
 from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Client
 from server.connections.counters import ConnectionCounters
+from server.doors.addresses import network_of
 from server.doors.engine import OwnEngine
 from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
@@ -138,6 +140,12 @@ def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
     return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
 
 
+def client_of(request: web.Request) -> Client:
+    """Return who a request counts for, where clients share something: its API key, or without keys its address."""
+    principal = request[PRINCIPAL]
+    return Client(principal.name or network_of(request.remote or ""), principal.weight)
+
+
 def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None) -> EngineLike:
     share_cache = request.app[SETTINGS].doors.share_cache
-    return OwnEngine(engine, request[PRINCIPAL], cache_salt=cache_salt, share_cache=share_cache)
+    return OwnEngine(engine, request[PRINCIPAL], client_of(request), cache_salt=cache_salt, share_cache=share_cache)

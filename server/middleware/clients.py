@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rnn_engine.errors import OverloadedError
-from server.http.context import PRINCIPAL
+from server.http.context import PRINCIPAL, client_of
 
 _RETRY_SECONDS = 1.0
 
@@ -22,14 +22,11 @@ def clients_middleware(most: int) -> Middleware:
 
     @web.middleware
     async def bound(request: web.Request, handler: Handler) -> web.StreamResponse:
-        principal = request.get(PRINCIPAL)
-        if principal is None:
-            return await handler(request)
-        client = f"the API key {principal.name!r}" if principal.name else request.remote
-        if not client:
+        if PRINCIPAL not in request or not (client := client_of(request).name):
             return await handler(request)
         if running[client] >= most:
-            raise OverloadedError(f"{client} has {most} requests running, the most for one client", _RETRY_SECONDS)
+            who = f"the API key {client!r}" if request[PRINCIPAL].name else client
+            raise OverloadedError(f"{who} has {most} requests running, the most for one client", _RETRY_SECONDS)
         running[client] += 1
         try:
             return await handler(request)

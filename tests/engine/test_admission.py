@@ -1,21 +1,28 @@
-"""Places in an engine: refusal, waiting in order, and clients that leave while they wait."""
+"""Places in an engine: refusal, waiting in order, clients that leave while they wait, and what each client gets."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import AsyncIterator
 
 import pytest
 
-from rnn_engine.admission import Admission
+from rnn_engine.admission import Admission, Place
 from rnn_engine.errors import EngineClosedError, OverloadedError
+from rnn_engine.requests import Client
+
+A, B, C = (Client(name) for name in "abc")
 
 
 class Holder:
     """A task that holds a place until `release`."""
 
-    def __init__(self, admission: Admission, order: list[str], name: str, *, wait: bool = True) -> None:
+    def __init__(
+        self, admission: Admission, order: list[str], name: str, *, wait: bool = True, client: Client = A
+    ) -> None:
         self._released = asyncio.Event()
-        self.task = asyncio.create_task(self._hold(admission, order, name, wait))
+        self.task = asyncio.create_task(self._hold(admission.place(client, wait=wait), order, name))
 
     def release(self) -> None:
         self._released.set()
@@ -24,8 +31,8 @@ class Holder:
         self.release()
         await self.task
 
-    async def _hold(self, admission: Admission, order: list[str], name: str, wait: bool) -> None:
-        async with admission.place(wait=wait):
+    async def _hold(self, place: Place, order: list[str], name: str) -> None:
+        async with place:
             order.append(name)
             await self._released.wait()
 
@@ -43,14 +50,14 @@ async def test_place_goes_to_the_one_that_waited_longest_and_to_no_new_one() -> 
     assert (order, admission.taken) == (["a", "b"], 2)
     for done, expected in enumerate(("abc", "abcd")):
         with pytest.raises(OverloadedError, match="2 requests are running or queued; expected at most 1 running and 1"):
-            admission.check()
+            admission.check(A)
         await holders[done].end()
         with pytest.raises(OverloadedError):
             await Holder(admission, order, "new", wait=False).task
         await turns()
         assert "".join(order) == expected
     await holders[2].end()
-    admission.check()
+    admission.check(A)
     await holders[3].end()
     assert admission.taken == 0
 
@@ -93,7 +100,105 @@ async def test_advice_to_those_refused_follows_how_long_requests_take() -> None:
         if seconds is not None:
             admission.note_duration(seconds)
         with pytest.raises(OverloadedError) as refusal:
-            admission.check()
+            admission.check(A)
         assert refusal.value.retry_after == pytest.approx(advice)
     for holder in holders:
         await holder.end()
+
+
+class Places:
+    """Takes places for clients as long as there are any."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(8, 64)
+        self.held: list[tuple[Client, Place]] = []
+
+    async def take(self, client: Client, most: int = 1000) -> int:
+        """Return how many places `client` gets that asks for `most`."""
+        for number in range(most):
+            place = self.admission.place(client, wait=False)
+            try:
+                await place.__aenter__()
+            except OverloadedError:
+                return number
+            self.held.append((client, place))
+        return most
+
+    async def release(self, client: Client, count: int) -> None:
+        for held in [held for held in self.held if held[0] == client][:count]:
+            self.held.remove(held)
+            await held[1].__aexit__(None, None, None)
+
+    def count(self, client: Client) -> int:
+        return sum(held[0] == client for held in self.held)
+
+
+@pytest.fixture
+async def places() -> AsyncIterator[Places]:
+    places = Places()
+    yield places
+    for client, _ in list(places.held):
+        await places.release(client, 1)
+    assert places.admission.taken == 0
+
+
+async def test_client_alone_has_all_places_and_no_more(places: Places) -> None:
+    assert await places.take(A) == 72
+    with pytest.raises(OverloadedError, match="72 requests are running or queued; expected at most 8 running and 64"):
+        places.admission.check(A)
+
+
+async def test_client_that_fills_the_queue_leaves_places_to_others(places: Places) -> None:
+    await places.take(A)
+    places.admission.check(B)
+    assert [await places.take(client) for client in (B, A, C, B)] == [32, 0, 16, 0]
+
+
+async def test_places_that_become_free_go_to_those_below_their_share(places: Places) -> None:
+    await places.take(A)
+    await places.take(B, 5)
+    await places.release(A, 5)
+    assert await places.take(A) == 0
+    assert await places.take(B) > 25
+
+
+async def test_places_are_shared_by_weight(places: Places) -> None:
+    heavy = Client("heavy", 8.0)
+    await places.take(A)
+    assert await places.take(Client("light", 0.1)) == 7  # of 72, by 0.1 of 1.1
+    await places.take(heavy, 1)
+    await places.release(A, 40)
+    await places.take(heavy)
+    assert places.count(heavy) > places.count(A)
+    assert await places.take(A) == 0
+
+
+async def test_place_that_becomes_free_goes_to_the_waiting_client_that_has_least(places: Places) -> None:
+    order = list[str]()
+    await places.take(A, 70)
+    await places.take(B, 2)
+    await places.take(C)
+    holders = [Holder(places.admission, order, client.name, client=client) for client in (A, A, C, B, B)]
+    await turns()
+    assert order == ["b", "b"]  # the reserve has room for these
+    await places.release(C, places.count(C))
+    await turns()
+    assert order == ["b", "b", "c"]
+    await places.release(A, 5)
+    await turns()
+    assert order == ["b", "b", "c", "a", "a"]
+    for holder in holders:
+        await holder.end()
+
+
+async def test_one_without_a_place_gets_one_whatever_few_others_do(places: Places) -> None:
+    chance = random.Random(0)
+    clients = [Client(str(number), chance.choice((0.5, 1.0, 3.0))) for number in range(5)]
+    for _ in range(3000):
+        client = chance.choice(clients)
+        if chance.random() < 0.6:
+            await places.take(client, chance.choice((1, 10, 200)))
+        else:
+            await places.release(client, chance.choice((1, 10, 200)))
+        assert places.admission.taken == len(places.held) <= 8 + 2 * 64
+        places.admission.check(Client("new"))

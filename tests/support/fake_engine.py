@@ -22,6 +22,8 @@ from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import (
+    ANONYMOUS,
+    Client,
     EndState,
     Event,
     Finished,
@@ -169,7 +171,7 @@ class FakeEngine:
         check_token_ids("token", tokens, self.info.shape.vocab_size)
         return bytes(token - 1 for token in tokens if token > 0)
 
-    def check_queue(self) -> None:
+    def check_queue(self, client: Client = ANONYMOUS) -> None:
         self.condition.check()
         if self.refuse is not None:
             raise self.refuse
@@ -177,7 +179,7 @@ class FakeEngine:
     async def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         request.check(self.info.shape, self.info.max_logprobs, self.info.num_slots)
         if not wait_for_room:
-            self.check_queue()
+            self.check_queue(request.client)
         if self.closed:
             raise EngineClosedError("the engine has stopped")
         self.requests.append(request)
