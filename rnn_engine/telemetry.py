@@ -81,6 +81,7 @@ class EngineCounters:
         self.steps = 0  # that were collected
         self.failed_steps = 0  # that were not submitted, or gave no read-out
         self.device_reopens = 0  # after which the device answered again
+        self.suspensions = 0  # of requests that gave their slots to another client's before their end
         self.unsound_runs = 0  # whose logits were not finite
         self.prefill_tokens = 0  # that the device has run of prompts
         self.decode_tokens = 0  # that the device has run at decode

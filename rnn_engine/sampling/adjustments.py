@@ -168,8 +168,9 @@ class Adjustments:
         return self._total
 
     def keep_in(self, row: F64) -> None:
-        """Keep the penalties in `row` [V], which holds zeros, from now on; `clear` leaves it so."""
+        """Keep the penalties in `row` [V], which holds zeros, from now on; `clear` or another row leave it so."""
         row[self.tokens] = self._penalty[self.tokens]
+        self.clear()
         self._penalty = row
 
     def clear(self) -> None:

@@ -121,6 +121,10 @@ class SequenceSampler:
         if self._penalises:
             self.uncounted.extend(tokens)
 
+    def leave_device(self) -> None:
+        """Have the next `device_draw` bring the penalties along, since the slot that has them is given away."""
+        self._on_device = None
+
     def count_drawn(self) -> None:
         """Count in `adjustments` what a device has drawn, which no draw on the device asks for."""
         for token in self.uncounted:

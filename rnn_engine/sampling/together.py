@@ -83,9 +83,17 @@ class JointDraws:
             before.clear()
         sampler.slot = slot
         self._first[slot] = _NOWHERE
+        self._nuclei = _Nuclei.of(())  # it may have been in another slot
         if sampler.nucleus is not None and sampler.adjustments.penalises:
             self._penalising[slot] = sampler.adjustments
             sampler.adjustments.keep_in(self._penalties[slot])
+
+    def leave(self, sampler: SequenceSampler) -> None:
+        """Let go of a sampler that has joined, which may join again."""
+        adjustments = self._penalising.pop(sampler.slot, None)
+        if adjustments is not None:
+            adjustments.keep_in(np.zeros(self._vocab_size))
+        sampler.leave_device()
 
     def draw(self, samplers: Sequence[SequenceSampler], rows: Sequence[RunRows]) -> list[Draw | None]:
         """Draw a token for each of `samplers`, which have joined, from the last of its rows, and count it as generated.

@@ -18,6 +18,7 @@ from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
+from rnn_engine.scheduler.suspended import Suspended, find_victims
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.types import Runner
 
@@ -26,14 +27,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A request that left the queue and got no slot."""
+    """A request that left the queue and could not be put into its slots."""
 
     key: int
     error: Exception
 
 
 class Admission:
-    """Keeps the requests that wait, and gives them free slots in the queue's order."""
+    """Keeps the requests that wait, and gives them slots in the queue's order.
+
+    These are free ones, and those of clients that have more than their share.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,9 @@ class Admission:
         draws: JointDraws,
         meter: Meter,
         drafts: Drafts,
+        least_tokens: int,
     ) -> None:
+        """`least_tokens` are those that a request runs until it may be suspended, for a weight of 1."""
         self._runner = runner
         self._draws = draws
         self._infos = infos
@@ -52,6 +58,7 @@ class Admission:
         self._prefixes = prefixes
         self._meter = meter
         self._drafts = drafts
+        self._least_tokens = least_tokens
         self._queue = Queue()
         self._halts = Halts(runner.shape.vocab_size, infos.data)
 
@@ -71,11 +78,12 @@ class Admission:
 
     @property
     def can_start(self) -> bool:
-        """Whether `start_ready` would start any."""
-        if self._slots.num_free == 0:
-            return False
-        waiting = next(self._queue.ready(), None)
-        return waiting is not None and len(waiting.members) <= self._slots.num_free
+        """Whether `start_ready` would start any, if need be after others were suspended."""
+        if self._slots.num_free > 0:
+            queued = next(self._queue.ready(self._slots.held), None)
+            if queued is not None and queued.num_slots <= self._slots.num_free:
+                return True
+        return len(self.find_victims()) > 0
 
     def replace_runner(self, runner: Runner) -> None:
         """Go on with another runner of the same model."""
@@ -94,14 +102,71 @@ class Admission:
         """Forget a request, if it waits."""
         self._queue.discard(key)
 
+    def has_not_begun(self, key: int) -> bool:
+        """Whether a request waits and has had no slot yet."""
+        return isinstance(self._queue.find(key), Waiting)
+
+    def suspended(self, key: int) -> LiveSequence | None:
+        """Return a request that has had slots and waits to go on; None for another one."""
+        queued = self._queue.find(key)
+        return queued.live if isinstance(queued, Suspended) else None
+
+    @property
+    def keys_on_device(self) -> list[int]:
+        """Those that are suspended, and whose states have not arrived on the host."""
+        return [queued.key for queued in self._queue if isinstance(queued, Suspended) and not queued.has_states]
+
+    def pause(self, key: int, paused: bool) -> None:
+        """Let a suspended request wait, or go on where not `paused`. Does nothing for another one."""
+        queued = self._queue.find(key)
+        if isinstance(queued, Suspended):
+            queued.paused = paused
+
+    def find_victims(self) -> list[LiveSequence]:
+        """Return the live requests that are to be suspended for others that wait."""
+        return find_victims(self._queue, self._slots, self._least_tokens)
+
+    def suspend(self, live: LiveSequence) -> None:
+        """Free the slots of a request that no step in flight runs, and queue it to go on. Raises as the device does."""
+        states = [self._runner.start_read(member.slot) for member in live.members]
+        paused = self._slots.is_paused(live.key)
+        self._draws.leave(live.sampler)
+        self._slots.suspend(live)
+        self._queue.add(Suspended(live, states, paused), has_begun=True)
+
     def start_ready(self) -> Iterator[LiveSequence | FailedStart]:
-        """Start requests as long as there are slots for the next one; slots may be given back meanwhile."""
-        for waiting in self._queue.ready() if self._slots.num_free else ():
-            if len(waiting.members) > self._slots.num_free:
+        """Start requests as long as there are slots for the next one, and let suspended ones go on.
+
+        Yields those that begin, and those that fail. Slots may be given back meanwhile.
+        """
+        for queued in self._queue.ready(self._slots.held) if self._slots.num_free else ():
+            if queued.num_slots > self._slots.num_free:
                 break  # nobody passes one that needs several slots, so that it gets them
-            if not self._prefixes.hold_back(waiting):
-                self._queue.take(waiting)
-                yield waiting.context.run(self._start, waiting)
+            if isinstance(queued, Suspended):
+                self._queue.take(queued)
+                failed = queued.live.context.run(self._resume, queued)
+                if failed is not None:
+                    yield failed
+            elif isinstance(queued, Waiting) and not self._prefixes.hold_back(queued):
+                self._queue.take(queued)
+                yield queued.context.run(self._start, queued)
+
+    def _resume(self, suspended: Suspended) -> FailedStart | None:
+        """Put a suspended request into slots; return what has failed."""
+        live = suspended.live
+        slots = [self._slots.take() for _ in live.members]
+        try:
+            for slot, state in zip(slots, suspended.states, strict=True):
+                self._runner.write_state(slot, state.result())
+        except Exception as error:
+            logger.exception("a request that was suspended could not go on")
+            for slot in slots:
+                self._slots.give_back(slot)
+            return FailedStart(live.key, error)
+        live.move(slots, self._runner.read_state, penalises_on_device=slots[0] < self._runner.num_penalty_slots)
+        self._draws.join(slots[0], live.sampler)
+        self._slots.hold(live)
+        return None
 
     def _start(self, waiting: Waiting) -> LiveSequence | FailedStart:
         slots = [self._slots.take() for _ in waiting.members]
@@ -116,10 +181,10 @@ class Admission:
                 self._slots.give_back(slot)
             return FailedStart(waiting.key, error)
         finally:
-            waiting.end_fetches()
+            waiting.release()
         self._slots.hold(live)
         for other in self._queue.ready() if any(start.plan.open for start in starts) else ():
-            if any(self._prefixes.concerns(start, other) for start in starts):
+            if isinstance(other, Waiting) and any(self._prefixes.concerns(start, other) for start in starts):
                 self._prefixes.hold_back(other)
         return live
 

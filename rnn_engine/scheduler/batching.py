@@ -7,11 +7,13 @@ policy's waits are bounded, so none starves anyone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.requests import ANONYMOUS, Client
 
 LONGEST_WAIT = 1.0  # seconds that may be asked for
 DEFAULT_WAIT = 0.02  # seconds that a number of sequences is waited for, unless said otherwise
@@ -145,34 +147,54 @@ class TokenDemand:
     rows: int = 1  # at least 1: how many of the last of them may want a logit row
 
 
-def allocate_tokens(demands: Sequence[TokenDemand], max_tokens: int, max_rows: int) -> list[int]:
+@dataclass(slots=True)
+class _Part:
+    """Tokens and rows of a step that are still to be had."""
+
+    tokens: int
+    rows: int
+
+    def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Part:
+        """Return what each of so many prompts gets of a share of this."""
+        return _Part(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
+
+
+def allocate_tokens(
+    demands: Sequence[TokenDemand], max_tokens: int, max_rows: int, clients: Sequence[Client] = ()
+) -> list[int]:
     """Return how many tokens each sequence runs in this step; `demands` are oldest first, at most either bound many.
 
-    Every sequence gets one token, so that decode always advances and nobody starves. Half of what is left goes
-    to the prompts in equal parts, the rest to the oldest first.
+    Every sequence gets one token, so that decode always advances and nobody starves. What is left is divided by the
+    `clients` whose prompts these are, and their weights; without any, all are of one. Half of a client's part goes to
+    its prompts in equal parts, the rest to its oldest first, and what it has no use for to the oldest of all.
     """
     granted = [1] * len(demands)
     prompts = [index for index, demand in enumerate(demands) if demand.tokens > 1]
     if not prompts:
         return granted
-    tokens_left = max_tokens - len(demands)
-    rows_left = max_rows - len(demands)
-    scored = sum(demands[index].rows > 1 for index in prompts)
-    equal_part = tokens_left // (2 * len(prompts)), rows_left // (2 * max(scored, 1))
-    for token_limit, row_limit in (equal_part, (max_tokens, max_rows)):
-        for index in prompts:
-            demand = demands[index]
+    owners = [clients[index] if clients else ANONYMOUS for index in prompts]
+    num_prompts = Counter(owners)
+    num_scored = Counter(owner for index, owner in zip(prompts, owners, strict=True) if demands[index].rows > 1)
+    weight = sum(owner.weight for owner in num_prompts)
+    left = _Part(max_tokens - len(demands), max_rows - len(demands))
+    parts = {owner: left.divide(owner.weight / weight) for owner in num_prompts}
+    equal = {owner: part.divide(0.5, num_prompts[owner], num_scored[owner]) for owner, part in parts.items()}
+    for limits in (equal, parts, dict.fromkeys(parts, left)):
+        for index, owner in zip(prompts, owners, strict=True):
+            demand, limit = demands[index], limits[owner]
             rows = _rows(demand, granted[index])
             without_more_rows = demand.tokens - demand.rows + rows - granted[index]
             more = min(
                 demand.tokens - granted[index],
-                token_limit,
-                tokens_left,
-                without_more_rows + min(row_limit, rows_left),
+                limit.tokens,
+                left.tokens,
+                without_more_rows + min(limit.rows, left.rows),
             )
-            tokens_left -= more
             granted[index] += more
-            rows_left -= _rows(demand, granted[index]) - rows
+            more_rows = _rows(demand, granted[index]) - rows
+            for part in (left, parts[owner]):
+                part.tokens -= more
+                part.rows -= more_rows
     return granted
 
 

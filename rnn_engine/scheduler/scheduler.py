@@ -24,6 +24,7 @@ from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
 from rnn_engine.scheduler.step_seconds import StepSeconds, StepTimes
+from rnn_engine.scheduler.suspended import LEAST_TOKENS
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, Runner, TokenRun, run_step
@@ -50,6 +51,7 @@ class Scheduler:
         wake: Callable[[], None] = lambda: None,
         max_draws: int = MOST_DRAWS,
         drafts: DraftSettings = NO_DRAFTS,
+        least_tokens: int = LEAST_TOKENS,
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
 
@@ -57,7 +59,8 @@ class Scheduler:
         waits for more requests, by the seconds of `clock`, which may begin at any moment. `wake` is called on another
         thread when a request that waited for its state to be read may start. The device draws at most `max_draws`
         tokens of a sequence before the host sees them, as far as the runner can; with 0 the host draws all. `drafts`
-        are those of texts that repeat themselves.
+        are those of texts that repeat themselves. A request of a client with more than its share of the slots may be
+        suspended once it has run `least_tokens` times its client's weight.
         """
         self._runner = runner
         infos = TokenInfos(token_bytes)
@@ -72,7 +75,9 @@ class Scheduler:
         self._clock = clock
         self._meter = Meter(clock)
         self._drafts = Drafts(runner, drafts)
-        self._admission = Admission(runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts)
+        self._admission = Admission(
+            runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts, least_tokens
+        )
         self._ready_since: float | None = None  # since when the next step could have been run
         self._step_seconds = StepSeconds()
         self._answered = False  # the last step gave first tokens and ran no batch
@@ -122,7 +127,7 @@ class Scheduler:
         if self._ready_since is None:
             self._ready_since = now
         sequences = self._slots.num_advancing + min(self._admission.num_ready, self._slots.num_free)
-        return self._policy.wait_seconds(Load(sequences, self.capacity, now - self._ready_since, now))
+        return self._policy.wait_seconds(Load(max(sequences, 1), self.capacity, now - self._ready_since, now))
 
     def submit(self, key: int, request: GenerateRequest, arrived: float | None = None) -> None:
         """Queue `request`, which has been checked. `key` stands for this request and never for another.
@@ -143,35 +148,37 @@ class Scheduler:
             self._slots.release(live)
 
     def pause(self, key: int, paused: bool = True) -> None:
-        """Leave a request that runs out of all further steps, in its slot, or let it go on where not `paused`.
+        """Leave a request that has begun out of all further steps, or let it go on where not `paused`.
 
-        Does nothing for one that has ended or has no slot.
+        It stays in its slot as long as no other client has less than its share. Does nothing for one that has ended or
+        had no slot yet.
         """
         self._slots.pause(key, paused)
+        self._admission.pause(key, paused)
 
     def withdraw(self, key: int, error: RnnEngineError) -> list[Delivery]:
-        """End a request with `error` if it waits for a slot."""
-        if key not in self._admission.keys:
+        """End a request with `error` if it waits for its first slot."""
+        if not self._admission.has_not_begun(key):
             return []
         self.cancel(key)
         return [Delivery(key, error)]
 
     def expire(self, key: int, error: RnnEngineError) -> list[Delivery]:
         """End a request whose time is up: with the text that it has, or with `error` where it has none."""
-        live = self._slots.live.get(key)
+        live = self._slots.live.get(key) or self._admission.suspended(key)
         if live is None:
             return self.withdraw(key, error)
         if live.cut():
             return []
-        self._slots.release(live)
+        self.cancel(key)
         return [Delivery(key, error)]
 
     def abort(self, make_error: Callable[[], RnnEngineError], *, queued: bool = True) -> list[Delivery]:
         """Wait for the steps in flight, then end every request, each with an error of its own.
 
-        Without `queued`, only those that hold a slot.
+        Without `queued`, only those whose states are on the device.
         """
-        keys = [*self._slots.live, *(self._admission.keys if queued else ())]
+        keys = [*self._slots.live, *(self._admission.keys if queued else self._admission.keys_on_device)]
         for key in keys:
             self.cancel(key)
         while self._steps:
@@ -221,7 +228,8 @@ class Scheduler:
     def _step(self) -> list[Delivery]:
         self._ready_since = None
         self._meter.resume()
-        deliveries = self._admit()
+        deliveries = self._suspend()
+        deliveries += self._admit()
         self._answered = bool(deliveries) and not self._answered
         if self._answered:
             return deliveries
@@ -255,7 +263,8 @@ class Scheduler:
         begun = self._clock()
         choose_drafts(self._drafts, live)
         demands = [one.demand for one in live]
-        counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows)
+        clients = [one.request.client for one in live] if len(self._slots.held) > 1 else ()
+        counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows, clients)
         num_draws = self._count_draws(live)
         batch = [one.run(count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
@@ -303,6 +312,24 @@ class Scheduler:
         num_ahead = sum(drawn.num_run - 1 for drawn in readout.drawn)
         self._meter.collected(step.times, num_ahead, self.counters.accepted_tokens - accepted)
         self._drafts.note_step(step.times, self._clock())
+        return deliveries
+
+    def _suspend(self) -> list[Delivery]:
+        """Suspend the requests that give their slots to others, once no step in flight runs them; return errors."""
+        victims = self._admission.find_victims()
+        self._slots.set_leaving(victims)
+        in_flight = {member.key for step in self._steps for member in step.live}
+        deliveries: list[Delivery] = []
+        for live in victims:
+            if live.key in in_flight:
+                continue
+            try:
+                self._admission.suspend(live)
+                self.counters.suspensions += 1
+            except Exception as error:
+                logger.exception("a request could not be suspended")
+                self.failure = str(error)
+                deliveries.append(self._fail(live, error))
         return deliveries
 
     def _admit(self) -> list[Delivery]:

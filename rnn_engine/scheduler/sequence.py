@@ -84,10 +84,9 @@ class LiveSequence(Member):
         )
         self._mask = _make_mask(request, vocab_size)
         self._answer = Answer(request, self._generated, self._mask, infos, counters)
-        on_device = halts is not None and self._mask is None and request.mix is None
-        on_device = on_device and (request.logprobs or 0) <= max_draw_logprobs
-        on_device = on_device and self.sampler.draws_on_device(has_penalties=penalises_on_device)
-        self._halts = halts if on_device else None
+        is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= max_draw_logprobs
+        self._all_halts = halts if is_plain else None
+        self._halts = self._find_halts(penalises_on_device=penalises_on_device)
         self._num_drawing = 0  # tokens that the runs in flight draw where they come to their ends
         self._is_cut = False  # the text ends after these
         self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
@@ -96,6 +95,20 @@ class LiveSequence(Member):
     @property
     def members(self) -> tuple[Member, ...]:
         return (self,)
+
+    def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
+        """Go on in `slots`, one for each member, which hold the states that the members had in theirs.
+
+        No run is in flight. `read_state` and `penalises_on_device` are as in the constructor.
+        """
+        self._read_state = read_state
+        for member, slot in zip(self.members, slots, strict=True):
+            member.slot = slot
+        self._halts = self._find_halts(penalises_on_device=penalises_on_device)
+
+    def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
+        """Return the tokens at which the device stops to draw; None where it is to draw nothing."""
+        return self._all_halts if self.sampler.draws_on_device(has_penalties=penalises_on_device) else None
 
     def begin(self) -> list[Event]:
         """Return the events that are ready before the first step: a token, where the prompt's logits are known."""

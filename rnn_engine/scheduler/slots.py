@@ -7,7 +7,10 @@ written after it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Iterable
 
+from rnn_engine.requests import Client
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.telemetry import SlotUse
@@ -19,7 +22,10 @@ class Slots:
     def __init__(self, count: int) -> None:
         self.live: dict[int, LiveSequence] = {}  # by request, oldest first; none that was released
         self._members: dict[int, Member] = {}  # by slot, oldest first: all members of those
+        self.held: Counter[Client] = Counter()  # slots; no client without any
         self._paused: set[int] = set()  # keys of live ones that take part in no step
+        self._leaving: set[int] = set()  # keys of those that are to be suspended, which take part in no further step
+        self._since: dict[int, int] = {}  # by request: the position at which it got its slots
         self._free = list(range(count))  # a heap
 
     @property
@@ -47,6 +53,8 @@ class Slots:
     def hold(self, live: LiveSequence) -> None:
         """Let the members of a request hold the slots that were taken for them."""
         self.live[live.key] = live
+        self.held[live.request.client] += len(live.members)
+        self._since[live.key] = live.position
         for member in live.members:
             self._members[member.slot] = member
 
@@ -59,8 +67,7 @@ class Slots:
 
     def runnable(self) -> list[Member]:
         """The members that a step that is submitted now can run."""
-        members = [one for one in self._members.values() if one.can_run]
-        return [one for one in members if one.key not in self._paused] if self._paused else members
+        return self._taking_part([one for one in self._members.values() if one.can_run])
 
     def uses(self) -> list[SlotUse]:
         """What each slot that is held is used for, the oldest request first. For any thread."""
@@ -74,14 +81,41 @@ class Slots:
                 members.append(one)
             elif one.awaits_token:
                 return []
-        return [one for one in members if one.key not in self._paused] if self._paused else members
+        return self._taking_part(members)
+
+    def is_paused(self, key: int) -> bool:
+        """Whether a request is live and takes part in no step."""
+        return key in self._paused
+
+    def tokens_since(self, live: LiveSequence) -> int:
+        """Return how many tokens a request has run since it got its slots."""
+        return live.position - self._since[live.key]
+
+    def set_leaving(self, leaving: Iterable[LiveSequence]) -> None:
+        """Leave these requests, and no others but the paused ones, out of `runnable`."""
+        self._leaving = {live.key for live in leaving}
 
     def release(self, live: Member) -> None:
-        """Take the request of `live` out and free its slots."""
-        del self.live[live.key]
+        """Take the request of `live` out for good and free its slots."""
+        self.suspend(live)
+        for member in live.members:
+            member.released = True
+
+    def suspend(self, live: Member) -> None:
+        """Take the request of `live` out and free its slots. It may be held again in others."""
+        del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
+        self._leaving.discard(live.key)
+        client = live.request.client
+        self.held[client] -= len(live.members)
+        if self.held[client] == 0:
+            del self.held[client]
         for member in live.members:
             del self._members[member.slot]
             member.close()
-            member.released = True
             self.give_back(member.slot)
+
+    def _taking_part(self, members: list[Member]) -> list[Member]:
+        if not self._paused and not self._leaving:
+            return members
+        return [one for one in members if one.key not in self._paused and one.key not in self._leaving]

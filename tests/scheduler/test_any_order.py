@@ -69,6 +69,8 @@ class AnyOrder(RuleBasedStateMachine):
             cache_states=st.sampled_from([None, 0, 3, 100]),
             run_ahead=st.booleans(),
             draws=st.sampled_from([0, 1, 3, 8]),
+            clients=st.sampled_from([1, 2, 4]),
+            least_tokens=st.sampled_from([0, 1, 5]),
         )
     )
     def start(self, setting: Setting) -> None:
@@ -132,3 +134,35 @@ def test_a_long_run_loses_nothing(cache_states: int | None, seed: int, run_ahead
     model = SchedulerModel(Setting(cache_states=cache_states, run_ahead=run_ahead, draws=draws))
     run_random(model, seed, operations=400, check_every=5)
     assert (model.steps_ahead > 20) == run_ahead
+
+
+@pytest.mark.parametrize(
+    ("run_ahead", "draws", "draft_tokens", "mixes"),
+    [
+        (False, 0, 0, False),
+        (True, 0, 0, False),
+        (True, 8, 0, False),
+        (True, 0, 4, False),
+        (True, 3, 4, False),
+        (False, 0, 0, True),
+        (True, 8, 0, True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cache_states", [None, 40])
+def test_requests_that_are_suspended_hear_what_they_would_alone(
+    cache_states: int | None, seed: int, run_ahead: bool, draws: int, draft_tokens: int, mixes: bool
+) -> None:
+    setting = Setting(
+        cache_states=cache_states,
+        run_ahead=run_ahead,
+        draws=draws,
+        draft_tokens=draft_tokens,
+        mixes=mixes,
+        slots=2,
+        clients=3,
+        least_tokens=1,
+    )
+    model = SchedulerModel(setting)
+    run_random(model, seed, operations=500, check_every=5)
+    assert model.clients.scheduler.counters.suspensions > 10

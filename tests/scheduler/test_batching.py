@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rnn_engine.requests import Client
 from rnn_engine.scheduler.batching import TokenDemand, allocate_tokens
 
 demand_lists = st.lists(
@@ -52,3 +53,26 @@ def test_a_scored_prompt_is_cut_to_the_rows_and_the_tokens_go_to_the_next() -> N
 
 def test_a_prompt_that_is_scored_at_its_end_is_cut_where_the_rows_end() -> None:
     assert allocate_tokens([TokenDemand(50, rows=20), TokenDemand(100)], max_tokens=64, max_rows=10) == [39, 25]
+
+
+@given(demands=demand_lists, data=st.data(), spare=st.integers(0, 100))
+def test_half_of_a_clients_part_goes_to_its_prompts_in_equal_parts(
+    demands: list[TokenDemand], data: st.DataObject, spare: int
+) -> None:
+    sharing = [Client("a"), Client("b", 3.0), Client("c", 0.5)]
+    clients = data.draw(st.lists(st.sampled_from(sharing), min_size=len(demands), max_size=len(demands)))
+    granted = allocate_tokens(demands, len(demands) + spare, 10_000, clients)
+    prompts = [owner for owner, demand in zip(clients, demands, strict=True) if demand.tokens > 1]
+    weight = sum(owner.weight for owner in set(prompts))
+    assert sum(granted) == min(len(demands) + spare, sum(demand.tokens for demand in demands))
+    for demand, tokens, owner in zip(demands, granted, clients, strict=True):
+        if demand.tokens > 1:
+            part = int(int(spare * owner.weight / weight) * 0.5) // prompts.count(owner)
+            assert tokens >= min(demand.tokens, 1 + part)
+
+
+def test_one_client_does_not_take_the_step_of_another() -> None:
+    many, few = Client("many"), Client("few")
+    demands = [TokenDemand(1000)] * 7 + [TokenDemand(60)]
+    assert allocate_tokens(demands, 128, 16, [many] * 7 + [few])[-1] == 60
+    assert allocate_tokens(demands, 128, 16)[-1] == 9

@@ -54,7 +54,9 @@ def test_one_that_waits_for_another_is_passed_over_until_it_need_not() -> None:
     flights = SingleFlight()
     plan = flights.lead(PREFIX, 0)
     queue = make(9, 0)
-    next(queue.ready()).wait = flights.find(PREFIX, 0)
+    first = next(queue.ready())
+    assert isinstance(first, Waiting)
+    first.wait = flights.find(PREFIX, 0)
     assert [one.key for one in queue.ready()] == [1]
     plan.close()
     assert [one.key for one in queue.ready()] == [0, 1]

@@ -24,6 +24,7 @@ from rnn_engine.requests import (
 )
 from rnn_engine.sampling import LogitRow, Mask, SequenceSampler, top_logprobs
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
+from rnn_engine.scheduler.suspended import LEAST_TOKENS
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens
@@ -69,6 +70,7 @@ class Clients:
     cache: StateCache | None = None
     run_ahead: bool = False
     drafts: DraftSettings = NO_DRAFTS
+    least_tokens: int = LEAST_TOKENS
     heard: dict[int, Heard] = field(default_factory=dict)
     requests: dict[int, GenerateRequest] = field(default_factory=dict)
     num_sent: int = 0
@@ -84,6 +86,7 @@ class Clients:
             clock=clock,
             wake=self._fetched.set,
             drafts=self.drafts,
+            least_tokens=self.least_tokens,
         )
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:

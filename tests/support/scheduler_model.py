@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rnn_engine.errors import EngineClosedError
-from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, StateMix
+from rnn_engine.requests import Client, GenerateRequest, MixedState, SamplingParams, StateMix
 from rnn_engine.sampling import MixKind
 from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import Batch, InitialState
@@ -50,6 +50,8 @@ class Setting:
     mixes: bool = False  # requests may mix states
     draft_tokens: int = 0  # at most, of a sequence in a step; two of them at a time
     draws: int = 0  # the most that the device draws after a run; see `FakeRunner`
+    clients: int = 1  # that share it, of which the first sends most; more than one suspend each other's requests
+    least_tokens: int = 3  # that a request runs until it may be suspended
 
 
 class SchedulerModel:
@@ -72,7 +74,11 @@ class SchedulerModel:
         )
         self.cache = None if setting.cache_states is None else self._make_cache(setting.cache_states)
         drafts = DraftSettings(setting.draft_tokens, spare)
-        self.clients = Clients(self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead, drafts)
+        self.clients = Clients(
+            self.runner, TOKEN_BYTES.__getitem__, self.cache, setting.run_ahead, drafts, setting.least_tokens
+        )
+        self.num_clients = setting.clients
+        self._chance = random.Random(0)  # of whose a request is
         # Those that have neither ended nor left -> what each of their states has taken in
         self.open: dict[int, tuple[Tokens, ...]] = {}
         self.paused: set[int] = set()
@@ -100,6 +106,9 @@ class SchedulerModel:
                 replace(other, initial_state=start) for other, start in zip(request.mix.others, starts, strict=True)
             ]
             request = replace(request, mix=replace(request.mix, others=mixed))
+        if self.num_clients > 1:
+            number = min(int(self._chance.expovariate(1.0)), self.num_clients - 1)
+            request = replace(request, client=Client(f"client {number}", weight=1.0 + number % 2))
         request.check(self.runner.shape, max_logprobs=VOCAB_SIZE, num_slots=self.clients.scheduler.capacity)
         self.open[self.clients.send(request)] = (before, *others)
 
@@ -196,6 +205,8 @@ class SchedulerModel:
         scheduler = self.clients.scheduler
         if self.runner.num_in_flight > 0:
             self.steps_ahead += 1
+            return
+        if self.num_clients > 1:  # a request may be about to be suspended, and one that is paused may have been
             return
         num_running = scheduler.num_live - len(self.paused)
         if self.may_mix:  # a member may wait for the others, and a request for several slots
