@@ -14,6 +14,7 @@
     ├── StateError             a state does not fit the model, or its file is damaged (HTTP 400)
     ├── StorageError           a folder of the server's can't be written to           (HTTP 507)
     ├── OverloadedError        the queue is full                                      (HTTP 429)
+    │   └── RateLimitError     a client has spent what it may use in a minute         (HTTP 429)
     ├── TimeLimitError         a request's time is up, and it has no text yet         (HTTP 504)
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
@@ -105,6 +106,14 @@ class OverloadedError(RnnEngineError):
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after
         super().__init__(message)
+
+
+class RateLimitError(OverloadedError):
+    """A client has spent what it may use in a minute: `what` is `requests` or `tokens`."""
+
+    def __init__(self, message: str, retry_after: float, what: str) -> None:
+        self.what = what
+        super().__init__(message, retry_after)
 
 
 class UnavailableError(RnnEngineError):

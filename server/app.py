@@ -20,6 +20,7 @@ from server.connections.acceptor import Acceptor
 from server.connections.counters import ConnectionCounters
 from server.connections.descriptors import fit_descriptors
 from server.doors.addresses import check_listener
+from server.doors.rates import Quotas
 from server.http.bodies import tell_left_out
 from server.http.context import (
     API_DOCUMENT,
@@ -31,6 +32,7 @@ from server.http.context import (
     LIFECYCLE,
     METRICS,
     MODELS,
+    QUOTAS,
     RECENT,
     RESPONSES,
     SETTINGS,
@@ -39,6 +41,7 @@ from server.http.context import (
     WORKERS,
     Lifecycle,
     kept_usage,
+    tell_quota,
 )
 from server.http.memory import MemoryBudget
 from server.http.routing import add_routes
@@ -112,11 +115,12 @@ def make_app(
     app[SLOT_PROMPTS] = PromptTable()
     app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
     app[HTTP_COUNTERS] = HttpCounters()
+    app[QUOTAS] = Quotas(app[HTTP_COUNTERS].refused_by_quota)
     app[RECENT] = RecentReports()
     app[CONNECTIONS] = ConnectionCounters()
     read = partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET], partial(kept_usage, app))
     app[METRICS] = Metrics(read)
-    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out))
+    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
     app.on_shutdown.append(_drain)
     app.cleanup_ctx.extend((_close_models, _run_workers))
     if settings.idle_unload_seconds is not None:

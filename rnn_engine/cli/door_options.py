@@ -10,6 +10,7 @@ from rnn_engine.cli.option_groups import option_group
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, check_key_name, read_keys
 from server.doors.origins import check_origin
+from server.doors.rates import UNBOUNDED, Rate, parse_rate
 from server.doors.settings import DoorSettings
 from server.doors.tls import TlsFiles
 
@@ -18,6 +19,14 @@ def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: 
     """A click callback."""
     try:
         return tuple(map(check_origin, texts))
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _parse_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Rate:
+    """A click callback."""
+    try:
+        return UNBOUNDED if text is None else parse_rate(text)
     except InvalidRequestError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -39,6 +48,7 @@ def _make_doors(
     tls_cert: Path | None,
     tls_key: Path | None,
     share_cache: bool,
+    rate: Rate,
 ) -> DoorSettings:
     keys = () if key_file is None else read_keys(key_file)
     if api_key is not None:
@@ -49,7 +59,7 @@ def _make_doors(
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
     tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
-    return DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache)
+    return DoorSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache, rate)
 
 
 door_options = option_group(
@@ -70,6 +80,14 @@ door_options = option_group(
         envvar="RNN_ENGINE_API_KEY_FILE",
         show_envvar=True,
         help="The same for several keys, one a line: NAME:SCOPE KEY, as `rnn-engine key` makes them.",
+    ),
+    click.option(
+        "--key-rate",
+        "rate",
+        callback=_parse_rate,
+        metavar="RATE",
+        help="What each API key may use in a minute, or without keys each address, as requests=60,tokens=100000, or "
+        "one of both; beyond it the answer is 429. The file of keys may say otherwise for a key.  [default: no bound]",
     ),
     click.option(
         "--app-key",

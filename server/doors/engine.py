@@ -10,6 +10,7 @@ from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
 from rnn_engine.telemetry import EngineCounters, SlotUse
+from server.doors.rates import Spending
 from server.doors.scopes import Principal, Scope
 from server.doors.states import OwnStates
 from states.cache.browse import CacheTree, TreeQuery
@@ -33,15 +34,18 @@ class OwnEngine:
         engine: EngineLike,
         principal: Principal,
         client: Client = ANONYMOUS,
+        spending: Spending | None = None,
         *,
         cache_salt: str | None = None,
         share_cache: bool = False,
     ) -> None:
-        """`client` asks in place of whoever the caller of a method says. `cache_salt` divides the principal's part of
-        the cache, `share_cache` lets all principals have one.
+        """`client` asks, whoever a method's caller says, and its quota is `spending`; None is without bounds.
+
+        `cache_salt` divides the principal's part of the cache, `share_cache` lets all principals have one.
         """
         self._engine = engine
         self._client = client
+        self._spending = spending
         self._states = OwnStates(engine.states, principal)
         self._sees_all = principal.scope is Scope.ADMIN
         self._own_scope = None if share_cache else principal.name
@@ -104,11 +108,14 @@ class OwnEngine:
         return self._engine.detokenize(tokens)
 
     def check_queue(self, client: Client = ANONYMOUS) -> None:  # noqa: ARG002
+        if self._spending is not None:
+            self._spending.begin()
         self._engine.check_queue(self._client)
 
     def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
         request = replace(request, client=self._client, cache_scope=self._cache_scope or request.cache_scope)
-        return self._engine.generate(request, wait_for_room=wait_for_room)
+        events = self._engine.generate(request, wait_for_room=wait_for_room)
+        return events if self._spending is None else self._spending.follow(request, events, has_begun=wait_for_room)
 
     async def close(self) -> None:
         await self._engine.close()

@@ -10,17 +10,22 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from rnn_engine.errors import InvalidRequestError
+from server.doors.rates import Rate, parse_rate
 from server.doors.scopes import Principal, Scope
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
-_LINE = "a line as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits"
+_LINE = (
+    "a line as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits, and perhaps "
+    "`weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` after it"
+)
+_MOST_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +36,26 @@ class ApiKey:
     digest: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, key: str, name: str = "operator", scope: Scope = Scope.ADMIN) -> Self:
+    def of(
+        cls,
+        key: str,
+        name: str = "operator",
+        scope: Scope = Scope.ADMIN,
+        weight: float = 1.0,
+        rate: Rate | None = None,
+    ) -> Self:
         """Return what is kept of a key in plain text. Raises InvalidRequestError for one that no request could send."""
         if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
             raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
-        return cls(Principal(name, scope), _digest(key))
+        return cls(Principal(name, scope, weight, rate), _digest(key))
 
     @property
     def line(self) -> str:
         """The line of a file of keys that stands for this key."""
-        return f"{self.principal.name}:{self.principal.scope.value} sha256:{self.digest.hex()}"
+        principal = self.principal
+        weight = () if principal.weight == 1.0 else (f"weight={principal.weight:g}",)
+        rate = () if principal.rate is None else principal.rate.words
+        return " ".join((f"{principal.name}:{principal.scope.value}", f"sha256:{self.digest.hex()}", *weight, *rate))
 
 
 class KeyRing:
@@ -82,6 +97,17 @@ def check_key_name(name: str) -> str:
     return name
 
 
+def parse_weight(text: str) -> float:
+    """Return a key's weight. Raises InvalidRequestError for what can't be one."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0.0 < weight <= _MOST_WEIGHT:  # also refuses NaN
+        raise InvalidRequestError("weight", text, f"a number above 0 and at most {_MOST_WEIGHT:g}")
+    return weight
+
+
 def new_key() -> str:
     """Return a new key of 256 random bits."""
     return f"rnn-{secrets.token_urlsafe(32)}"
@@ -91,7 +117,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     """Read a file of keys: one a line, `NAME KEY` or `NAME:SCOPE KEY`; empty lines and those with # are skipped.
 
     The scope is `use`, `manage` (what a key has without one) or `admin`. KEY is the key itself or its hash, as
-    `rnn-engine key` prints it. Raises InvalidRequestError, which never shows a key, or OSError.
+    `rnn-engine key` prints it. Behind it may come the key's weight, and how many requests and tokens it may use in a
+    minute, as `weight=2 requests=60 tokens=100000`. Raises InvalidRequestError, which never shows a key, or OSError.
     """
     try:
         text = path.read_text("utf-8")
@@ -105,28 +132,32 @@ def _parse(text: str, path: Path) -> Iterator[ApiKey]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match line.split():
-            case [label, key]:
-                yield _key(label, key, f"line {number} of {path}")
+            case [label, key, *words]:
+                yield _key(label, key, words, f"line {number} of {path}")
             case _:
                 raise InvalidRequestError("API key file", f"line {number} of {path}", _LINE)
 
 
-def _key(label: str, key: str, place: str) -> ApiKey:
+def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
     name, colon, word = label.partition(":")
     try:
         check_key_name(name)
         scope = Scope(word) if colon else Scope.MANAGE
+        weights = [word.partition("=")[2] for word in words if word.startswith("weight=")]
+        weight = parse_weight(",".join(weights)) if weights else 1.0
+        rates = [word for word in words if not word.startswith("weight=")]
+        rate = parse_rate(",".join(rates)) if rates else None
     except ValueError:
         scopes = ", ".join(scope.value for scope in Scope)
         raise InvalidRequestError(f"{place}: scope", word, f"one of {scopes}") from None
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{place}: {error.field}", error.value, error.allowed) from None
     if not key.startswith("sha256:"):
-        return ApiKey.of(key, name, scope)
+        return ApiKey.of(key, name, scope, weight, rate)
     hashed = _HASHED.fullmatch(key.lower())
     if hashed is None:
         raise InvalidRequestError("API key file", place, _LINE)
-    return ApiKey(Principal(name, scope), bytes.fromhex(hashed[1]))
+    return ApiKey(Principal(name, scope, weight, rate), bytes.fromhex(hashed[1]))
 
 
 def _digest(key: str) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from server.doors.rates import Rate
+
 
 class Scope(Enum):
     """How much a key may do; each scope includes those before it."""
@@ -27,7 +29,8 @@ class Principal:
 
     name: str  # of the key; empty where no key is asked for
     scope: Scope
-    weight: float = 1.0  # of its share of the engine, above 0
+    weight: float = 1.0  # of its share of the engine
+    rate: Rate | None = None  # None = what the server has for all
 
 
 ANYONE = Principal("", Scope.ADMIN)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, check_keys
 from server.doors.origins import ANY
+from server.doors.rates import UNBOUNDED, Rate
 from server.doors.tls import TlsFiles
 
 
@@ -21,6 +22,7 @@ class DoorSettings:
 
     tls: TlsFiles | None = None  # None = no TLS
     share_cache: bool = False  # let all keys go on from what any of them has asked before
+    rate: Rate = UNBOUNDED  # of each key that has none of its own, or without keys of each address
 
     def __post_init__(self) -> None:
         """Raise InvalidRequestError for settings that do not go together."""

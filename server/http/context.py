@@ -16,6 +16,7 @@ from rnn_engine.requests import Client
 from server.connections.counters import ConnectionCounters
 from server.doors.addresses import network_of
 from server.doors.engine import OwnEngine
+from server.doors.rates import UNBOUNDED, Quotas, Spending
 from server.doors.scopes import Principal
 from server.http.memory import MemoryBudget, MemoryLease
 from server.models.orders import ModelFolder
@@ -108,6 +109,10 @@ RECENT = web.AppKey("recent", RecentReports)
 PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
 """Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
 
+QUOTAS = web.AppKey("quotas", Quotas)
+SPENDING = web.RequestKey("spending", Spending)
+"""What a request takes of its client's quota; absent where there is none, or no engine was asked for."""
+
 
 def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
     """Return what is kept of requests for later ones, by what it is. For any thread."""
@@ -146,6 +151,22 @@ def client_of(request: web.Request) -> Client:
     return Client(principal.name or network_of(request.remote or ""), principal.weight)
 
 
+async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
+    """Tell in the headers of an answer what is left of the client's quota. A signal handler of aiohttp's."""
+    if (spending := request.get(SPENDING)) is not None:
+        response.headers.update(spending.headers)
+
+
 def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None) -> EngineLike:
-    share_cache = request.app[SETTINGS].doors.share_cache
-    return OwnEngine(engine, request[PRINCIPAL], client_of(request), cache_salt=cache_salt, share_cache=share_cache)
+    doors, client = request.app[SETTINGS].doors, client_of(request)
+    rate = request[PRINCIPAL].rate or doors.rate
+    if SPENDING not in request and rate != UNBOUNDED:
+        request[SPENDING] = Spending(request.app[QUOTAS], client.name, rate)
+    return OwnEngine(
+        engine,
+        request[PRINCIPAL],
+        client,
+        request.get(SPENDING),
+        cache_salt=cache_salt,
+        share_cache=doors.share_cache,
+    )

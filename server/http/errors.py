@@ -22,6 +22,7 @@ from rnn_engine.errors import (
     NotFoundError,
     OverloadedError,
     PromptTooLongError,
+    RateLimitError,
     StateError,
     StepError,
     StorageError,
@@ -94,6 +95,8 @@ def describe(error: Exception) -> Failure:
             return Failure(404, str(error), "invalid_request_error", "not_found")
         case StorageError():
             return Failure(507, str(error), "server_error", "storage_failed")
+        case RateLimitError():
+            return Failure(429, str(error), error.what, "rate_limit_exceeded", headers=retry_headers(error.retry_after))
         case OverloadedError():
             return Failure(429, str(error), "rate_limit_error", "overloaded", headers=retry_headers(error.retry_after))
         case TimeLimitError():

@@ -21,7 +21,12 @@ class HttpCounters:
         self.in_progress = 0
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, route, status
         self.seconds: dict[str, Histogram] = {}  # route -> the whole time of its requests
+        self.over_quota = {"requests": 0, "tokens": 0}  # refusals, by what the client had too little of
         self.aborted: dict[AbortCause, int] = dict.fromkeys(get_args(AbortCause), 0)
+
+    def refused_by_quota(self, what: str) -> None:
+        """Count a request of a client that has too few `requests` or `tokens` left."""
+        self.over_quota[what] += 1
 
     @contextmanager
     def running(self, record: RequestRecord) -> Iterator[None]:

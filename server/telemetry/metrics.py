@@ -185,6 +185,8 @@ def _steps(counters: EngineCounters) -> Iterator[Metric]:
     yield counter("failed_steps", "Steps that the device refused or failed.", counters.failed_steps)
     text = "Times the device had failed, was opened again, and answered."
     yield counter("device_reopens", text, counters.device_reopens)
+    text = "Times a request gave its slot to one of another client before its end, to go on later."
+    yield counter("suspensions", text, counters.suspensions)
     yield counter("unsound_runs", "Runs that ended a request, for its logits were not finite.", counters.unsound_runs)
     parts = {"host": counters.step_host_seconds, "device": counters.step_device_seconds}
     text = "Time of a step: on the host while the device has nothing to do, then on the device."
@@ -203,6 +205,8 @@ def _http(http: HttpCounters) -> Iterator[Metric]:
     yield histograms("http_request_duration_seconds", text, dict(http.seconds), "route")
     text = "HTTP requests whose answer was cut short or refused, by cause."
     yield counter("http_requests_aborted", text, {str(cause): count for cause, count in http.aborted.items()}, "cause")
+    text = "Requests that were refused, since their client had too little left of its quota for a minute, by what of."
+    yield counter("rate_limited", text, dict(http.over_quota), "quota")
 
 
 def _connections(connections: ConnectionCounters, budget: MemoryBudget) -> Iterator[Metric]:

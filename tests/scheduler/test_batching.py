@@ -75,4 +75,4 @@ def test_one_client_does_not_take_the_step_of_another() -> None:
     many, few = Client("many"), Client("few")
     demands = [TokenDemand(1000)] * 7 + [TokenDemand(60)]
     assert allocate_tokens(demands, 128, 16, [many] * 7 + [few])[-1] == 60
-    assert allocate_tokens(demands, 128, 16)[-1] == 9
+    assert allocate_tokens(demands, 128, 16)[-1] == 8
