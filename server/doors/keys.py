@@ -143,21 +143,28 @@ def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
     try:
         check_key_name(name)
         scope = Scope(word) if colon else Scope.MANAGE
-        weights = [word.partition("=")[2] for word in words if word.startswith("weight=")]
-        weight = parse_weight(",".join(weights)) if weights else 1.0
-        rates = [word for word in words if not word.startswith("weight=")]
-        rate = parse_rate(",".join(rates)) if rates else None
     except ValueError:
         scopes = ", ".join(scope.value for scope in Scope)
         raise InvalidRequestError(f"{place}: scope", word, f"one of {scopes}") from None
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{place}: {error.field}", error.value, error.allowed) from None
+    try:
+        weight, rate = _share(words)
+    except InvalidRequestError:  # which shows what may be part of a key
+        raise InvalidRequestError("API key file", place, _LINE) from None
     if not key.startswith("sha256:"):
         return ApiKey.of(key, name, scope, weight, rate)
     hashed = _HASHED.fullmatch(key.lower())
     if hashed is None:
         raise InvalidRequestError("API key file", place, _LINE)
     return ApiKey(Principal(name, scope, weight, rate), bytes.fromhex(hashed[1]))
+
+
+def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
+    """Return the weight and the rate that stand behind a key. Raises InvalidRequestError."""
+    weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
+    rates = [word for word in words if not word.startswith("weight=")]
+    return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None
 
 
 def _digest(key: str) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.doors.keys import ApiKey, KeyRing, new_key, read_keys
+from server.doors.rates import Rate
 from server.doors.scopes import Principal, Scope
 from tests.support.cli import Command
 
@@ -21,6 +22,25 @@ def test_the_line_stands_for_the_key(rnn_engine: Command, tmp_path: Path) -> Non
     path = tmp_path / "keys"
     path.write_text(line)
     assert KeyRing(read_keys(path)).find(key) == Principal("ann", Scope.USE)
+
+
+def test_the_line_has_what_the_key_may_use(rnn_engine: Command, tmp_path: Path) -> None:
+    said = rnn_engine("key", "ann", "--weight", "2", "--rate", "tokens=100000,requests=60")
+    path = tmp_path / "keys"
+    path.write_text(said.partition("line  ")[2])
+    assert [key.principal for key in read_keys(path)] == [Principal("ann", Scope.MANAGE, 2.0, Rate(60, 100000))]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("key", "ann", "--weight", "-1"), "weight: '-1' is not allowed; expected a number above 0"),
+        (("key", "ann", "--rate", "60"), "rate: '60' is not allowed; expected requests=NUMBER"),
+        (("serve", "--key-rate", "requests=0"), "rate: 'requests=0' is not allowed; expected requests=NUMBER"),
+    ],
+)
+def test_what_a_key_can_not_use(rnn_engine: Command, options: tuple[str, ...], message: str) -> None:
+    assert message in " ".join(rnn_engine(*options, code=2).split())
 
 
 def test_no_two_keys_are_the_same() -> None:

@@ -72,9 +72,17 @@ def batches(draw: st.DrawFn) -> tuple[int, list[SamplingParams], list[int], list
 
 
 @settings(max_examples=200, deadline=None)
-@given(batch=batches(), num_candidates=st.integers(1, 24), error=st.floats(-LOGSUMEXP_ERROR, LOGSUMEXP_ERROR))
+@given(
+    batch=batches(),
+    num_candidates=st.integers(1, 24),
+    error=st.floats(-LOGSUMEXP_ERROR, LOGSUMEXP_ERROR),
+    change_slots=st.booleans(),
+)
 def test_tokens_are_those_that_each_sequence_draws_by_itself(
-    batch: tuple[int, list[SamplingParams], list[int], list[list[int]]], num_candidates: int, error: float
+    batch: tuple[int, list[SamplingParams], list[int], list[list[int]]],
+    num_candidates: int,
+    error: float,
+    change_slots: bool,
 ) -> None:
     vocab_size, sampling, seeds, allowed_ids = batch
     masks = [_allow(ids, vocab_size) if ids else None for ids in allowed_ids]
@@ -87,6 +95,11 @@ def test_tokens_are_those_that_each_sequence_draws_by_itself(
         tokens, _ = draw_all(draws, joined, rows, masks, few)
         run_rows = [RunRows(whole, row, 1, vocab_size, allowed) for row, allowed in enumerate(masks)]
         assert tokens == [one.draw(own.last()).token for one, own in zip(alone, run_rows, strict=True)]
+        if change_slots:
+            for one in joined:
+                draws.leave(one)
+            for one in joined:
+                draws.join(len(joined) - 1 - one.slot, one)
 
 
 def _allow(ids: list[int], vocab_size: int) -> AllowedTokens:
@@ -141,3 +154,20 @@ def test_a_slot_begins_without_the_penalties_of_the_sequence_before() -> None:
         draws.join(0, sampler)
         drawn = [draw_all(draws, [sampler, others], rows, [None] * 2, readout)[0] for _ in range(3)]
         assert drawn == [[0, 0], [1, 0], [2, 0]]
+
+
+def test_penalties_go_along_with_sequences_that_change_their_slots() -> None:
+    sampling, vocab_size = SamplingParams(temperature=1.0, presence_penalty=1.0, frequency_penalty=0.5), 12
+    joined, alone = ([SequenceSampler(sampling, seed) for seed in range(7)] for _ in range(2))
+    draws = join(joined, vocab_size)
+    for number in range(30):
+        rows = [make_row(7 * number + place, vocab_size) for place in range(7)]
+        readout = read_out(rows, [None] * 7, vocab_size, 0.0)
+        tokens, num_settled = draw_all(draws, joined, rows, [None] * 7, readout)
+        run_rows = [RunRows(readout, row, 1, vocab_size) for row in range(7)]
+        assert tokens == [one.draw(own.last()).token for one, own in zip(alone, run_rows, strict=True)]
+        assert num_settled > 0
+        for one in joined:
+            draws.leave(one)
+        for one in joined:
+            draws.join((one.slot + 3) % 7, one)

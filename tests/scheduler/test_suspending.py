@@ -286,3 +286,16 @@ def test_whoever_is_suspended_hears_what_it_would_alone(
     clients.run(20_000)
     for key, heard in clients.heard.items():
         assert_heard(heard, run_alone(clients.requests[key], LOGITS, TOKENIZER.decode_bytes))
+
+
+@pytest.mark.parametrize("draws", [0, 1, 8])
+def test_penalties_that_a_device_keeps_go_on_where_they_were(draws: int) -> None:
+    runner = FakeRunner(LOGITS, num_slots=1, max_draws=draws, num_penalty_slots=1, num_candidates=32)
+    clients = Clients(runner, TOKENIZER.decode_bytes, run_ahead=True, least_tokens=8)
+    sampling = SamplingParams(temperature=1.0, frequency_penalty=1.0, repeat_penalty=1.3, repeat_last_n=-1, seed=3)
+    for client in (LOUD, QUIET):
+        clients.send(replace(ask(client, 150), sampling=sampling))
+    clients.run()
+    assert clients.scheduler.counters.suspensions > 10
+    for key, request in clients.requests.items():
+        assert_heard(clients.heard[key], run_alone(request, LOGITS, TOKENIZER.decode_bytes))

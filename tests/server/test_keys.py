@@ -12,6 +12,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError
 from server.doors.keys import ApiKey, KeyRing, read_keys
+from server.doors.rates import Rate
 from server.doors.scopes import Principal, Scope
 from server.doors.settings import DoorSettings
 from server.http.routing import Route
@@ -167,6 +168,18 @@ class TestFiles:
         found = [ring.find(key) for key in ("ann-key", "bob-key", HASH, "")]
         assert found == [Principal("ann", Scope.MANAGE), Principal("bob", Scope.USE), None, None]
 
+    def test_weight_and_rate_of_a_key(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys"
+        path.write_text("ann ann-key weight=2.5 tokens=100\nbob bob-key tokens=7 requests=6\nop op-key weight=3\n")
+        keys = read_keys(path)
+        assert [key.principal for key in keys] == [
+            Principal("ann", Scope.MANAGE, 2.5, Rate(tokens=100)),
+            Principal("bob", Scope.MANAGE, 1.0, Rate(6, 7)),
+            Principal("op", Scope.MANAGE, 3.0),
+        ]
+        path.write_text("\n".join(key.line for key in keys))
+        assert read_keys(path) == keys
+
     @pytest.mark.parametrize(
         ("line", "message"),
         [
@@ -176,6 +189,8 @@ class TestFiles:
             ("ann: s3cret", "scope: '' is not allowed"),
             ("a/b s3cret", "key name: 'a/b' is not allowed; expected 1 to 64 letters"),
             ("ann sha256:s3cret", "expected a line as"),
+            *((f"ann key {word}", "expected a line as") for word in ("weight=0", "weight=nan", "tokens=s3cret")),
+            ("ann s3cret weight=1 weight=2", "perhaps `weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` after it"),
         ],
     )
     def test_a_line_that_is_wrong_is_told_without_its_key(self, tmp_path: Path, line: str, message: str) -> None:
