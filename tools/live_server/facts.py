@@ -6,11 +6,13 @@ from aiohttp import ClientSession
 
 
 async def metric(session: ClientSession, url: str, name: str) -> float:
-    """Return the value of a metric without labels."""
+    """Return the value of a metric, the sum over all its labels. Raises ValueError where the server has none such."""
     async with session.get(f"{url}/metrics") as response:
         lines = (await response.text()).splitlines()
-    [value] = [line.split()[1] for line in lines if line.startswith(f"{name} ")]
-    return float(value)
+    values = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    if not values:
+        raise ValueError(f"the server has no metric {name}")
+    return sum(values)
 
 
 async def device_of(session: ClientSession, url: str) -> str:

@@ -1,4 +1,4 @@
-"""What the two cases share: a server with room for 200 clients, its metrics, and one stream."""
+"""What the cases share: a server with room for 200 clients, its metrics, and one request."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ def request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str,
     return {"prompt": f"Client {number}:", "max_tokens": max_tokens, "logit_bias": {"0": -1000}, **fields}
 
 
-def with_server(options: tuple[str, ...], case: Callable[[str, ClientSession], Awaitable[Result]]) -> Result:
-    """Run a case against a server that is started for it; return what it returns."""
+def with_server(
+    options: tuple[str, ...],
+    case: Callable[[str, ClientSession], Awaitable[Result]],
+    headers: Mapping[str, str] | None = None,
+) -> Result:
+    """Run a case against a server that is started for it; return what it returns. `headers` go with all requests."""
 
     async def run(url: str) -> Result:
-        async with ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None)) as session:
+        async with ClientSession(
+            connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), headers=headers
+        ) as session:
             return await case(url, session)
 
     with TemporaryDirectory() as folder, ServerProcess(Path(folder) / "log", (*_OPTIONS, *options)) as server:

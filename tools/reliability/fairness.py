@@ -1,0 +1,157 @@
+"""`python -m tools.reliability.fairness`: one key asks for much, and another one for a little, beside it and alone.
+
+What follows `--` goes to `rnn-engine serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from aiohttp import ClientSession
+
+from server.doors.keys import ApiKey
+from server.doors.scopes import Scope
+from tools.live_server.facts import device_of, metric
+from tools.reliability.clients import PATH, request_body, wait_for, with_server
+from tools.reliability.table import Row, command_line, record, record_option, where
+
+_LOUD = 80  # requests at once
+_LONG = 5000  # tokens of each of them
+_SHORT = 24  # tokens of a short answer
+_SLOTS, _QUEUED = 8, 64  # fewer places than these requests want
+_AGAIN_SECONDS = 0.2  # between two attempts of one that was refused
+_APART_SECONDS = 0.1  # between two short answers
+_TIMES = 20  # that the quiet key asks
+_MOST = 3.0  # times as long as alone
+_KEYS = {name: f"key-{name}" for name in ("loud", "quiet")}
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds of each request of the quiet key."""
+
+    first: Sequence[float]  # until the first token
+    whole: Sequence[float]  # until the end
+    refused: int
+
+    def median(self) -> tuple[float, float]:
+        """Return those that half of the requests did not take, of the first token and of all."""
+        return statistics.median(self.first), statistics.median(self.whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    device: str
+    alone: Waits
+    beside: Waits
+    running: float  # requests of the other key when the quiet one began, as the next
+    waiting: float
+    suspensions: float
+    ended: int  # requests of the other key that were ended or refused
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """How many times as long as alone the first token and the whole answer took."""
+        first, whole = (beside / alone for beside, alone in zip(self.beside.median(), self.alone.median(), strict=True))
+        return first, whole
+
+    @property
+    def good(self) -> bool:
+        return max(self.ratios) <= _MOST and self.beside.refused == 0 == self.ended
+
+
+def _headers(name: str) -> Mapping[str, str]:
+    return {"Authorization": f"Bearer {_KEYS[name]}"}
+
+
+async def measure(url: str, session: ClientSession) -> Outcome:
+    """Have the quiet key ask alone, and then beside the other one."""
+    await _ask_often(url, session, 3)
+    alone = await _ask_often(url, session, _TIMES)
+    loud = [asyncio.create_task(_ask_long(url, session, number)) for number in range(_LOUD)]
+    await wait_for(session, url, lambda health: health["active"] + health["queued"] >= _SLOTS + _QUEUED)
+    await wait_for(session, url, lambda health: health["active"] == _SLOTS)
+    running = await metric(session, url, "rnn_engine_slots_in_use")
+    waiting = await metric(session, url, "rnn_engine_queued_requests")
+    beside = await _ask_often(url, session, _TIMES)
+    suspensions = await metric(session, url, "rnn_engine_suspensions_total")
+    ended = sum(call.done() for call in loud)
+    for call in loud:
+        call.cancel()
+    await asyncio.gather(*loud, return_exceptions=True)
+    return Outcome(await device_of(session, url), alone, beside, running, waiting, suspensions, ended)
+
+
+async def _ask_long(url: str, session: ClientSession, number: int) -> None:
+    """Ask for a long text, again and again while there is no place for it."""
+    body = request_body(number, _LONG)
+    while True:
+        async with session.post(url + PATH, json=body, headers=_headers("loud")) as response:
+            if response.status != 429:
+                response.raise_for_status()
+                return
+            await response.read()
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
+    """Ask for short texts one after the other, a little apart."""
+    first: list[float] = []
+    whole: list[float] = []
+    refused = 0
+    for number in range(times):
+        await asyncio.sleep(_APART_SECONDS)
+        begun = time.monotonic()
+        body = request_body(number, _SHORT, stream=True)
+        async with session.post(url + PATH, json=body, headers=_headers("quiet")) as response:
+            if response.status == 429:
+                refused += 1
+                continue
+            response.raise_for_status()
+            await response.content.readline()
+            first.append(time.monotonic() - begun)
+            await response.read()
+            whole.append(time.monotonic() - begun)
+    return Waits(first or [float("inf")], whole or [float("inf")], refused)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@record_option
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(save: bool, serve_options: tuple[str, ...]) -> None:
+    """Ask for short texts with one key, alone and while another one asks for 80 long ones at once."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "keys"
+        path.write_text("".join(f"{ApiKey.of(key, name, Scope.USE).line}\n" for name, key in _KEYS.items()))
+        options = ("--slots", str(_SLOTS), "--max-queued", str(_QUEUED), "--api-key-file", str(path))
+        outcome = with_server((*options, *serve_options), measure, _headers("quiet"))
+    alone, beside, ratios = outcome.alone.median(), outcome.beside.median(), outcome.ratios
+    row = Row(
+        f"short answers to one key beside {_LOUD} requests of {_LONG:,} tokens of another",
+        f"{_TIMES} answers of {_SHORT} tokens, {outcome.running:g} of the others running, {outcome.waiting:g} queued",
+        f"{outcome.beside.refused} refused, {outcome.ended} of the others ended",
+        f"first tokens after {1e3 * beside[0]:.0f} ms, alone {1e3 * alone[0]:.0f} ms ({ratios[0]:.1f} times); whole "
+        f"answers after {1e3 * beside[1]:.0f} ms, alone {1e3 * alone[1]:.0f} ms ({ratios[1]:.1f} times); longest "
+        f"{1e3 * max(outcome.beside.first):.0f} and {1e3 * max(outcome.beside.whole):.0f} ms; "
+        f"{outcome.suspensions:g} requests suspended",
+        where(outcome.device),
+        command_line("tools.reliability.fairness"),
+    )
+    click.echo(str(row))
+    if save:
+        record(row)
+    sys.exit(0 if outcome.good else 1)
+
+
+if __name__ == "__main__":
+    main()
