@@ -347,6 +347,7 @@ class Engine:
     def _end(self, parts: EngineParts) -> None:
         """Called on the worker's thread, as the last thing it does."""
         try:
+            self._scheduler.close()
             parts.close()
         finally:
             with suppress(RuntimeError):  # the loop was closed, so nobody waits

@@ -96,6 +96,8 @@ class EngineCounters:
         self.queue_seconds = Histogram(WAIT_SECONDS)  # until a request gets a slot
         self.first_token_seconds = Histogram(WAIT_SECONDS)  # from a request's arrival
         self.mask_seconds = Histogram(MASK_SECONDS)  # finding out what a token may be, while the device runs
+        self.mask_wait_seconds = 0.0  # that steps have waited for masks
+        self.late_mask_seconds = Histogram(STEP_SECONDS)  # that requests have waited for masks alone, without the step
         # Written by the threads that compile grammars, one at a time.
         self.grammar_compile_seconds = Histogram(WAIT_SECONDS)  # of each grammar that was not kept, wrong ones included
         # Written by the event loop's.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,15 @@ _log = logging.getLogger(__name__)
 
 _EMPTY = "the mask of a token allows no token"
 
+MOST_SECONDS: Final = 10.0  # of the processor's time that the masks of one text may take
+MOST_SECONDS_EACH: Final = 0.5  # and one mask of these
+
 
 class TokenMask(Protocol):
-    """Says before each token of one sequence which tokens it may be: a grammar, for one. For one thread."""
+    """Says before each token of one sequence which tokens it may be: a grammar, for one.
+
+    `next` may be called on another thread than the others, but never two of them at a time.
+    """
 
     @property
     def ended(self) -> bool:
@@ -89,8 +96,8 @@ class SequenceMask:
     """What is known of the next token of one sequence.
 
     `forced` are the tokens that come next, one after another, where these are not drawn. `current` says what one that
-    is drawn may be, and is None where all tokens are allowed. That is found out when it is first asked for, perhaps by
-    `for_last`, so that a step can run meanwhile.
+    is drawn may be, and is None where all tokens are allowed. `find_out` makes it, perhaps on another thread while a
+    step runs; nothing but `is_known` may be asked meanwhile.
     """
 
     def __init__(
@@ -103,7 +110,10 @@ class SequenceMask:
         self._added: frozenset[int] = frozenset()  # of them, to the current mask
         self._may_force = may_force
         self._current: AllowedTokens | Exception | None = None  # the exception is what finding it out has raised
-        self._is_known = False  # whether it was found out
+        self._seconds = 0.0  # of the processor's time that the masks so far have taken
+        self.last_seconds = 0.0  # by the clock, that the last mask has taken
+        self.is_known = False  # whether `current` was found out
+        self.is_late = False  # a step has not waited for it
         self.forced: Sequence[int] = ()
         self.advance()
 
@@ -114,9 +124,9 @@ class SequenceMask:
 
     @property
     def current(self) -> AllowedTokens | None:
-        """Raises StepError, each time, for a mask that does not fit the vocabulary or allows no token."""
-        if not self._is_known:
-            self._find_out()
+        """Found out where it is not known. Raises StepError, each time, for a mask that does not fit the vocabulary,
+        allows no token or has taken too long."""
+        self.find_out()
         if isinstance(self._current, Exception):
             raise self._current
         return self._current
@@ -124,22 +134,40 @@ class SequenceMask:
     def accept(self, token: int) -> None:
         """Take note of the next token; `current` is None then, until `advance`."""
         if token not in self._added:
+            begun = time.thread_time()
             self._source.accept(token)
-        self._current, self._is_known = None, True
+            self._count_seconds(begun)
+        self._current, self.is_known = None, True
 
     def advance(self) -> None:
         """Find out what is forced after the last token."""
         self._added = frozenset()
-        self._is_known = False
+        self.is_known = self.is_late = False
         self.forced = self._source.forced() if self._may_force else ()
 
-    def _find_out(self) -> None:
-        self._is_known = True
+    def find_out(self) -> None:
+        """Make the mask of the next token, unless it is known."""
+        if self.is_known:
+            return
+        begun, begun_thread = time.perf_counter(), time.thread_time()
         try:
             mask = self._source.next()
+            self._count_seconds(begun_thread)
             self._current = None if mask is None else AllowedTokens(self._with_ends(mask), self._vocab_size)
         except Exception as error:
             self._current = error
+        self.last_seconds = time.perf_counter() - begun
+        self.is_known = True
+
+    def _count_seconds(self, begun: float) -> None:
+        """Count the seconds since `begun`. Raises StepError where they, or all so far, are too many."""
+        seconds = time.thread_time() - begun
+        self._seconds += seconds
+        if seconds > MOST_SECONDS_EACH or self._seconds > MOST_SECONDS:
+            raise StepError(
+                f"the grammar takes too long to follow: {seconds:.2g} s of the processor's time for one token and "
+                f"{self._seconds:.2g} s for the text; {MOST_SECONDS_EACH:g} s and {MOST_SECONDS:g} s are allowed"
+            )
 
     def _with_ends(self, mask: Mask) -> Mask:
         """Return `mask` with the tokens that end a text, where it allows the end."""
@@ -153,22 +181,30 @@ class SequenceMask:
             extended[token >> 5] |= np.uint32(1 << (token & 31))
         return extended
 
+    def fork(self) -> SequenceMask:
+        """Return one that is at the same place and goes on by itself."""
+        ahead = copy(self)
+        ahead._source = self._source.copy()
+        return ahead
+
     def admit(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
         """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one behind them.
 
         A token that ends the text is left out. None where a token is forced, or all are allowed. Both are empty where
         `current` would raise.
         """
-        ahead = copy(self)
-        ahead._source = self._source.copy()
+        return self.fork().follow(draft)
+
+    def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
+        """Do as `admit`, and stay behind the tokens."""
         admitted: list[int] = []
         masks: list[Mask | None] = []
         try:
-            masks.append(ahead._mask_of_next())
+            masks.append(self._mask_of_next())
             for token in draft:
-                if not ahead._go_on(token):
+                if not self._go_on(token):
                     break
-                mask = ahead._mask_of_next()
+                mask = self._mask_of_next()
                 admitted.append(token)
                 masks.append(mask)
         except Exception:  # the sequence meets it too, where it comes there
@@ -200,8 +236,7 @@ class SequenceMask:
 
         Where there is no current one, all tokens are allowed: None. Does not raise what `current` will.
         """
-        if not self._is_known:
-            self._find_out()
+        self.find_out()
         if not isinstance(self._current, AllowedTokens):
             return None
         return stack_masks([*[None] * (num_rows - 1), self._current.mask])

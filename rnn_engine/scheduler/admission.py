@@ -12,6 +12,7 @@ from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.drafting import DraftingSequence
 from rnn_engine.scheduler.drafts import Drafts
 from rnn_engine.scheduler.halts import Halts
+from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.mixed import MixedSequence
 from rnn_engine.scheduler.prefixes import Prefixes, Start
@@ -49,6 +50,7 @@ class Admission:
         meter: Meter,
         drafts: Drafts,
         least_tokens: int,
+        mask_threads: MaskThreads,
     ) -> None:
         """`least_tokens` are those that a request runs until it may be suspended, for a weight of 1."""
         self._runner = runner
@@ -59,6 +61,7 @@ class Admission:
         self._meter = meter
         self._drafts = drafts
         self._least_tokens = least_tokens
+        self._mask_threads = mask_threads
         self._queue = Queue()
         self._halts = Halts(runner.shape.vocab_size, infos.data)
 
@@ -206,6 +209,7 @@ class Admission:
             partial(self._meter.left_prompt, waiting.arrived, started, waiting.request.max_tokens),
             self._meter.read_whole_row,
             self._meter.counters,
+            self._mask_threads,
             waiting.context,
             self._halts.of(waiting.request) if self._runner.max_draws else None,
             penalises_on_device=slots[0] < self._runner.num_penalty_slots,

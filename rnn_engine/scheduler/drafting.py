@@ -118,7 +118,11 @@ class DraftingSequence(LiveSequence):
         """Have the next run go on with as much of `draft` as may come next."""
         if draft and self._mask is not None:
             begun = time.perf_counter()
-            draft, self._row_masks = self._mask.admit(draft)
+            admitted = self._mask_threads.admit(self._mask, draft)
+            if admitted is None:
+                draft, self.drafter.is_off = (), True
+            else:
+                draft, self._row_masks = admitted
             self._counters.mask_seconds.add(time.perf_counter() - begun)
         self.drafter.draft = draft
 

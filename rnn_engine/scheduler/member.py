@@ -106,6 +106,11 @@ class Member(ABC):
         return None
 
     @property
+    def awaits_mask(self) -> bool:
+        """Whether a row has come, and the mask of the token that is to be drawn from it has not."""
+        return False
+
+    @property
     def may_be_due(self) -> bool:
         """Whether to ask for what is `due` and to say when it is kept: not amid an answer."""
         return self.finished or self.position <= self._prompt_length

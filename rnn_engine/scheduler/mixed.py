@@ -13,7 +13,7 @@ from rnn_engine.scheduler.answer import Ending
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.types import TokenRun
+from rnn_engine.types import F32, TokenRun
 
 
 class MixedSequence(LiveSequence):
@@ -44,6 +44,15 @@ class MixedSequence(LiveSequence):
         self.decodes = False
         return events
 
+    def go_on(self) -> list[Event]:
+        events = super().go_on()
+        self._leave_rows()
+        return events
+
+    @property
+    def own_logits(self) -> F32 | None:
+        return self.row
+
     def _leave_run(self, rows: RunRows) -> list[Event]:
         return self.take_row(self, rows.last())
 
@@ -58,10 +67,14 @@ class MixedSequence(LiveSequence):
         if len(rows) < len(self.members):
             return []
         events = self._go_on_whole(mix_logits(rows, self._mix.weights, self._mix.kind))
-        if not self.finished:
+        self._leave_rows()
+        return events
+
+    def _leave_rows(self) -> None:
+        """Forget the rows from which a token was drawn, but for those at the end."""
+        if not self.finished and not self.awaits_mask:
             for member in self.members:
                 member.row = None
-        return events
 
     @property
     def _mix(self) -> StateMix:
@@ -81,6 +94,10 @@ class Follower(Member):
     @property
     def members(self) -> tuple[Member, ...]:
         return self._first.members
+
+    @property
+    def awaits_mask(self) -> bool:
+        return self._first.awaits_mask
 
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
         self.position += len(run.tokens)

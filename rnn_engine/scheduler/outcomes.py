@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rnn_engine.draws import NOTHING_DRAWN, Drawn
 from rnn_engine.errors import StepError
 from rnn_engine.requests import Event
-from rnn_engine.sampling import JointDraws, RunRows
+from rnn_engine.sampling import JointDraws, LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.step_seconds import StepTimes
@@ -37,14 +38,14 @@ class RunOutcome:
     """What follows from a run: events, or an error that ends its request alone."""
 
     live: Member
-    rows: RunRows
+    row: RowSource  # the last of the run
     events: Sequence[Event] = ()
     error: Exception | None = None
     is_sound: bool = True
 
     def read_logits(self) -> F32:
         """Return the logits [V] after the run."""
-        return self.rows.last().read_full()
+        return self.row().read_full()
 
 
 def take_in(
@@ -57,7 +58,7 @@ def take_in(
 
     An outcome must be concluded before the next one is asked for, since it may release the members of its request.
     """
-    drawing: list[RunOutcome] = []
+    drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
     on_device = readout.drawn or [NOTHING_DRAWN] * len(step.batch)
     for live, run, drawn, is_sound in zip(step.live, step.batch, on_device, readout.sound.tolist(), strict=True):
@@ -66,40 +67,52 @@ def take_in(
         if live.released or drawn.num_run == 0:
             continue
         live.runs_in_flight -= 1
-        outcome = RunOutcome(live, rows)
+        outcome = RunOutcome(live, rows.last)
         if not is_sound and live.drop_draft():  # without it, the numbers may be finite
             yield outcome
             continue
         if is_sound or drawn.tokens:
-            _advance(outcome, run, drawn)
+            _advance(outcome, run, drawn, rows)
         if not is_sound and outcome.error is None:
             outcome.error, outcome.is_sound = StepError(_UNSOUND), False
         if live.draws is None or outcome.error is not None:
             yield outcome
         else:
-            drawing.append(outcome)
-    samplers = [outcome.live.draws for outcome in drawing if outcome.live.draws is not None]
-    joint = draws.draw(samplers, [outcome.rows for outcome in drawing])
-    for outcome, sampler, draw in zip(drawing, samplers, joint, strict=True):
+            drawing.append((outcome, rows))
+    samplers = [outcome.live.draws for outcome, _ in drawing if outcome.live.draws is not None]
+    joint = draws.draw(samplers, [rows for _, rows in drawing])
+    for (outcome, rows), sampler, draw in zip(drawing, samplers, joint, strict=True):
         assert isinstance(outcome.live, LiveSequence), "no other member draws"
         try:
-            events = outcome.live.take_draw(draw or sampler.draw(outcome.rows.last()), outcome.rows.last)
+            events = outcome.live.take_draw(draw or sampler.draw(rows.last()), rows.last)
             outcome.events = [*outcome.events, *events] if outcome.events else events
         except Exception as error:
             _fail(outcome, error)
         yield outcome
 
 
-def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn) -> None:
+def go_on(live: LiveSequence) -> RunOutcome:
+    """Return what follows from a row whose mask is there now; to be concluded as those of a step."""
+    logits = live.own_logits
+    assert logits is not None, "asked of one that awaits its mask"
+    outcome = RunOutcome(live, partial(LogitRow.of_full, logits, 1))
+    try:
+        outcome.events = live.go_on()
+    except Exception as error:
+        _fail(outcome, error)
+    return outcome
+
+
+def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) -> None:
     live = outcome.live
     try:
         if run.masks is not None:
-            outcome.rows.allowed = live.allowed
+            rows.allowed = live.allowed
         if run.draw is None:
-            outcome.events = live.advance(run, outcome.rows)
+            outcome.events = live.advance(run, rows)
         else:
             assert isinstance(live, LiveSequence), "no other member draws"
-            outcome.events = live.advance_drawn(run, run.draw.count, drawn, outcome.rows)
+            outcome.events = live.advance_drawn(run, run.draw.count, drawn, rows)
     except Exception as error:
         _fail(outcome, error)
 

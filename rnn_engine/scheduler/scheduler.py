@@ -17,9 +17,10 @@ from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafting import awaits_draft, choose_drafts
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings
 from rnn_engine.scheduler.inbox import Delivery, step_error
+from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
 from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter
-from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, take_in
+from rnn_engine.scheduler.outcomes import RunOutcome, StepInFlight, go_on, take_in
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.sequence import LiveSequence
 from rnn_engine.scheduler.slots import Slots
@@ -52,15 +53,17 @@ class Scheduler:
         max_draws: int = MOST_DRAWS,
         drafts: DraftSettings = NO_DRAFTS,
         least_tokens: int = LEAST_TOKENS,
+        mask_seconds: float = WAIT_SECONDS,
     ) -> None:
         """`token_bytes` gives a token's text; `cache` keeps the states of prompts and answers for later prompts.
 
         Sequences run in the first `num_slots` of the runner's slots; None is all of them. `policy` says whether a step
         waits for more requests, by the seconds of `clock`, which may begin at any moment. `wake` is called on another
-        thread when a request that waited for its state to be read may start. The device draws at most `max_draws`
-        tokens of a sequence before the host sees them, as far as the runner can; with 0 the host draws all. `drafts`
-        are those of texts that repeat themselves. A request of a client with more than its share of the slots may be
-        suspended once it has run `least_tokens` times its client's weight.
+        thread when a request that waited for its state to be read may start, or one for its mask may go on. The device
+        draws at most `max_draws` tokens of a sequence before the host sees them, as far as the runner can; with 0 the
+        host draws all. `drafts` are those of texts that repeat themselves. A request of a client with more than its
+        share of the slots may be suspended once it has run `least_tokens` times its client's weight. A step waits
+        `mask_seconds` for masks.
         """
         self._runner = runner
         infos = TokenInfos(token_bytes)
@@ -75,8 +78,17 @@ class Scheduler:
         self._clock = clock
         self._meter = Meter(clock)
         self._drafts = Drafts(runner, drafts)
+        self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
         self._admission = Admission(
-            runner, infos, self._slots, self._prefixes, self._draws, self._meter, self._drafts, least_tokens
+            runner,
+            infos,
+            self._slots,
+            self._prefixes,
+            self._draws,
+            self._meter,
+            self._drafts,
+            least_tokens,
+            self._mask_threads,
         )
         self._ready_since: float | None = None  # since when the next step could have been run
         self._step_seconds = StepSeconds()
@@ -103,14 +115,22 @@ class Scheduler:
         return self._admission.num_waiting
 
     @property
+    def num_late(self) -> int:
+        """How many requests wait for a mask alone, without taking part in steps."""
+        return self._slots.num_late
+
+    @property
     def num_leads(self) -> int:
         """How many requests run what others may wait for."""
         return self._prefixes.num_leads
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything: not where all are paused, or have their states read first."""
-        return bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start
+        """Whether a step would do anything: not where all are paused, await their masks, or have their states read
+        first."""
+        return (
+            bool(self._steps) or self._slots.num_advancing > 0 or self._admission.can_start or bool(self._slots.ready)
+        )
 
     def wait_seconds(self) -> float | None:
         """Return for how many seconds to wait for requests before the next step; None where nothing is to be run.
@@ -121,7 +141,7 @@ class Scheduler:
             self._ready_since = None
             self._meter.rest()
             return None
-        if self._steps:
+        if self._steps or self._slots.ready:
             return 0.0
         now = self._clock()
         if self._ready_since is None:
@@ -198,6 +218,10 @@ class Scheduler:
             logger.exception("the device does not run a single token")
             return False
 
+    def close(self) -> None:
+        """Let the threads end on which masks are made. No request may hold a slot."""
+        self._mask_threads.close()
+
     def replace_runner(self, runner: Runner) -> None:
         """Go on with another runner of the same model, settings and sizes. No request may hold a slot."""
         self._runner = runner
@@ -230,6 +254,8 @@ class Scheduler:
         self._meter.resume()
         deliveries = self._suspend()
         deliveries += self._admit()
+        for live in self._slots.ready:
+            self._conclude(go_on(live), deliveries)
         self._answered = bool(deliveries) and not self._answered
         if self._answered:
             return deliveries
@@ -269,6 +295,7 @@ class Scheduler:
         batch = [one.run(count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps)
+        self._mask_threads.start()
         try:
             ticket = self._runner.submit(batch)
         except Exception as error:
@@ -352,6 +379,8 @@ class Scheduler:
             return [self._fail(live, error)]
         if live.finished:
             self._slots.release(live)
+        else:
+            self._slots.note_mask(live)
         return [Delivery(live.key, event) for event in events]
 
     def _conclude(self, outcome: RunOutcome, deliveries: list[Delivery]) -> None:
@@ -371,6 +400,8 @@ class Scheduler:
             live.passed()
             if live.finished:
                 self._end(live)
+        if not live.released:
+            self._slots.note_mask(live)
         for event in outcome.events:
             deliveries.append(Delivery(live.key, event))
 

@@ -35,6 +35,7 @@ from rnn_engine.sampling import (
 from rnn_engine.scheduler.answer import CUT, Answer, Ending
 from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.given import GivenTokens
+from rnn_engine.scheduler.mask_threads import MaskThreads
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.prompt_scores import begin_scores
@@ -61,6 +62,7 @@ class LiveSequence(Member):
         note_prompt_end: Callable[[], Timing],
         note_whole_row: Callable[[], None],
         counters: EngineCounters,
+        mask_threads: MaskThreads,
         context: Context,
         halts: NDArray[np.uint32] | None = None,
         *,
@@ -68,7 +70,8 @@ class LiveSequence(Member):
         max_draw_logprobs: int = 0,
     ) -> None:
         """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
-        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take.
+        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take,
+        which are made on `mask_threads`.
 
         `context` is that of whoever asked. `halts` are the tokens that may end the text, as `Halts` makes them; None
         where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties,
@@ -83,6 +86,9 @@ class LiveSequence(Member):
             request.sampling, self._seed, request.sampling_context(vocab_size, infos.data), note_whole_row
         )
         self._mask = _make_mask(request, vocab_size)
+        self._mask_threads = mask_threads
+        self._undrawn: F32 | None = None  # [V] the row from which a token is drawn when its mask is there
+        self._undrawn_since = 0.0  # by `time.monotonic`
         self._answer = Answer(request, self._generated, self._mask, infos, counters)
         is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= max_draw_logprobs
         self._all_halts = halts if is_plain else None
@@ -139,6 +145,8 @@ class LiveSequence(Member):
 
     @property
     def can_run(self) -> bool:
+        if self._undrawn is not None:
+            return False
         if self._num_drawing:
             return not self._is_cut and self._num_left > 0 and not self.awaits_token
         return super().can_run
@@ -199,7 +207,7 @@ class LiveSequence(Member):
     def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
         if self.decodes:
             self.position += 1
-            self.draws = self.sampler
+            self._draw_from(rows.last)
             return []
         in_prompt = self.position < self._prompt_length
         if in_prompt and self._scores is not None and run.targets is not None:
@@ -264,7 +272,9 @@ class LiveSequence(Member):
         """End the text after the tokens that there are, in the next step; return False where there is none yet."""
         if self._generated and self._answer.ending is None:
             self._is_cut = True
-            if not self._awaits_draw:
+            if self._undrawn is not None:
+                self._answer.end(CUT)
+            elif not self._awaits_draw:
                 self._end_here()
         return len(self._generated) > 0
 
@@ -281,7 +291,35 @@ class LiveSequence(Member):
 
     @property
     def allowed(self) -> AllowedTokens | None:
-        return None if self._mask is None else self._mask.current
+        return None if self._mask is None or self._mask.is_late else self._mask.current
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether a row has come, and the mask of the token that is to be drawn from it has not."""
+        return self._undrawn is not None
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether one that awaits its mask does so no longer: it is there, or the text was cut."""
+        return self._answer.ending is not None or self._mask is None or self._mask.is_known
+
+    def go_on(self) -> list[Event]:
+        """Draw from the row that was kept, where that `can_go_on`; return the events that follow."""
+        assert self._undrawn is not None, "asked of one that awaits its mask"
+        logits, self._undrawn = self._undrawn, None
+        if self._answer.ending is not None:
+            row = LogitRow.of_full(logits, _CANDIDATES)
+            return [*self._answer.events(), self._finish(self._answer.ending, lambda: row)]
+        if self._mask is not None:
+            self._counters.mask_seconds.add(self._mask.last_seconds)
+            self._counters.late_mask_seconds.add(time.monotonic() - self._undrawn_since)
+            self._mask.is_late = False
+        return self._draw_whole(logits)
+
+    @property
+    def own_logits(self) -> F32 | None:
+        """[V] those after all tokens that were run, where one awaits its mask."""
+        return self._undrawn
 
     def _progress(self) -> list[Event]:
         """Return the event that tells how far the prompt has come, where it is asked for."""
@@ -292,19 +330,33 @@ class LiveSequence(Member):
     def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:
         if self._mask is None or self._mask.forced or self._answer.ending is not None:  # nothing is drawn from the row
             return None
+        self._mask_threads.add(self._mask)
         return partial(self._masks_for_last, self._mask, num_rows)
 
     def _masks_for_last(self, mask: SequenceMask, num_rows: int) -> NDArray[np.uint32] | None:
-        begun = time.perf_counter()
-        masks = mask.for_last(num_rows)
-        self._counters.mask_seconds.add(time.perf_counter() - begun)
-        return masks
+        if not self._mask_threads.wait(mask):
+            return None
+        self._counters.mask_seconds.add(mask.last_seconds)
+        return mask.for_last(num_rows)
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
-        """Return the events that follow from a whole row [V], from which a token is drawn at once."""
-        row = LogitRow.of_full(logits, _CANDIDATES, None if self.allowed is None else self.allowed.mask)
+        """Return the events that follow from a whole row [V], from which a token is drawn as soon as it may be."""
+        if self._mask is not None and not self._mask.forced and self._answer.ending is None:
+            self._mask_threads.make(self._mask)
+        row = LogitRow.of_full(logits, _CANDIDATES)
         events = self._go_on(lambda: row)
-        return [*events, *self.take_draw(self.sampler.draw(row), lambda: row)] if self.draws else events
+        return [*events, *self._draw_whole(logits)] if self.draws else events
+
+    def _draw_whole(self, logits: F32) -> list[Event]:
+        row = LogitRow.of_full(logits, _CANDIDATES, None if self.allowed is None else self.allowed.mask)
+        return self.take_draw(self.sampler.draw(row), lambda: row)
+
+    def _draw_from(self, row: RowSource) -> None:
+        """Have the next token drawn from `row`: by whoever asks for `draws`, or once its mask is there."""
+        if self._mask is None or not self._mask.is_late:
+            self.draws = self.sampler
+        else:
+            self._undrawn, self._undrawn_since = row().read_full().copy(), time.monotonic()
 
     def _go_on(self, row: RowSource) -> list[Event]:
         """Return the events that follow from the row after all tokens that there are, up to the draw of the next."""
@@ -317,7 +369,7 @@ class LiveSequence(Member):
             return [*events, *self._answer.events(), self._finish(self._answer.ending, row)]
         if self._mask is not None and self._mask.forced:
             return [*events, *self._follow(row, self._take_given(self._mask))]
-        self.draws = self.sampler
+        self._draw_from(row)
         return events
 
     def _leave_prompt(self) -> list[Event]:

@@ -25,6 +25,7 @@ class Slots:
         self.held: Counter[Client] = Counter()  # slots; no client without any
         self._paused: set[int] = set()  # keys of live ones that take part in no step
         self._leaving: set[int] = set()  # keys of those that are to be suspended, which take part in no further step
+        self._late: set[int] = set()  # keys of those that await their masks
         self._since: dict[int, int] = {}  # by request: the position at which it got its slots
         self._free = list(range(count))  # a heap
 
@@ -34,8 +35,19 @@ class Slots:
 
     @property
     def num_advancing(self) -> int:
-        """How many slots are held by requests that are not paused."""
-        return len(self._members) - sum(len(self.live[key].members) for key in self._paused)
+        """How many slots are held by requests that are not paused, and do not await their masks."""
+        resting = self._paused | self._late if self._late else self._paused
+        return len(self._members) - sum(len(self.live[key].members) for key in resting)
+
+    @property
+    def num_late(self) -> int:
+        """How many requests await their masks."""
+        return len(self._late)
+
+    @property
+    def ready(self) -> list[LiveSequence]:
+        """Those that awaited their masks and can go on."""
+        return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
     @property
     def lowest_free(self) -> int | None:
@@ -57,6 +69,7 @@ class Slots:
         self._since[live.key] = live.position
         for member in live.members:
             self._members[member.slot] = member
+        self.note_mask(live)
 
     def pause(self, key: int, paused: bool) -> None:
         """Leave a request out of `runnable`, or let it in again where not `paused`. No error if it is not live."""
@@ -64,6 +77,13 @@ class Slots:
             self._paused.add(key)
         else:
             self._paused.discard(key)
+
+    def note_mask(self, live: Member) -> None:
+        """Take note of whether the request of `live`, which is live, awaits its mask."""
+        if live.awaits_mask:
+            self._late.add(live.key)
+        else:
+            self._late.discard(live.key)
 
     def runnable(self) -> list[Member]:
         """The members that a step that is submitted now can run."""
@@ -106,6 +126,7 @@ class Slots:
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
+        self._late.discard(live.key)
         client = live.request.client
         self.held[client] -= len(live.members)
         if self.held[client] == 0:

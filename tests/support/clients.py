@@ -71,6 +71,7 @@ class Clients:
     run_ahead: bool = False
     drafts: DraftSettings = NO_DRAFTS
     least_tokens: int = LEAST_TOKENS
+    mask_seconds: float = 60.0
     heard: dict[int, Heard] = field(default_factory=dict)
     requests: dict[int, GenerateRequest] = field(default_factory=dict)
     num_sent: int = 0
@@ -87,6 +88,7 @@ class Clients:
             wake=self._fetched.set,
             drafts=self.drafts,
             least_tokens=self.least_tokens,
+            mask_seconds=self.mask_seconds,
         )
 
     def after(self, tokens: Tokens, *, logits: bool = True) -> InitialState:
@@ -123,14 +125,14 @@ class Clients:
         """Step until there is no request; how many steps it took."""
         for steps in range(max_steps):
             if not self.scheduler.has_work:
-                if self.scheduler.num_waiting == 0:
+                if self.scheduler.num_waiting == 0 and self.scheduler.num_late == 0:
                     return steps
                 self.wait_for_fetch()
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def wait_for_fetch(self) -> None:
-        """Return when a state has been read since the last call."""
+        """Return when a state has been read, or a late mask made, since the last call."""
         assert self._fetched.wait(timeout=60)
         self._fetched.clear()
 
