@@ -53,11 +53,11 @@ class RequestMasks:
             return replace(request, grammar=None, token_mask=compiled.start)
         start = partial(start_after, compiled, tuple(request.prompt[-request.grammar_prefix :]))
         try:
-            await asyncio.to_thread(start)
+            begun = await asyncio.to_thread(start)
         except StepError as error:
             allowed = f"tokens with which a text of the grammar begins: {error}"
             raise InvalidRequestError("grammar_prefix_tokens", request.grammar_prefix, allowed) from error
-        return replace(request, grammar=None, token_mask=start)
+        return replace(request, grammar=None, token_mask=begun.copy)
 
     def _with_thinking(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with a mask that lets its thoughts come before what its own mask holds."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import unpack_masks
 
 CompiledGrammar: TypeAlias = GuidanceGrammar | KbnfGrammar
+
+START_SECONDS: Final = 2.0  # of the processor's time that the beginning of a text may take
 
 
 def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
@@ -37,11 +40,16 @@ def check_start(grammar: CompiledGrammar, vocab_size: int) -> None:
 
 
 def start_after(grammar: CompiledGrammar, tokens: Sequence[int]) -> GuidanceMask | KbnfMask:
-    """Return what allows the tokens of a text that begins with `tokens`. Raises StepError where none does."""
-    mask = grammar.start()
+    """Return what allows the tokens of a text that begins with `tokens`.
+
+    Raises StepError where none does, or where finding that out takes too long.
+    """
+    mask, begun = grammar.start(), time.thread_time()
     for token in tokens:
         mask.next()
         mask.accept(token)
+        if (seconds := time.thread_time() - begun) > START_SECONDS:
+            raise StepError(f"following it takes {seconds:.2g} s, and {START_SECONDS:g} s are allowed")
     if mask.ended:
         raise StepError("the text of the grammar has ended")
     return mask

@@ -17,7 +17,12 @@ from rnn_engine.grammar.json_schema import error_place, load_schema, with_spacin
 from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import mask_words
 
-_LIMITS: Final = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, verbose_errors=False)
+_LIMITS: Final = LLParserLimits(
+    max_lexer_states=50_000,
+    step_lexer_fuel=100_000,
+    step_max_items=10_000,  # a choice of 500 objects needs 5,000; an ambiguous grammar ever more, for ever longer
+    verbose_errors=False,
+)
 
 
 class GuidanceMask:

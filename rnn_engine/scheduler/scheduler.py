@@ -254,8 +254,8 @@ class Scheduler:
         self._meter.resume()
         deliveries = self._suspend()
         deliveries += self._admit()
-        for live in self._slots.ready:
-            self._conclude(go_on(live), deliveries)
+        for ready in self._slots.ready:
+            self._conclude(go_on(ready), deliveries)
         self._answered = bool(deliveries) and not self._answered
         if self._answered:
             return deliveries

@@ -162,6 +162,10 @@ def _requests(counters: EngineCounters) -> Iterator[Metric]:
     yield histogram("grammar_compile_seconds", text, counters.grammar_compile_seconds)
     text = "Finding out which tokens a grammar allows next, for each token that is drawn; the device runs meanwhile."
     yield histogram("grammar_mask_seconds", text, counters.mask_seconds)
+    text = "Seconds that steps have waited for masks, which is a few milliseconds a step at most."
+    yield counter("grammar_mask_wait_seconds", text, counters.mask_wait_seconds)
+    text = "That a request has waited for a mask which a step did not wait for; its sequence took part in no step."
+    yield histogram("grammar_late_mask_seconds", text, counters.late_mask_seconds)
     yield histogram("request_prompt_tokens", "Tokens of a request's prompt, kept ones too.", counters.prompt_tokens)
     yield histogram("request_generated_tokens", "Tokens that a request generated.", counters.completion_tokens)
 

@@ -11,7 +11,7 @@ import pytest
 
 from rnn_engine.errors import TimeLimitError
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
-from rnn_engine.sampling import Mask, TokenMask, masks
+from rnn_engine.sampling import Mask, TokenMask
 from rnn_engine.scheduler.drafts import DraftSettings
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
@@ -203,7 +203,7 @@ def test_masks_that_take_too_much_of_the_processor_end_their_request(
             clock.seconds += each
             return super().next()
 
-    monkeypatch.setattr(masks.time, "thread_time", thread_time)
+    monkeypatch.setattr("rnn_engine.sampling.masks.time.thread_time", thread_time)
     clients = Clients(FakeRunner(LOGITS), TOKENIZER.decode_bytes)
     bad = clients.send(ask(lambda: Costly(VOCAB_SIZE), max_tokens=60))
     good = clients.send(ask(lambda: Residues(VOCAB_SIZE), max_tokens=60))
