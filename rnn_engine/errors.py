@@ -117,7 +117,8 @@ class RateLimitError(OverloadedError):
 
 
 class UnavailableError(RnnEngineError):
-    """The device does not answer or is being opened again; a request may be sent again after `retry_after` seconds."""
+    """The device does not answer or is being opened again, or something else that passes is in the way; a request may
+    be sent again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         self.retry_after = retry_after

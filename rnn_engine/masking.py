@@ -29,7 +29,8 @@ class RequestMasks:
     async def make(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with a mask in place of its grammar and its thoughts.
 
-        Raises InvalidRequestError for a grammar that is wrong, EngineClosedError where this was closed.
+        Raises InvalidRequestError for a grammar that is wrong, UnavailableError where it could not be compiled for
+        another reason, EngineClosedError where this was closed.
         """
         return self._with_thinking(await self._with_mask(request))
 
@@ -40,7 +41,7 @@ class RequestMasks:
     async def _with_mask(self, request: GenerateRequest) -> GenerateRequest:
         if (grammar := request.grammar) is None:
             return request
-        future = self._grammars.compile(grammar)
+        future = self._grammars.compile(grammar, request.cache_scope)  # else one could guess what others use
         try:
             compiled = await asyncio.shield(asyncio.wrap_future(future))  # others may wait for it, too
         except GrammarError as error:

@@ -1,4 +1,4 @@
-"""Compile grammars on other threads, each once, and keep them.
+"""Compile grammars on other threads, each once for those who share it, and keep them.
 
 There are two lanes, each with a thread and a process of its own. A grammar that takes long in the first goes on to the
 second, so that others wait for a fraction of a second at most, and for the start of a process.
@@ -6,9 +6,10 @@ second, so that others wait for a fraction of a second at most, and for the star
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,22 +17,33 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from rnn_engine.errors import UnavailableError
 from rnn_engine.grammar.compiled import CompiledGrammar, compile_grammar
 from rnn_engine.grammar.grammar import Grammar, GrammarError, SlowGrammarError
 from rnn_engine.grammar.trial import Trials
 from rnn_engine.grammar.vocabulary import Vocabulary
 
+logger = logging.getLogger(__name__)
+
 MOST_KEPT: Final = 256  # grammars
 MOST_BYTES: Final = 512 * 2**20  # of memory that kept grammars take
+RETRY_SECONDS: Final = 5.0  # after which to ask again for a grammar that could not be compiled
 QUICK_SECONDS: Final = 0.25  # of the processor's time that a grammar may take in the first lane
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
+    grammar: Grammar
+    scope: str
     future: Future[CompiledGrammar] = field(default_factory=Future)
     memory_bytes: int = 0
     seconds: float = 0.0  # that compiling has taken
     is_counted: bool = False  # it is done, and its memory counts
+
+    @property
+    def owner(self) -> str:
+        """Whose it is: scopes of one owner begin alike."""
+        return self.scope.partition("/")[0]
 
 
 class _Lane:
@@ -72,20 +84,22 @@ class GrammarCompiler:
         limits = sorted({min(QUICK_SECONDS, seconds), seconds})
         self._lanes = [_Lane(number, lambda: self._vocabulary, limit) for number, limit in enumerate(limits)]
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, _Entry] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[tuple[str, Grammar], _Entry] = OrderedDict()  # least recently used first
         self._kept_bytes = 0
 
-    def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """Have `grammar` compiled, unless it is kept. Does not block.
+    def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
+        """Have `grammar` compiled, unless it is kept for `scope`, which is `owner` or `owner/part`. Does not block.
 
-        The future raises GrammarError for one that is wrong or takes too much. Several callers may share it.
+        The future raises GrammarError for one that is wrong or takes too much, and UnavailableError where that could
+        not be found out; then it is tried again the next time. Several callers may share it.
         """
+        key = scope, grammar
         with self._lock:
-            entry = self._kept.get(grammar)
+            entry = self._kept.get(key)
             if entry is None:
-                entry = self._kept[grammar] = _Entry()
-                self._lanes[0].thread.submit(self._run, grammar, entry, self._lanes)
-            self._kept.move_to_end(grammar)
+                entry = self._kept[key] = _Entry(grammar, scope)
+                self._lanes[0].thread.submit(self._run, entry, self._lanes)
+            self._kept.move_to_end(key)
         return entry.future
 
     def close(self) -> None:
@@ -99,27 +113,31 @@ class GrammarCompiler:
     def _vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
 
-    def _run(self, grammar: Grammar, entry: _Entry, lanes: Sequence[_Lane]) -> None:
-        """Compile `grammar` in the first of `lanes`, on whose thread this is, or have a later one do it."""
+    def _run(self, entry: _Entry, lanes: Sequence[_Lane]) -> None:
+        """Compile a grammar in the first of `lanes`, on whose thread this is, or have a later one do it."""
         begun = time.monotonic()
         outcome: CompiledGrammar | Exception
         try:
-            outcome = self._compile(grammar, entry, lanes[0].trials)
-        except Exception as error:
+            outcome = self._compile(entry, lanes[0].trials)
+        except GrammarError as error:
             outcome = error
+        except Exception as error:
+            logger.exception("a grammar could not be compiled")
+            outcome = UnavailableError(f"the grammar could not be compiled: {error}", RETRY_SECONDS)
         entry.seconds += time.monotonic() - begun
         if isinstance(outcome, SlowGrammarError) and len(lanes) > 1:
             with suppress(RuntimeError):  # it is closed
-                lanes[1].thread.submit(self._run, grammar, entry, lanes[1:])
+                lanes[1].thread.submit(self._run, entry, lanes[1:])
             return
-        self._keep(entry)
+        self._keep(entry, is_lasting=not isinstance(outcome, UnavailableError))
         with suppress(InvalidStateError):  # nobody waits any longer
             if isinstance(outcome, Exception):
                 entry.future.set_exception(outcome)
             else:
                 entry.future.set_result(outcome)
 
-    def _compile(self, grammar: Grammar, entry: _Entry, trials: Trials) -> CompiledGrammar:
+    def _compile(self, entry: _Entry, trials: Trials) -> CompiledGrammar:
+        grammar = entry.grammar
         entry.memory_bytes = 2 * len(grammar.text)
         if not self._vocabulary.has_text:
             raise GrammarError("the model has no tokenizer")
@@ -127,15 +145,25 @@ class GrammarCompiler:
         self._vocabulary.prepare(grammar.kind)
         return compile_grammar(grammar, self._vocabulary)
 
-    def _keep(self, done: _Entry) -> None:
-        """Count what `done` takes, and drop what was not used for longest where all take too much."""
+    def _keep(self, done: _Entry, *, is_lasting: bool) -> None:
+        """Count what `done` takes, and drop others where all take too much; drop itself where not `is_lasting`."""
         with self._lock:
             self._note_seconds(done.seconds)
+            if not is_lasting:
+                del self._kept[done.scope, done.grammar]
+                return
             done.is_counted = True
             self._kept_bytes += done.memory_bytes
-            for old, entry in list(self._kept.items()):
-                if len(self._kept) <= MOST_KEPT and self._kept_bytes <= MOST_BYTES:
-                    break
-                if entry.is_counted and entry is not done:
-                    del self._kept[old]
-                    self._kept_bytes -= entry.memory_bytes
+            while len(self._kept) > MOST_KEPT or self._kept_bytes > MOST_BYTES:
+                if (victim := self._find_victim(done)) is None:
+                    return
+                del self._kept[victim.scope, victim.grammar]
+                self._kept_bytes -= victim.memory_bytes
+
+    def _find_victim(self, done: _Entry) -> _Entry | None:
+        """Return what gives way: of the owner who keeps most, what was not used for longest; never `done`."""
+        shares: defaultdict[str, float] = defaultdict(float)
+        for entry in self._kept.values():
+            shares[entry.owner] += 1 / MOST_KEPT + entry.memory_bytes / MOST_BYTES
+        droppable = [entry for entry in self._kept.values() if entry.is_counted and entry is not done]
+        return max(droppable, key=lambda entry: shares[entry.owner], default=None)  # the first of equal ones

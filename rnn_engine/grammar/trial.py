@@ -13,10 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Self
 
 import psutil
 
@@ -29,7 +30,13 @@ LOCKED_SECONDS: Final = 0.25  # for kbnf, which lets no other thread run meanwhi
 
 _STACK_BYTES: Final = 2**20  # far less than the threads of this process have
 _ADDRESS_BYTES: Final = 4 * 2**30  # of the other process, where the system has such a limit
-_WALL_FACTOR: Final = 3  # seconds of the clock for each of the processor, as a machine may be busy
+MOST_WAIT_SECONDS: Final = 60.0  # by the clock, for a grammar whose process gets too little of the processor
+START_SECONDS: Final = 60.0  # by the clock, for a process to start
+_LOOK_SECONDS: Final = 0.05  # between two looks at how much of the processor a grammar has taken
+
+
+class TrialError(Exception):
+    """A grammar could not be tried, for a reason that is not its own and may pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,11 @@ class Trials:
     def run(self, grammar: Grammar) -> Verdict:
         """Compile `grammar` in the other process.
 
-        Raises GrammarError where it is wrong, or takes too much; SlowGrammarError where that is time.
+        Raises GrammarError where it is wrong, or takes too much; SlowGrammarError where that is time. Raises TrialError
+        or OSError where it could not be tried.
         """
+        if self._process is not None and self._process.poll() is not None:  # something else has ended it
+            self.close()
         verdict = self._ask(self._process or self._start(), grammar)
         seconds = min(self._seconds, LOCKED_SECONDS) if grammar.kind == "kbnf" else self._seconds
         if verdict.error is not None:
@@ -76,27 +86,18 @@ class Trials:
                     _open(stream).close()
 
     def _ask(self, process: subprocess.Popen[bytes], grammar: Grammar) -> Verdict:
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(_WALL_FACTOR * self._seconds, give_up)
-        timer.start()
-        try:
-            pickle.dump(grammar, _open(process.stdin))
-            _open(process.stdin).flush()
-            answer = _open(process.stdout).readline()
-        except OSError:
-            answer = b""
-        finally:
-            timer.cancel()
+        used = processor_seconds(process.pid)
+        with _Watch(
+            process, MOST_WAIT_SECONDS, lambda: processor_seconds(process.pid) - used >= self._seconds
+        ) as watch:
+            answer = _exchange(process, grammar)
         if answer:
             return Verdict(**json.loads(answer))
         self.close()
-        if late.is_set():
+        if watch.is_over:
             raise SlowGrammarError(f"compiling it takes more than {self._seconds:g} s")
+        if watch.is_late:
+            raise TrialError(f"the machine is too busy: it was not tried within {MOST_WAIT_SECONDS:g} s")
         raise GrammarError("it is too large, or too deeply nested")
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -109,10 +110,60 @@ class Trials:
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
-        pickle.dump(self._vocabulary.pieces, _open(process.stdin))
-        _open(process.stdin).flush()
-        _open(process.stdout).readline()  # it is ready, so that starting does not count
+        with _Watch(process, START_SECONDS, lambda: False):
+            is_ready = _exchange(process, self._vocabulary.pieces)  # so that starting does not count
+        if not is_ready:
+            self.close()
+            raise TrialError(f"the process that tries grammars did not start within {START_SECONDS:g} s")
         return process
+
+
+class _Watch:
+    """Ends a process in the time of its block where it takes too much. The block is one that waits for the process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], seconds: float, takes_too_much: Callable[[], bool]) -> None:
+        """`seconds` are by the clock; `takes_too_much` is asked now and then, on another thread."""
+        self.is_over = False  # it took too much
+        self.is_late = False  # its seconds are over
+        self._process = process
+        self._end = time.monotonic() + seconds
+        self._takes_too_much = takes_too_much
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trial of a grammar", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def _run(self) -> None:
+        while not self._done.wait(_LOOK_SECONDS):
+            self.is_over = self._takes_too_much()
+            self.is_late = time.monotonic() >= self._end
+            if self.is_over or self.is_late:
+                self._process.kill()
+                return
+
+
+def processor_seconds(pid: int) -> float:
+    """Return how many seconds of the processor a process has taken; 0 for one that has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _exchange(process: subprocess.Popen[bytes], question: object) -> bytes:
+    """Send `question` to a process; return the line that it answers, empty where it has ended."""
+    try:
+        pickle.dump(question, _open(process.stdin))
+        _open(process.stdin).flush()
+        return _open(process.stdout).readline()
+    except OSError:
+        return b""
 
 
 def main() -> None:

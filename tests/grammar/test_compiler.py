@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
-from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary
+from rnn_engine.errors import UnavailableError
+from rnn_engine.grammar import Grammar, GrammarCompiler, GrammarError, Vocabulary, trial
 from rnn_engine.grammar import compiler as compiling
 from rnn_engine.grammar.grammar import SlowGrammarError
-from rnn_engine.grammar.trial import Trials, Verdict
+from rnn_engine.grammar.trial import TrialError, Trials, Verdict
 from tests.support.grammars import byte_vocabulary
 
 TOO_DEEP = Grammar("lark", "start: a0\n" + "".join(f'a{n}: "x" a{n + 1}\n' for n in range(20_000)) + 'a20000: "y"')
@@ -75,6 +81,70 @@ def test_the_least_recently_used_give_way(compiler: GrammarCompiler, monkeypatch
     assert compiler.compile(c).result(timeout=30)
     assert compiler.compile(a) is first[a]
     assert compiler.compile(b) is not first[b]
+
+
+def test_who_else_has_used_a_grammar_is_not_to_be_seen(compiler: GrammarCompiler) -> None:
+    grammar = Grammar("regex", "who knows")
+    first = compiler.compile(grammar, "ann")
+    assert compiler.compile(grammar, "bob") is not first
+    assert compiler.compile(grammar, "ann") is first
+
+
+def test_one_owner_does_not_drive_out_the_grammars_of_another(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = Grammar("regex", "quiet")
+    kept = compiler.compile(quiet, "ann")
+    assert kept.result(timeout=30)
+    monkeypatch.setattr(compiling, "MOST_KEPT", 3)
+    for number in range(5):
+        assert compiler.compile(Grammar("regex", f"loud{number}"), f"bob/{number}").result(timeout=30)
+    assert compiler.compile(quiet, "ann") is kept
+
+
+def test_a_grammar_that_failed_for_a_passing_reason_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    compiler, grammar = GrammarCompiler(byte_vocabulary), Grammar("regex", "[a-z]")
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        error = compiler.compile(grammar).exception(timeout=30)
+    assert isinstance(error, UnavailableError)
+    assert "Too many open files" in str(error)
+    assert compiler.compile(grammar).result(timeout=30).start().next().any()
+    compiler.close()
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "MOST_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr(trial, "processor_seconds", lambda _: 0.0)
+    trials = Trials(byte_vocabulary(), seconds=0.2)
+    with pytest.raises(TrialError, match="busy"):
+        trials.run(TOO_MANY)
+    trials.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script in place of Python")
+def test_a_process_that_does_not_come_up_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nexec sleep 20\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(trial, "START_SECONDS", 0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(script))
+        with pytest.raises(TrialError, match="did not start"):
+            Trials(byte_vocabulary(), seconds=1.0).run(Grammar("regex", "a"))
+
+
+def test_a_process_that_has_ended_between_two_grammars_is_started_again() -> None:
+    trials, others = Trials(byte_vocabulary(), seconds=1.0), set(psutil.Process().children())
+    trials.run(Grammar("regex", "a"))
+    [child] = set(psutil.Process().children()) - others
+    child.kill()
+    child.wait()
+    assert trials.run(Grammar("regex", "b")).error is None
+    trials.close()
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars() -> None:
