@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -23,8 +23,6 @@ def stop_signals() -> Iterator[asyncio.Event]:
     A signal that was ignored before stays ignored, as SIGHUP is under `nohup`. For the main thread.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-    previous = {number: signal.getsignal(number) for number in numbers}
     received: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -33,14 +31,31 @@ def stop_signals() -> Iterator[asyncio.Event]:
         received.append(number)
         loop.call_soon_threadsafe(stop.set)
 
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, on_signal)
-    try:
+    with _handling(on_signal):
         yield stop
-    finally:
-        for number, handler in previous.items():
+
+
+def end_at_signals() -> AbstractContextManager[None]:
+    """Have a signal to stop end the process at once with code 0, while there is nothing yet to stop.
+
+    A signal that was ignored before stays ignored. For the main thread.
+    """
+    return _handling(lambda *_: os._exit(0))
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have `handler` called for the signals to stop that are not ignored, until the end of the block."""
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number, earlier in previous.items():
+        if earlier is not signal.SIG_IGN:
             signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
 
 
 def end_process() -> NoReturn:

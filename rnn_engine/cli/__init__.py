@@ -25,7 +25,9 @@ _COMMANDS = (
     "tune",
     "key",
 )
+_SERVERS = ("serve", "fleet")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_NO_THREAD = "can't start new thread"  # as Python says it
 
 
 class Commands(click.Group):
@@ -40,6 +42,16 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(f"rnn_engine.cli.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of a command line. A signal ends a server with code 0 from here on, as it does later."""
+        if args[0] in _SERVERS:
+            from server.stopping import end_at_signals  # before all that takes a while to import
+
+            ctx.with_resource(end_at_signals())
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401
         """Run a command. Prints an error as one line and exits with 2 for a wrong value and with 1 for any other."""
         if ctx.params["debug"]:
@@ -52,6 +64,14 @@ class Commands(click.Group):
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
             sys.exit(_INTERRUPTED)
+        except MemoryError as error:
+            raise click.ClickException("this computer has no more memory for it") from error
+        except ImportError as error:  # of a library that can't be mapped into memory, too
+            raise click.ClickException(f"a part can't be loaded: {error}") from error
+        except RuntimeError as error:
+            if str(error) != _NO_THREAD:
+                raise
+            raise click.ClickException(f"this computer has no room for it: {error}") from error
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -12,6 +15,7 @@ from rnn_engine.cli import main
 from rnn_engine.errors import ModelError
 from rnn_engine.gpu import DeviceInfo
 from tests.support.cli import Command
+from tests.support.processes import ROOT
 
 COMMANDS = [
     "serve",
@@ -130,3 +134,78 @@ def test_numbers_in_a_range_are_finite(name: str, number: str) -> None:
         if isinstance(parameter.type, click.FloatRange):
             with pytest.raises(click.BadParameter):
                 parameter.type(number, parameter)
+
+
+@pytest.mark.parametrize(
+    ("shortage", "said"),
+    [
+        (MemoryError(), "Error: this computer has no more memory for it\n"),
+        (RuntimeError("can't start new thread"), "Error: this computer has no room for it: can't start new thread\n"),
+        (ImportError("x.so: failed to map segment"), "Error: a part can't be loaded: x.so: failed to map segment\n"),
+    ],
+)
+def test_a_shortage_is_one_line(
+    rnn_engine: Command, monkeypatch: pytest.MonkeyPatch, shortage: Exception, said: str
+) -> None:
+    """As under a limit on memory, where the last comes from a library of a command's that has no room."""
+
+    def fail(*_: object) -> None:
+        raise shortage
+
+    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", fail)
+    assert rnn_engine("devices", code=1) == said
+    result = CliRunner().invoke(main, ["--debug", "devices"])
+    assert result.exception is shortage
+
+
+def test_an_error_of_the_program_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", fail)
+    assert isinstance(CliRunner().invoke(main, ["devices"]).exception, RuntimeError)
+
+
+IMPORTING = """
+import importlib, sys, time
+
+def import_slowly(name):
+    print("importing", flush=True)
+    time.sleep(60)
+
+importlib.import_module = import_slowly
+from rnn_engine.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [
+        ("serve", signal.SIGTERM, 0),
+        ("serve", signal.SIGINT, 0),
+        ("serve", signal.SIGHUP, 0),
+        ("fleet", signal.SIGTERM, 0),
+        ("bench", signal.SIGTERM, -signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_server_with_code_0_also_while_it_is_imported(command: str, number: int, code: int) -> None:
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever runs the tests may ignore
+
+    arguments = [sys.executable, "-c", IMPORTING, command]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, preexec_fn=prepare) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"importing\n"
+            process.send_signal(number)
+            assert process.wait(20) == code
+        finally:
+            process.kill()
+
+
+def test_a_command_leaves_the_handlers_of_signals_as_they_were(rnn_engine: Command) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    rnn_engine("serve", "--help")
+    rnn_engine("serve", "no-such-model", code=1)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -61,12 +61,14 @@ SIDEWAYS = frozenset(
         ("rnn_engine.cli", "server.connections.settings"),
         ("rnn_engine.cli", "server.doors"),
         ("rnn_engine.cli", "server.limits"),
+        ("rnn_engine.cli", "server.stopping"),
         ("rnn_engine.cli", "server.telemetry.logs"),
         ("rnn_engine", "rnn_engine.engine"),
     }
 )
-"""The imports inside a layer that are allowed all the same: the command line starts the server, reads who may come in,
-bounds requests and connections and writes the log, and the package `rnn_engine` itself offers the engine."""
+"""The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it, reads
+who may come in, bounds requests and connections and writes the log, and the package `rnn_engine` itself offers the
+engine."""
 
 
 @dataclass(frozen=True, slots=True)
