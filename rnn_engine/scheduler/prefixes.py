@@ -208,6 +208,7 @@ class Prefixes:
             prefix.length,
             match.saved,
             [point.position for point in points],
+            self._runner.max_tokens,
             partial(find_break, request.prompt, self._token_bytes),
         )
         return Start(match.saved, self._flights.lead(prefix, match.saved, points, waypoints), match.logits)

@@ -3,14 +3,15 @@
 Nobody knows where later prompts will leave this one: they change a paragraph, or a single token, since the first of
 what follows a text may merge with the text's last. Waypoints bound what that costs.
 
-The promise: whatever part of the second half of a prompt of `LEAST_LENGTH` tokens or more a later prompt shares, it
-finds a state after at least nine tenths of what they share, while memory has room and as far as the earlier prompt was
-run itself. So each waypoint lies at most a ninth of its position behind the last kept state before it, and the first
-one just before the middle: seven or eight of them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
-Of shorter prompts, and near the end of all, one is kept some tokens before the end where that saves much.
+The promise, while memory has room and as far as the prompt was run itself: whoever shares half or more of a prompt that
+takes `LEAST_STEPS` full steps finds a state after nine tenths of what they share, or later. So each waypoint lies at
+most a ninth of its position behind the kept state before it, the first one just before the middle: seven or eight of
+them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
 
 A waypoint ends a run, which costs a step. So one is made where a run ends anyway, if that is far enough from the state
-before; else the run is cut as late as the promise allows, at the end of a paragraph or a sentence if one is near.
+before; else the run is cut as late as the promise allows, at the end of a line or a sentence if one is near. As steps
+of few tokens cost nearly as much as full ones, a shorter prompt is cut once at most, so that the promise holds for
+whoever shares 19 of 20 tokens; others lose about a step's tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-LEAST_LENGTH = 1024  # tokens of a prompt for which the promise holds
-LEAST_SAVED = 256  # tokens that the waypoint near the end saves over the state before it
+LEAST_STEPS = 10  # full steps that a prompt takes for which the whole promise holds
+LEAST_CUT_STEPS = 4  # full steps that a prompt still takes where it is cut at all
+LEAST_LENGTH = 256  # tokens of a prompt that has any
 MOST_WAYPOINTS = 16  # of one prompt, as follows from the distances
 
-_LATEST, _USUAL, _EARLIEST = 4, 8, 16  # tokens before the prompt's end, for the waypoint near it
 _MOST_LOOKED_AT = 64  # tokens before a cut, to find the end of a sentence
 _SENTENCE_ENDS = tuple(mark.encode() for mark in ".!?。！？")
 
@@ -36,23 +37,28 @@ class _Window:
     """Where the next waypoint may lie: where a run ends from `earliest` on, or else at `cut`."""
 
     earliest: int
-    cut: int
+    cut: int | None  # None = no run is cut for it
 
 
 class Waypoints:
     """The waypoints of one prompt, which are chosen as its runs are submitted."""
 
-    def __init__(self, length: int, saved: int, points: Iterable[int], find_break: FindBreak) -> None:
-        """`saved` of `length` tokens come from the cache; states are kept at the positions `points` anyway."""
+    def __init__(self, length: int, saved: int, points: Iterable[int], step_tokens: int, find_break: FindBreak) -> None:
+        """`saved` of `length` tokens come from the cache; states are kept at the positions `points` anyway.
+
+        A step runs at most `step_tokens`.
+        """
         self._length = length
         self._points = sorted(point for point in points if saved < point < length)
+        self._step = step_tokens
         self._find_break = find_break
+        self._is_cut = length - saved >= LEAST_CUT_STEPS * step_tokens
         self._kept = saved  # a position whose state is or will be kept, the last one before the window
         self._window = self._next_window()
 
     @property
     def cut(self) -> int | None:
-        """Where the next run has to end at the latest; None where no more waypoints are wanted."""
+        """Where the next run has to end at the latest; None where that may be anywhere."""
         return None if self._window is None else self._window.cut
 
     def submit(self, end: int, *, is_point: bool) -> bool:
@@ -67,12 +73,16 @@ class Waypoints:
         return is_waypoint
 
     def _next_window(self) -> _Window | None:
-        while self._length >= LEAST_LENGTH and (latest := self._latest()) < self._length:
+        if self._length < LEAST_LENGTH:
+            return None
+        if self._length < LEAST_STEPS * self._step:
+            return self._window_of_short()
+        while (latest := self._latest()) < self._length:
             near = [point for point in self._points if self._kept < point <= latest]
             if not near or self._is_early(near[-1]):
                 return self._window_up_to(latest)
             self._kept = near[-1]
-        return self._last_window()
+        return None
 
     def _is_early(self, position: int) -> bool:
         """Return True if a state there is of too little use to a prompt that shares half of this one."""
@@ -84,15 +94,20 @@ class Waypoints:
 
     def _window_up_to(self, latest: int) -> _Window:
         earliest = -(-9 * self._length // 20) if self._is_early(self._kept) else (self._kept + latest + 1) // 2
-        first = latest - min((latest - earliest) // 2, _MOST_LOOKED_AT)
-        return _Window(earliest, self._find_break(first, latest) or latest)
+        cut = self._cut_before(earliest, latest)
+        return _Window(max(earliest, cut - self._step + 1), cut)
 
-    def _last_window(self) -> _Window | None:
-        """Return that of the waypoint near the end, where it saves enough."""
-        end = self._length
-        if end - _USUAL - max([self._kept, *self._points]) < LEAST_SAVED:
+    def _window_of_short(self) -> _Window | None:
+        """Return that of a prompt that is cut once at most, at nine tenths of it or a little later."""
+        earliest_cut, latest = -(-9 * self._length // 10), 19 * self._length // 20
+        if self._kept >= earliest_cut or any(earliest_cut <= point <= latest for point in self._points):
             return None
-        return _Window(end - _EARLIEST, self._find_break(end - _EARLIEST, end - _LATEST) or end - _USUAL)
+        earliest = min(max(self._kept + self._step // 2, self._length // 2 - self._step + 1), earliest_cut)
+        return _Window(earliest, self._cut_before(earliest_cut, latest) if self._is_cut else None)
+
+    def _cut_before(self, earliest: int, latest: int) -> int:
+        first = latest - min((latest - earliest) // 2, _MOST_LOOKED_AT)
+        return self._find_break(first, latest) or latest
 
 
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:

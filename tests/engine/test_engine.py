@@ -209,7 +209,7 @@ async def test_a_full_queue_refuses_until_there_is_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("marked", "cached"), [(False, [0, 1289, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])]
+    ("marked", "cached"), [(False, [0, 1280, 1400, 1400, 1400]), (True, [0, 1400, 1400, 1400, 1400])]
 )
 async def test_short_questions_after_a_long_shared_text_go_on_from_its_end(marked: bool, cached: list[int]) -> None:
     runner = FakeRunner(HELLO, max_tokens=256)

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
 from rnn_engine.scheduler import waypoints
-from rnn_engine.scheduler.waypoints import LEAST_LENGTH, LEAST_SAVED, MOST_WAYPOINTS, Waypoints, find_break
+from rnn_engine.scheduler.waypoints import (
+    LEAST_CUT_STEPS,
+    LEAST_LENGTH,
+    LEAST_STEPS,
+    MOST_WAYPOINTS,
+    Waypoints,
+    find_break,
+)
 from rnn_engine.types import F32
 from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
@@ -35,15 +42,16 @@ def run_prompt(
     length: int,
     saved: int = 0,
     points: Sequence[int] = (),
-    steps: Sequence[int] = (256,),
+    runs: Sequence[int] = (64,),
     find: Callable[[int, int], int | None] = NO_BREAK,
+    step: int = 64,
 ) -> tuple[list[int], list[int]]:
-    """Return the waypoints of a prompt, and the ends of its runs, which take at most `steps` tokens in turns."""
-    ahead = Waypoints(length, saved, points, find)
+    """Return the waypoints of a prompt, and the ends of its runs, which take `runs` tokens at most in turns."""
+    ahead = Waypoints(length, saved, points, step, find)
     found, ends = [], [saved]
     while ends[-1] < length:
         stops = [point for point in (*points, length, ahead.cut) if point is not None and point > ends[-1]]
-        ends.append(min(ends[-1] + steps[len(ends) % len(steps)], *stops))
+        ends.append(min(ends[-1] + runs[len(ends) % len(runs)], *stops))
         if ahead.submit(ends[-1], is_point=ends[-1] in points or ends[-1] == length):
             found.append(ends[-1])
     assert ahead.cut is None
@@ -51,62 +59,89 @@ def run_prompt(
 
 
 def least_share(length: int, kept: Sequence[int], shared_from: int) -> float:
-    """Return the least part that a prompt saves of what it shares, be it longer than that or not."""
+    """Return the least part that prompts save of what they share, be they longer than that or not."""
     return min(
         max(position for position in kept if position < shared) / shared for shared in range(shared_from, length + 1)
     )
 
 
-LENGTHS = st.integers(LEAST_LENGTH, 3000) | st.integers(LEAST_LENGTH, 40_000)
-STEPS = st.lists(st.integers(16, 512), min_size=1, max_size=4)
+RUNS = st.lists(st.integers(4, 64), min_size=1, max_size=4)
 BREAKS = st.sampled_from([NO_BREAK, lambda earliest, _: earliest, lambda earliest, latest: (earliest + latest) // 2])
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), length=LENGTHS, steps=STEPS, find=BREAKS)
-def test_whoever_shares_the_most_part_of_a_prompt_saves_nine_tenths_of_it(
-    data: st.DataObject, length: int, steps: list[int], find: Callable[[int, int], int | None]
+@given(
+    data=st.data(),
+    length=st.integers(64 * LEAST_STEPS, 3000) | st.integers(64 * LEAST_STEPS, 20_000),
+    runs=RUNS,
+    find=BREAKS,
+)
+def test_whoever_shares_half_of_a_long_prompt_saves_nine_tenths_of_that(
+    data: st.DataObject, length: int, runs: list[int], find: Callable[[int, int], int | None]
 ) -> None:
     points = data.draw(st.lists(st.integers(1, length - 1), max_size=7, unique=True))
     saved = data.draw(st.just(0) | st.integers(0, length - 1))
-    found, _ = run_prompt(length, saved, points, steps, find)
+    found, _ = run_prompt(length, saved, points, runs, find)
     kept = sorted({0, saved, length, *found, *(point for point in points if point > saved)})
     assert 10 * least_share(length, kept, max((length + 1) // 2, saved + 1)) >= 9
     assert len(found) <= MOST_WAYPOINTS
-    assert found == sorted(set(found))
 
 
-@pytest.mark.parametrize("length", [*range(1, LEAST_SAVED + 8), 300, 500, 800, LEAST_LENGTH - 1])
-def test_a_short_prompt_has_one_near_its_end_where_that_saves_much(length: int) -> None:
-    found, ends = run_prompt(length)
-    assert found == ([length - 8] if length >= LEAST_SAVED + 8 else [])
-    assert run_prompt(length, saved=max(length - 200, 0))[0] == []
-    assert run_prompt(length, points=[length - 20] if length > 20 else [])[0] == []
-    assert len(ends) <= -(-length // 256) + 1
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), length=st.integers(64 * LEAST_CUT_STEPS, 64 * LEAST_STEPS - 1), runs=RUNS, find=BREAKS)
+def test_whoever_shares_nearly_all_of_a_shorter_one_saves_nine_tenths_of_that(
+    data: st.DataObject, length: int, runs: list[int], find: Callable[[int, int], int | None]
+) -> None:
+    points = data.draw(st.lists(st.integers(1, length - 1), max_size=3, unique=True))
+    found, ends = run_prompt(length, 0, points, runs, find)
+    assert 10 * least_share(length, sorted({*found, *points, length}), 19 * length // 20 + 1) >= 9
+    assert len(found) <= MOST_WAYPOINTS
+    if runs == [64] and not points:
+        assert len(ends) <= -(-length // 64) + 1
+
+
+@pytest.mark.parametrize("step", [16, 64, 256])
+@pytest.mark.parametrize("length", [*range(1, LEAST_LENGTH, 17), LEAST_LENGTH - 1])
+def test_a_short_prompt_has_none(length: int, step: int) -> None:
+    assert run_prompt(length, runs=[step], step=step)[0] == []
+
+
+@pytest.mark.parametrize("length", [256, 300, 512, 513, 900, 1023])
+def test_a_prompt_of_few_steps_keeps_the_ends_of_these_alone(length: int) -> None:
+    found, ends = run_prompt(length, runs=[256], step=256)
+    assert found == [end for end in range(256, length, 256) if end + 256 > length // 2]
+    assert len(ends) == -(-length // 256)
 
 
 def test_a_prompt_that_goes_on_from_a_kept_state_has_few() -> None:
-    assert run_prompt(4000, saved=3800) == ([], [4000])
-    assert run_prompt(4000, saved=3000)[0] == [3256, 3512, 3768]
+    assert run_prompt(4000, saved=3800)[0] == []
+    assert run_prompt(4000, saved=3000)[0] == [3320, 3640]
+    assert run_prompt(500, saved=300)[0] == [364, 428]
 
 
 def test_other_states_that_are_kept_spare_waypoints() -> None:
-    alone, _ = run_prompt(1300, steps=[2000])
+    alone, _ = run_prompt(1300, runs=[2000])
     assert alone == [649, 721, 801, 890, 988, 1097, 1218]
-    found, _ = run_prompt(1300, points=[649, 720, 800, 888, 980, 1280], steps=[2000])
+    found, _ = run_prompt(1300, points=[649, 720, 800, 888, 980, 1280], runs=[2000])
     assert found == [1088, 1208]
 
 
 def test_none_is_kept_before_the_promise_begins() -> None:
-    found, _ = run_prompt(30_000, steps=[64])
+    found, _ = run_prompt(30_000)
     assert found[0] >= 13_500
 
 
 @pytest.mark.parametrize(("length", "step"), [(1281, 64), (2000, 64), (6000, 256), (20_000, 256), (100_000, 256)])
 def test_where_steps_are_short_beside_a_prompt_waypoints_take_no_more_of_them(length: int, step: int) -> None:
-    found, ends = run_prompt(length, steps=[step])
+    found, ends = run_prompt(length, runs=[step], step=step)
     assert len(found) >= 7
-    assert len(ends) <= -(-length // step) + 2  # the first one, and the one near the end
+    assert len(ends) <= -(-length // step) + 1
+
+
+def test_waypoints_are_far_from_each_other_whatever_the_runs_are() -> None:
+    for length in (5000, 600):
+        found, _ = run_prompt(length, runs=[7])
+        assert all(later - earlier >= min(earlier // 20, 32) for earlier, later in pairwise(found))
 
 
 def test_a_run_is_cut_at_the_end_of_a_line_else_of_a_sentence() -> None:
@@ -136,7 +171,7 @@ class Served:
     """A scheduler with room for all that is kept."""
 
     def __init__(self, *, num_bytes: int = 1 << 26, run_ahead: bool = False) -> None:
-        self.runner = FakeRunner(LOGITS, tiny_shape(vocab=VOCAB_SIZE), max_tokens=128)
+        self.runner = FakeRunner(LOGITS, tiny_shape(vocab=VOCAB_SIZE), max_tokens=96)
         self.cache = make_cache(self.runner.shape, "a model", self.runner, CacheConfig(host_capacity=num_bytes))
         self.clients = Clients(self.runner, PIECES.__getitem__, self.cache, run_ahead)
 
@@ -164,7 +199,7 @@ def ask(prompt: Sequence[int]) -> GenerateRequest:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    length=st.integers(LEAST_LENGTH, 2500),
+    length=st.integers(960, 2500),
     parts=st.lists(st.floats(0.5, 1.0), min_size=1, max_size=4),
     own=st.integers(0, 60),
     at_once=st.booleans(),
@@ -222,13 +257,15 @@ def test_a_cache_without_room_keeps_none() -> None:
     assert served.waypoints() == []
 
 
+@pytest.mark.parametrize("least_steps", [1, 100])
 @pytest.mark.parametrize("cache_states", [3, 40])
 @pytest.mark.parametrize("setting", [Setting(), Setting(run_ahead=True, draws=3), Setting(mixes=True)])
 def test_a_long_run_with_waypoints_in_all_prompts_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, cache_states: int, setting: Setting
+    monkeypatch: pytest.MonkeyPatch, cache_states: int, least_steps: int, setting: Setting
 ) -> None:
     monkeypatch.setattr(waypoints, "LEAST_LENGTH", 24)
-    monkeypatch.setattr(waypoints, "LEAST_SAVED", 8)
+    monkeypatch.setattr(waypoints, "LEAST_STEPS", least_steps)
+    monkeypatch.setattr(waypoints, "LEAST_CUT_STEPS", 1)
     kinds = []
 
     def insert(self: StateCache, *path: Any, kind: CheckpointKind, logits: F32 | None = None) -> bool:  # noqa: ANN401
@@ -239,9 +276,4 @@ def test_a_long_run_with_waypoints_in_all_prompts_loses_nothing(
     monkeypatch.setattr(StateCache, "insert", insert)
     model = SchedulerModel(replace(setting, cache_states=cache_states))
     run_random(model, seed=5, operations=400, check_every=5)
-    assert kinds.count(WAYPOINT) > 100
-
-
-def test_ends_of_runs_are_far_enough_from_each_other() -> None:
-    found, _ = run_prompt(5000, steps=[100])
-    assert all(later - earlier >= earlier // 20 for earlier, later in pairwise(found[:-1]))
+    assert kinds.count(WAYPOINT) > 30

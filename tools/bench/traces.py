@@ -1,0 +1,193 @@
+"""`python -m tools.bench.traces`: what kept states save on traces of prompts, with so much memory, and what they cost.
+
+The scheduler and the cache are the real ones, over a runner that computes nothing and whose steps take modelled time:
+the same for each step, and some for each token. Prompts come one after the other; every figure is of all of a trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import click
+
+from tools.bench.turns import Figures, compared
+
+LINE, SENTENCE = 10, 11  # tokens that end a line and a sentence
+_VOCAB = 256
+_STEP_SECONDS, _TOKEN_SECONDS = 0.008, 0.0001
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked; the positions are those of a `GenerateRequest`."""
+
+    tokens: Sequence[int]
+    turns: Sequence[int] = ()
+    marks: Sequence[int] = ()
+
+
+class Writer:
+    """Writes texts, and chooses among them as people do: few are asked for often, many seldom."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+
+    def text(self, least: int, most: int) -> list[int]:
+        """Return a text of so many tokens, in sentences and lines."""
+        tokens = self.random.choices(range(20, _VOCAB), k=self.random.randint(least, most))
+        for number, place in enumerate(itertools.accumulate(itertools.repeat(self.random.randint(8, 20), len(tokens)))):
+            if place >= len(tokens):
+                break
+            tokens[place] = SENTENCE if number % 4 else LINE
+        return tokens
+
+    def popular(self, count: int) -> int:
+        """Return one of so many numbers; n in proportion to 1 / (n + 1)."""
+        return self.random.choices(range(count), [1 / (1 + n) for n in range(count)])[0]
+
+
+def chats(write: Writer) -> Iterator[Prompt]:
+    """16 conversations at a time, of six turns each, after one of 50 system texts."""
+    systems = [write.text(300, 1200) for _ in range(50)]
+    open_chats: list[tuple[list[int], list[int]]] = []
+    while True:
+        if len(open_chats) < 16:
+            system = systems[write.popular(len(systems))]
+            open_chats.append((list(system), [len(system)]))
+        said, turns = open_chats.pop(write.random.randrange(len(open_chats)))
+        said += write.text(10, 200)
+        yield Prompt(tuple(said), tuple(turns), (turns[0],))
+        turns.append(len(said))
+        said += [1] * 2  # the answer
+        turns.append(len(said))
+        if len(turns) < 13:
+            open_chats.append((said, turns))
+
+
+def questions(write: Writer) -> Iterator[Prompt]:
+    """Short questions after one of 40 texts; four in ten merge with its last tokens."""
+    texts = [write.text(500, 3000) for _ in range(40)]
+    while True:
+        text = texts[write.popular(len(texts))]
+        merged = write.random.randint(1, 3) if write.random.random() < 0.4 else 0
+        yield Prompt([*text[: len(text) - merged], *write.text(5, 40)])
+
+
+def edits(write: Writer) -> Iterator[Prompt]:
+    """30 documents that are asked about again after a sentence of their second half has changed."""
+    texts = [write.text(1000, 4000) for _ in range(30)]
+    while True:
+        number = write.popular(len(texts))
+        text = texts[number]
+        place = write.random.randint(len(text) // 2, len(text) - 1)
+        texts[number] = [*text[:place], *write.text(5, 30), *text[place + 20 :]]
+        yield Prompt([*texts[number], *write.text(5, 20)])
+
+
+def passages(write: Writer) -> Iterator[Prompt]:
+    """A question after four of 40 passages, each time the likeliest first."""
+    found = [write.text(200, 700) for _ in range(40)]
+    beginning = write.text(150, 150)
+    while True:
+        chosen = sorted({write.popular(len(found)) for _ in range(4)})
+        yield Prompt([*beginning, *(token for one in chosen for token in found[one]), *write.text(5, 40)])
+
+
+def strangers(write: Writer) -> Iterator[Prompt]:
+    """Long prompts that share nothing: what is kept of them is of no use."""
+    while True:
+        yield Prompt(write.text(500, 4000))
+
+
+def short_ones(write: Writer) -> Iterator[Prompt]:
+    """Short prompts, half of them after one of 20 instructions."""
+    instructions = [write.text(40, 150) for _ in range(20)]
+    while True:
+        before = instructions[write.popular(20)] if write.random.random() < 0.5 else []
+        yield Prompt([*before, *write.text(10, 120)])
+
+
+TRACES: Mapping[str, Callable[[Writer], Iterator[Prompt]]] = {
+    "chats": chats,
+    "questions": questions,
+    "edits": edits,
+    "passages": passages,
+    "strangers": strangers,
+    "short": short_ones,
+}
+
+
+@click.command()
+@click.option("--prompts", default=400, show_default=True, help="Of a trace.")
+@click.option("--states", default=64, show_default=True, help="States that memory has room for.")
+@click.option("--step", default=256, show_default=True, help="The most tokens of a step.")
+@click.option("--seed", default=1, show_default=True)
+@compared("tools.bench.traces")
+def main(prompts: int, states: int, step: int, seed: int) -> Figures:
+    """Measure what kept states save on traces of prompts."""
+    figures: dict[str, float] = {}
+    for name, trace in TRACES.items():
+        served = run_trace(itertools.islice(trace(Writer(seed)), prompts), states, step)
+        figures |= {f"{name}: {figure}": value for figure, value in served.items()}
+    return figures
+
+
+def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figures:
+    """Ask one prompt after the other for two tokens; return what that came to."""
+    from rnn_engine.requests import GenerateRequest, SamplingParams
+    from rnn_engine.scheduler import Scheduler
+    from states.cache.config import CacheConfig
+    from states.cache.make import make_cache
+    from tests.support.models import tiny_shape
+    from tools.fleet_simulator.hardware import Hardware, ModelledRunner
+
+    now = 0.0
+
+    def wait_until(moment: float) -> None:
+        nonlocal now
+        now = max(now, moment)
+
+    shape = tiny_shape(layers=1, width=64, head_size=64, ffn=8, vocab=_VOCAB)
+    hardware = Hardware(slots=1, step=_STEP_SECONDS, token=_TOKEN_SECONDS)
+    runner = ModelledRunner(shape, hardware, lambda: now, wait_until)
+    runner.max_tokens = runner.max_rows = step_tokens
+    num_bytes = states * (shape.state_bytes + 4 * _VOCAB)
+    config = CacheConfig(host_capacity=num_bytes, device_capacity=0, index_capacity=1 << 30)
+    cache = make_cache(shape, "model", runner, config, clock=lambda: now)
+    scheduler = Scheduler(runner, _token_bytes, cache, clock=lambda: now)
+    num_prompts = num_tokens = 0
+    begun = now
+    for prompt in prompts:
+        num_prompts, num_tokens = num_prompts + 1, num_tokens + len(prompt.tokens)
+        scheduler.submit(
+            num_prompts,
+            GenerateRequest(
+                prompt.tokens,
+                turn_positions=prompt.turns,
+                checkpoint_positions=prompt.marks,
+                max_tokens=2,
+                stop_tokens=(),
+                sampling=SamplingParams(temperature=0.0),
+            ),
+        )
+        while scheduler.has_work:
+            scheduler.step()
+    stats = cache.stats()
+    assert stats.tiers[-1].used <= num_bytes
+    return {
+        "prompts that save nothing, %": 100 * (num_prompts - stats.hits) / num_prompts,
+        "tokens run, %": 100 * (num_tokens - stats.tokens_saved) / num_tokens,
+        "modelled ms a prompt": 1e3 * (now - begun) / num_prompts,
+        "states kept a prompt": stats.tiers[-1].stored / num_prompts,
+    }
+
+
+def _token_bytes(token: int) -> bytes:
+    return {LINE: b"\n", SENTENCE: b"."}.get(token, b"x")
+
+
+if __name__ == "__main__":
+    main()
