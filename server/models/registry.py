@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rnn_engine.errors import ModelNotFoundError, UnavailableError
+from rnn_engine.errors import InvalidRequestError, ModelNotFoundError, UnavailableError
 from rnn_engine.forward import Progress
 from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineLike
@@ -82,6 +82,14 @@ class ModelRegistry:
             names = ", ".join(map(repr, self._models))
             raise ModelNotFoundError(f"model: there is no model {name[:80]!r}; this server has {names}")
         return found
+
+    def check_unused(self, path: Path, field: str, text: str) -> None:
+        """Raise InvalidRequestError, which shows `text`, where writing to `path` would change what a model is loaded
+        from."""
+        user = next((model for model in self if model.order.uses(path)), None)
+        if user is not None:
+            allowed = f"a place of which no model is served; the model {user.name!r} was loaded from it"
+            raise InvalidRequestError(field, text, allowed)
 
     def set_default(self, name: str) -> None:
         """Let the model of that name answer requests that name none. Raises ModelNotFoundError."""

@@ -162,7 +162,8 @@ def pack(path: Path, *names: str) -> None:
     [
         ("valuable", "holds 'thesis.txt'"),
         ("states", ".state'"),
-        ("one.st", "is a file"),
+        ("notes", "is a file"),
+        ("one.st", "the model 'one' was loaded from it"),
         ("linked", "not below"),
         ("linked/x", "not below"),
         (".", "not below"),
@@ -170,6 +171,7 @@ def pack(path: Path, *names: str) -> None:
 )
 async def test_what_an_archive_does_not_replace(client: Client, models: Path, output: str, words: str) -> None:
     pack(models / "a.zip", "x")
+    (models / "notes").write_text("mine")
     (models / "linked").symlink_to(models.parent / "outside")
     before = contents(models.parent)
     response = await client.post(UNZIP, json={"path": "a.zip", "output": output})
@@ -187,6 +189,18 @@ async def test_an_unpacked_folder_is_replaced_until_it_is_changed(client: Client
     (models / "web" / "empty" / "mine").mkdir()
     error = await error_of(await client.post(UNZIP, json=body), 400)
     assert (error["param"], "holds 'empty/mine'" in error["message"]) == ("output", True)
+
+
+async def test_an_archive_does_not_replace_a_model_that_is_served(client: Client, models: Path) -> None:
+    with zipfile.ZipFile(models / "a.zip", "w") as archive:
+        archive.write(models / "one.st", "two.st")
+    body = {"path": "a.zip", "output": "unpacked"}
+    await post(client, UNZIP, WrittenFile, body)
+    load = {"model_path": "unpacked/two.st", "name": "two", "add": True}
+    assert (await client.post(LOAD, json=load)).status == 200
+    error = await error_of(await client.post(UNZIP, json=body), 400)
+    assert "the model 'two' was loaded from it" in error["message"]
+    assert (models / "unpacked" / "two.st").exists()
 
 
 @pytest.mark.parametrize("name", ["a/" * 1900, "a/" * 1900 + "x"])

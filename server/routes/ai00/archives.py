@@ -15,7 +15,7 @@ from rnn_engine.atomic_file import atomic_file
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError, StorageError
 from server.doors.scopes import Scope
 from server.http.bodies import json_response, read_body
-from server.http.context import SETTINGS, folder_of
+from server.http.context import MODELS, SETTINGS, folder_of
 from server.http.routing import Route
 from server.models.orders import place_below
 from server.models.unpacking import unpack
@@ -29,6 +29,7 @@ _MOST_CONFIG_BYTES = 1 << 20
 async def unzip(request: web.Request) -> web.Response:
     body = await read_body(request, UnzipRequest)
     archive, target = folder_of(request).find(body.path), _output(request, body.output)
+    request.app[MODELS].check_unused(target, "output", body.output)
     size = await asyncio.to_thread(unpack, archive, target, request.app[SETTINGS].limits)
     answer: WrittenFile = {"path": str(target), "size": size}
     return json_response(answer)

@@ -48,9 +48,7 @@ async def save(request: web.Request) -> web.Response:
     target = folder_of(request).place(body.path)
     if os.path.lexists(target) and not body.overwrite:
         raise InvalidRequestError("path", body.path, "a name that is free, or overwrite as true")
-    if (user := next((each for each in models if each.order.uses(target)), None)) is not None:
-        allowed = f"a name of which no model is served; the model {user.name!r} was loaded from it"
-        raise InvalidRequestError("path", body.path, allowed)
+    models.check_unused(target, "path", body.path)
     size = await asyncio.to_thread(_convert, model.order, target)
     answer: WrittenFile = {"path": str(target), "size": size}
     return json_response(answer)
