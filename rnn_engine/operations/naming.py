@@ -121,8 +121,13 @@ async def advance_state(
         (position, ran.scored[position + 1 - first].top[:top_k] if position < len(tokens) - 1 else top)
         for position in positions
     )
-    scored = () if logprobs is None else tuple(replace(info, top=info.top[:logprobs]) for info in ran.scored)
+    scored = () if logprobs is None else await asyncio.to_thread(_with_top, ran.scored, logprobs)
     return Advanced(named, scored, top, outputs, ran.cost)
+
+
+def _with_top(scored: Sequence[TokenInfo], count: int) -> tuple[TokenInfo, ...]:
+    """Return scored tokens with `count` alternatives each."""
+    return tuple(replace(info, top=info.top[:count]) for info in scored)
 
 
 def _from_start(positions: Sequence[int], count: int) -> list[int]:

@@ -7,6 +7,7 @@ the same scores, later.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,11 +98,14 @@ async def score_choices(
     across the boundary than on both sides of it, put the boundary elsewhere, best before a space.
     Raises InvalidRequestError, or OverloadedError if the queue is full, before anything runs.
     """
-    _check(engine, context, choices)
-    context = context or empty_prompt(initial_state)
-    calls = [_call(context, choice, initial_state) for choice in choices]
-    if calibrate:
-        calls += [_call(BEGINNING, choice, initial_state) for choice in choices]
+
+    def make() -> list[GenerateRequest]:
+        _check(engine, context, choices)
+        begun = context or empty_prompt(initial_state)
+        calls = [_call(begun, choice, initial_state) for choice in choices]
+        return calls + [_call(BEGINNING, choice, initial_state) for choice in choices if calibrate]
+
+    calls = await asyncio.to_thread(make)
     found = await _score(engine, calls, limit or engine.info.num_slots)
     given, alone = found[: len(choices)], found[len(choices) :]
     return tuple(ChoiceScore(*runs) for runs in (zip(given, alone, strict=True) if calibrate else zip(given)))
@@ -115,10 +119,13 @@ async def score_after(
     initial_state: InitialState | None = None,
 ) -> tuple[Continuation, ...]:
     """Return how likely one list of token ids is after each of `contexts`, in their order; see `score_choices`."""
-    for context in contexts:
-        _check(engine, context, [continuation])
-    calls = [_call(context or empty_prompt(initial_state), continuation, initial_state) for context in contexts]
-    return tuple(await _score(engine, calls, engine.info.num_slots))
+
+    def make() -> list[GenerateRequest]:
+        for context in contexts:
+            _check(engine, context, [continuation])
+        return [_call(context or empty_prompt(initial_state), continuation, initial_state) for context in contexts]
+
+    return tuple(await _score(engine, await asyncio.to_thread(make), engine.info.num_slots))
 
 
 def probabilities(figures: Sequence[float]) -> list[float]:
@@ -167,7 +174,7 @@ async def _score(engine: EngineLike, calls: Sequence[GenerateRequest], limit: in
         async for events in running:
             for number, event in events:
                 received[number].append(event)
-    return [_continuation(events) for events in received]
+    return await asyncio.to_thread(list, map(_continuation, received))  # there may be a million tokens
 
 
 def _continuation(events: Sequence[Event]) -> Continuation:

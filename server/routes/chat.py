@@ -21,7 +21,7 @@ from rnn_engine.sampling.thinking import Thinking
 from server.answer import answer
 from server.formatting.chat import ChatFormatter
 from server.http.bodies import json_response, long_json_response, read_body
-from server.http.context import SETTINGS, engine_of
+from server.http.context import LEASE, SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import CALL_WORK, SHORT_WORK, work
 from server.limits import Limits
@@ -45,8 +45,10 @@ async def converse(request: web.Request, body: ChatRequest) -> web.StreamRespons
     """Go on with the conversation of `body` and answer."""
     engine = engine_of(request, body.cache_salt)
     calls, form, resolved = await prepare_chat(request, engine, body)
-    note_slot(request, engine, body, calls)
-    extra = {"__verbose": {"prompt": text_of(engine, tuple(calls[0].prompt))}} if body.verbose else {}
+    await note_slot(request, engine, body, calls)
+    prompt = calls[0].prompt
+    read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
+    extra = {"__verbose": {"prompt": read}} if body.verbose else {}
     return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
 
 
@@ -59,7 +61,7 @@ async def prepare_chat(
     """
     starts = await resolve_starts(engine, body)
     template = body.template_of(engine.info.chat_template)
-    size = _rendering_size(body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
+    size = _rendering_size(request, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
     settings = request.app[SETTINGS]
     calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
     return calls, form, starts[0].resolved
@@ -84,11 +86,14 @@ async def apply_template(request: web.Request) -> web.Response:
     def make() -> AppliedTemplate:
         return {"prompt": render_chat(engine, limits, body, template, start).text}
 
-    return await long_json_response(request, _rendering_size(body, template), make)
+    return await long_json_response(request, _rendering_size(request, body, template), make)
 
 
-def _rendering_size(body: ChatRequest, template: ChatTemplate) -> int:
+def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
     """Return how much work rendering is; a program may take long for short texts, too."""
+    held = request[LEASE].num_bytes
+    if held > SHORT_WORK:
+        return held
     return template.most_characters(body.conversation) + (0 if isinstance(template, WorldTemplate) else SHORT_WORK)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from server.http.bodies import encoded_response, json_response, read_body
@@ -47,7 +49,8 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 
 async def list_items(request: web.Request) -> web.Response:
-    return encoded_response(item_page(request, _conversation(request).items))
+    found = _conversation(request)
+    return encoded_response(await work(request, found.num_bytes, partial(item_page, request, found.items)))
 
 
 async def add_items(request: web.Request) -> web.Response:
@@ -61,7 +64,8 @@ async def add_items(request: web.Request) -> web.Response:
 
 
 async def get_item(request: web.Request) -> web.Response:
-    return encoded_response(_conversation(request).item(request.match_info["item"]).json)
+    found = _conversation(request)
+    return encoded_response(await work(request, found.num_bytes, lambda: found.item(request.match_info["item"]).json))
 
 
 async def delete_item(request: web.Request) -> web.Response:

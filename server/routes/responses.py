@@ -98,7 +98,7 @@ async def get_response(request: web.Request) -> web.Response:
     if (stream := request.query.get("stream", "false")) != "false":
         raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return encoded_response(kept.json)
+    return encoded_response(await work(request, kept.num_bytes, lambda: kept.json))
 
 
 async def delete_response(request: web.Request) -> web.Response:
@@ -115,7 +115,7 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 async def input_items(request: web.Request) -> web.Response:
     kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
-    return encoded_response(item_page(request, kept.input))
+    return encoded_response(await work(request, kept.num_bytes, partial(item_page, request, kept.input)))
 
 
 _ID = "/v1/responses/{id}"

@@ -13,8 +13,8 @@ from rnn_engine.requests import TokenInfo
 from server.doors.scopes import Scope
 from server.formatting.logprobs import LEAST_LOGPROB, token_text
 from server.formatting.usage import usage_of
-from server.http.bodies import json_response, read_body
-from server.http.context import SETTINGS, engine_of
+from server.http.bodies import json_response, long_json_response, read_body
+from server.http.context import LEASE, SETTINGS, engine_of
 from server.http.routing import MODEL_QUERY, Route
 from server.http.work import work
 from server.schemas.prompt import tokens_of
@@ -119,15 +119,18 @@ async def advance(request: web.Request) -> web.Response:
         priority=body.priority,
         embeddings=given,
     )
-    answer: AdvancedState = {
-        "object": "state.advanced",
-        "state": state_entry(advanced.named),
-        "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
-        "next": _likeliest(engine, advanced.top),
-        "outputs": [{"position": place, "next": _likeliest(engine, found)} for place, found in advanced.outputs],
-        "usage": usage_of([advanced.cost]),
-    }
-    return json_response(answer)
+
+    def make() -> AdvancedState:
+        return {
+            "object": "state.advanced",
+            "state": state_entry(advanced.named),
+            "scored": None if body.logprobs is None else [_scored(engine, info) for info in advanced.scored],
+            "next": _likeliest(engine, advanced.top),
+            "outputs": [{"position": place, "next": _likeliest(engine, found)} for place, found in advanced.outputs],
+            "usage": usage_of([advanced.cost]),
+        }
+
+    return await long_json_response(request, len(tokens) + request[LEASE].num_bytes, make)
 
 
 async def list_leases(request: web.Request) -> web.Response:

@@ -28,16 +28,12 @@ class KeptResponse:
     before: Sequence[KeptItem]
     input: Sequence[KeptItem]
     output: Sequence[KeptItem]
+    num_bytes: int  # that it takes where no other response shares its items
     expires: float  # by the clock
 
     @property
     def conversation(self) -> Sequence[KeptItem]:
         return (*self.before, *self.input, *self.output)
-
-    @property
-    def num_bytes(self) -> int:
-        """How much memory it takes where no other response shares its items."""
-        return _KEPT_BYTES + len(self.body) + sum(item.num_bytes for item in self.conversation)
 
     @property
     def json(self) -> bytes:
@@ -66,9 +62,9 @@ class ResponseStore:
         """Keep a response; `given` are the new items of its request, and `before` those of the earlier conversation."""
         told = to_json({name: value for name, value in body.items() if name != "output"})
         output = tuple(map(KeptItem.of, body["output"]))
+        num_bytes = _KEPT_BYTES + len(told) + sum(item.num_bytes for item in (*before, *given, *output))
         expires = self._clock() + self._limits.max_response_seconds
-        response = KeptResponse(body["id"], told, tuple(before), tuple(given), output, expires)
-        num_bytes = response.num_bytes
+        response = KeptResponse(body["id"], told, tuple(before), tuple(given), output, num_bytes, expires)
         with self._lock:
             self._response_of |= {item.id: response.id for item in output}
             for evicted in self._kept[owner].put(response.id, response, num_bytes):

@@ -16,6 +16,11 @@ _MOST_PROMPTS = 1024
 _TOKEN_TYPE = "I"
 
 
+def pack(tokens: Sequence[int]) -> array[int]:
+    """Return tokens as they are kept."""
+    return array(_TOKEN_TYPE, tokens)
+
+
 class PromptTable:
     """The tokens of prompts by any key, the last used ones as far as there is room."""
 
@@ -25,7 +30,7 @@ class PromptTable:
 
     def put(self, key: Hashable, tokens: Sequence[int]) -> None:
         """Keep the tokens of a prompt; those of others are dropped, the ones that were unused for longest first."""
-        packed = array(_TOKEN_TYPE, tokens)
+        packed = pack(tokens)
         self._prompts.put(key, packed, len(packed) * packed.itemsize)
 
     def get(self, key: Hashable) -> tuple[int, ...] | None:

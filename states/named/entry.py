@@ -121,14 +121,17 @@ def check_new_name(name: str, field: str) -> None:
 
 def check_name(name: str, field: str) -> None:
     """Raise InvalidRequestError, which names `field`, where this can't be the plain name of a state or an owner."""
-    sayable = name.isprintable() and not set(name) & set("/\\") and name.strip() == name and name.strip(".") != ""
-    if not sayable or len(name) > MAX_NAME or name == NO_INITIAL_STATE:
+    if not (len(name) <= MAX_NAME and _is_sayable(name)) or name == NO_INITIAL_STATE:
         raise InvalidRequestError(
             field,
             name,
             f"1 to {MAX_NAME} printable characters without slashes and without spaces at the ends, not only dots, "
             f"and not {NO_INITIAL_STATE!r}",
         )
+
+
+def _is_sayable(name: str) -> bool:
+    return name.isprintable() and not set(name) & set("/\\") and name.strip() == name and name.strip(".") != ""
 
 
 def check_full_name(name: str, field: str) -> None:

@@ -19,7 +19,7 @@ async def completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, LlamaCompletionRequest)
     engine = engine_of(request, body.cache_salt)
     calls, resolved = await prepare_completions(request, engine, body)
-    note_slot(request, engine, body, calls)
+    await note_slot(request, engine, body, calls)
     return await answer_in(LlamaDialect(engine, body), request, body, calls, resolved)
 
 

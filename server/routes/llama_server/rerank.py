@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from aiohttp import web
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.scoring import score_after
+from rnn_engine.operations.scoring import Continuation, score_after
 from server.formatting.usage import usage_of
-from server.http.bodies import json_response, read_body
+from server.http.bodies import long_json_response, read_body
 from server.http.context import SETTINGS, engine_of
 from server.http.routing import Route
 from server.http.work import work
@@ -27,17 +28,25 @@ async def rerank(request: web.Request) -> web.Response:
     size = sum(map(len, body.contexts)) + len(body.query)
     contexts, query = await work(request, size, partial(_tokens, engine, request.app[SETTINGS].limits, body))
     found = await score_after(engine, contexts, query, initial_state=await resolve_initial_state(engine, body.state))
-    ranked = sorted(enumerate(found), key=lambda numbered: -numbered[1].total)[: body.top_n]
-    results = [_entry(body, index, math.exp(run.total / len(query))) for index, run in ranked]
+    make = partial(_answer, engine, body, found, len(query))
+    return await long_json_response(request, size + sum(map(len, contexts)) + len(query) * len(contexts), make)
+
+
+def _answer(
+    engine: EngineLike, body: RerankRequest, found: Sequence[Continuation], query_tokens: int
+) -> Reranked | list[TeiRank]:
+    totals = [run.total for run in found]
+    ranked = sorted(range(len(found)), key=lambda index: -totals[index])[: body.top_n]
+    results = [_entry(body, index, math.exp(totals[index] / query_tokens)) for index in ranked]
     if body.texts is not None:
-        return json_response([_tei_entry(result) for result in results])
+        return [_tei_entry(result) for result in results]
     answer: Reranked = {
         "object": "list",
         "model": engine.info.model,
         "results": results,
         "usage": usage_of([run.cost for run in found]),
     }
-    return json_response(answer)
+    return answer
 
 
 def _tokens(engine: EngineLike, limits: Limits, body: RerankRequest) -> tuple[list[list[int]], list[int]]:

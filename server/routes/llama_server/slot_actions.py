@@ -15,14 +15,18 @@ from server.doors.scopes import Scope
 from server.http.bodies import json_response, read_body
 from server.http.context import PRINCIPAL, SLOT_PROMPTS, engine_of
 from server.http.routing import Route
+from server.http.work import work
 from server.schemas.generation import GenerationBody
 from server.schemas.llama_server.slots import SlotAction, SlotActionRequest
+from server.state.slots import pack
 from states.named.entry import Retention
 
 _ACTIONS = ("save", "restore", "erase")
 
 
-def note_slot(request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]) -> None:
+async def note_slot(
+    request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
+) -> None:
     """Note the prompt of a generation under the slot's number that it names, if any.
 
     One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
@@ -32,7 +36,9 @@ def note_slot(request: web.Request, engine: EngineLike, body: GenerationBody, ca
         return
     _check_slot(engine, "id_slot", slot)
     if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
-        request.app[SLOT_PROMPTS].put(_slot_key(request, engine, slot), calls[0].prompt)
+        prompt = calls[0].prompt
+        packed = await work(request, len(prompt), lambda: pack(prompt))
+        request.app[SLOT_PROMPTS].put(_slot_key(request, engine, slot), packed)
 
 
 async def slot_action(request: web.Request) -> web.Response:

@@ -1,0 +1,73 @@
+"""Finds work on large values that runs on the event loop's thread, by counting and not by time."""
+
+from __future__ import annotations
+
+import sys
+from asyncio.events import Handle
+from functools import cache
+from inspect import CO_COROUTINE
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Self
+
+_ROOT = Path(__file__).resolve().parents[2]
+_WATCHED = (str(_ROOT / "server"), str(_ROOT / "rnn_engine"), str(_ROOT / "states"))
+_OF_SERVER = f"{Path('aiohttp', 'web')}"  # aiohttp's own code that makes answers, as web_response.py
+_QUICK = frozenset({"are_token_ids", "check_token_ids"})  # loops in C over no more tokens than the limits allow
+_RUN = Handle._run.__code__
+_CHEAP = frozenset({"append", "get", "pop", "extend", "startswith", "endswith", "items", "values", "keys"})
+
+
+class LoopGuard:
+    """Watches the thread that enters it: notes each callback of the loop that makes more calls than `most_calls`, and
+    each text of more than `most_size` characters that is made, or has a method called, as of a list or dict so large.
+    What other threads do is not seen."""
+
+    def __init__(self, most_calls: int = 10_000, most_size: int = 50_000) -> None:
+        self._most_calls = most_calls
+        self._most_size = most_size
+        self._calls = 0
+        self.offences: dict[str, int] = {}  # where -> the calls or the size
+
+    def _see(self, frame: FrameType, event: str, arg: Any) -> None:  # noqa: ANN401
+        if event == "call":
+            if frame.f_code is _RUN:
+                self._calls = 0
+                return
+        elif event not in ("c_call", "return"):
+            return
+        if not _is_watched(frame.f_code):
+            return
+        if event == "return":
+            makes = isinstance(arg, str | bytes) and len(arg) > self._most_size
+            if makes and not frame.f_code.co_flags & CO_COROUTINE:  # which only hands on what was made
+                self._note(frame, len(arg), "returned")
+            return
+        self._calls += 1
+        if self._calls > self._most_calls:
+            self._note(frame, self._calls)
+        owner: Any = getattr(arg, "__self__", None)
+        has_parts = isinstance(owner, str | bytes | bytearray | list | dict)
+        if has_parts and len(owner) > self._most_size and arg.__name__ not in _CHEAP:
+            self._note(frame, len(owner), arg.__name__)
+
+    def _note(self, frame: FrameType, size: int, method: str = "") -> None:
+        name = Path(frame.f_code.co_filename).name
+        place = f"{name}:{frame.f_code.co_name} {method}".rstrip()
+        self.offences[place] = max(size, self.offences.get(place, 0))
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.setprofile(None)
+
+
+@cache
+def _is_watched(code: CodeType) -> bool:
+    if code.co_name in _QUICK:
+        return False
+    return code.co_filename.startswith(_WATCHED) or _OF_SERVER in code.co_filename
