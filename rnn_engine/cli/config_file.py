@@ -91,19 +91,20 @@ def _value(key: str, parameter: click.Parameter, value: object) -> object:
             return value
         raise _not_allowed(key, value, "true or false")
     if parameter.multiple or parameter.nargs == -1:
-        return [_text(key, each) for each in value] if isinstance(value, list) else [_text(key, value)]
-    return _text(key, value)
+        values = value if isinstance(value, list) else [value]
+        return [_text(key, each, "a text, a number or a list of these") for each in values]
+    return _text(key, value, "a text or a number")
 
 
-def _text(key: str, value: object) -> str:
+def _text(key: str, value: object, allowed: str) -> str:
     """Return a value as it would stand on the command line."""
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
-    raise _not_allowed(key, value, "a text or a number, and a list of these for what may be given several times")
+    raise _not_allowed(key, value, allowed)
 
 
 def _not_allowed(key: str, value: object, allowed: str) -> ValueError:
-    return ValueError(f"{key} is not allowed as a {type(value).__name__}; expected {allowed}")
+    return ValueError(f"{key} is not allowed as a {type(value).__name__}, {value!r:.80}; expected {allowed}")
 
 
 def _from_ai00(content: Mapping[str, Any]) -> Settings:

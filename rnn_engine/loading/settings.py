@@ -19,7 +19,7 @@ class LoadSettings:
     chat_template: str = "auto"  # auto, world, or the path of a template; see `load_chat_template`
     weights: str | None = None
     """A choice as `WeightChoice.parse` reads it, or auto for the best format that fits; None keeps the blocks of a
-    quantised file, and is f16 for others."""
+    quantised file, and is f16 for others. On cpu they are f32, and a choice that asks for anything else is refused."""
     device_memory: int | None = None  # bytes that the device has, where that can't be found out
     v5_group_norm_epsilon: float | None = None  # of an RWKV-5 that was not trained with 64e-5
     loras: Sequence[LoraChoice] = ()  # are merged into the weights, one after another

@@ -66,9 +66,9 @@ SIDEWAYS = frozenset(
         ("rnn_engine", "rnn_engine.engine"),
     }
 )
-"""The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it, reads
-who may come in, bounds requests and connections and writes the log, and the package `rnn_engine` itself offers the
-engine."""
+"""The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,
+reads who may come in, bounds requests and connections and writes the log, and the package `rnn_engine` itself offers
+the engine."""
 
 
 @dataclass(frozen=True, slots=True)
