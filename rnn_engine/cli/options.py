@@ -75,9 +75,9 @@ weights_option = click.option(
     callback=_weights,
     help=f"How the matrices are kept on the device: {', '.join((*WEIGHT_FORMATS, STORED))}. CLASS is att, ffn, "
     "first (the first layer), head, emb or adapters; with layers, those from layer N on are f16. Example: "
-    "int4,head=int8. On cpu they are f32. With activations=int8 what is multiplied with weights in int8 or q8_0 is rounded to bytes, too. "
+    "int4,head=int8. With activations=int8 what is multiplied with weights in int8 or q8_0 is rounded to bytes, too. "
     f"auto takes the first of {', '.join(AUTO_FORMATS)} for which the device has room, with {STORED} before the others "
-    "for a quantised file.",
+    "for a quantised file. On cpu they are f32.",
 )
 device_memory_option = click.option(
     "--device-memory",

@@ -72,7 +72,6 @@ def serve(place: Place) -> None:
         assert "3 slots" in serving.said
         with _client(serving) as client:
             _ask_for_all_groups(client)
-            talk_with(serving)
     assert list(cache.rglob("*.*"))
     assert {json.loads(line)["level"] for line in log.read_text().splitlines()} >= {"info"}
 
@@ -96,23 +95,15 @@ def _client(serving: Serving) -> httpx.Client:
     return httpx.Client(base_url=serving.address, headers={"Authorization": "Bearer secret"}, timeout=60)
 
 
-def talk_with(serving: Serving) -> None:
-    """`chat` over a server."""
-    said = rnn_engine_process("chat", "one", "--url", serving.address, "--api-key", "secret", *SHORT[2:], stdin="Hello")
-    assert re.search(r"one.*\n.*\w", said)
-
-
 def chat(_place: Place) -> None:
     title, *answer = rnn_engine_process("chat", *SHORT, "--state", pirate_state_path(), stdin="Hello").splitlines()
     assert title.startswith("demo")
     assert "".join(answer).strip()
 
 
-def generate(place: Place) -> None:
+def generate(_place: Place) -> None:
     whole = rnn_engine_process("generate", *SHORT, "--chat", "What is the capital of France?", "--regex", "[A-Z][a-z]+")
     assert re.fullmatch("[A-Z][a-z]+\n", whole)
-    tokens = rnn_engine_process("generate", place.model, *SHORT, "--tokens", "1,2,3", "--tokenizer", "none")
-    assert re.fullmatch(r"(\d+ ){1,4}\n", tokens)
 
 
 def devices(_place: Place) -> None:
@@ -167,7 +158,6 @@ def bench(place: Place) -> None:
 def tune(place: Place) -> None:
     table = rnn_engine_process("tune", place.model, "--seconds", 0.1)
     assert "fixed choice" in table
-    assert "fixed choice" in rnn_engine_process("tune", "--show")
 
 
 def key(place: Place) -> None:
