@@ -1,0 +1,28 @@
+"""The benchmark of kept states on traces of prompts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tools.bench.traces import TRACES, Prompt, Writer, run_trace
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_is_the_same_each_time_and_its_positions_lie_inside(name: str) -> None:
+    first, second = (list(itertools.islice(TRACES[name](Writer(3)), 20)) for _ in range(2))
+    assert first == second
+    for prompt in first:
+        assert all(0 < position <= len(prompt.tokens) for position in (*prompt.turns, *prompt.marks))
+
+
+def test_what_is_asked_again_is_saved_while_memory_has_room() -> None:
+    text = Writer(1).text(300, 300)
+    asked = [Prompt(text), Prompt([*text, 5]), Prompt(Writer(2).text(300, 300)), Prompt([*text, 6])]
+    roomy, none = run_trace(iter(asked), states=50, step_tokens=64), run_trace(iter(asked), states=0, step_tokens=64)
+    assert roomy["tokens run, %"] == pytest.approx(100 * (300 + 1 + 300 + 1) / 1202)
+    assert roomy["prompts that save nothing, %"] == 50
+    assert none["tokens run, %"] == 100
+    assert none["states kept a prompt"] == 0
+    assert none["modelled ms a prompt"] > roomy["modelled ms a prompt"]
