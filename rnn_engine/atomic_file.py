@@ -87,7 +87,7 @@ def _check_replaceable(path: Path, field: str) -> None:
         )
         reason = f"holds {name!r}" if (name := next(foreign, None)) is not None else ""
     if reason:
-        allowed = f"a new name, or a folder that was written so and has not been changed since; it {reason}"
+        allowed = f"a new name, or a folder that rnn-engine wrote and nobody has changed since; it {reason}"
         raise InvalidRequestError(field, str(path), allowed)
 
 

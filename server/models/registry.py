@@ -88,7 +88,7 @@ class ModelRegistry:
         from."""
         user = next((model for model in self if model.order.uses(path)), None)
         if user is not None:
-            allowed = f"a place of which no model is served; the model {user.name!r} was loaded from it"
+            allowed = f"another place, since the model {user.name!r} was loaded from it"
             raise InvalidRequestError(field, text, allowed)
 
     def set_default(self, name: str) -> None:
