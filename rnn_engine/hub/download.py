@@ -58,9 +58,10 @@ class Hub:
             self._check(wanted.repository, files[path], folder)
         for path in chosen:
             target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with self._in_words(wanted.repository), WeakFileLock(_lock_of(target)):
-                self._fetch(wanted.repository, commit, files[path], target)
+            with self._in_words(wanted.repository):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with WeakFileLock(_lock_of(target)):
+                    self._fetch(wanted.repository, commit, files[path], target)
         return model_path(folder, chosen)
 
     def _check(self, repository: str, file: RemoteFile, folder: Path) -> None:
@@ -73,7 +74,7 @@ class Hub:
             raise ModelError(f"{repository}: {self._endpoint} says no checksum of {file.path}, but {file.digest!r}")
         target = folder / file.path
         for path in (target, _part_of(target, file), _lock_of(target)):
-            if not (place := path.resolve()).is_relative_to(folder.resolve()):
+            if not (place := Path(os.path.realpath(path))).is_relative_to(os.path.realpath(folder)):
                 raise ModelError(
                     f"{repository}: {file.path} would be written to {place}; expected a place in {folder}, "
                     "without links that lead out of it"

@@ -39,10 +39,12 @@ def unpack(archive: Path, target: Path, limits: Limits) -> int:
     and for what is no archive, has links, names outside of itself, or more than the limits allow, whatever it says of
     its size; StorageError where the disk does not take it.
     """
-    with _refusals(archive):
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_folder(target, "output") as folder, zipfile.ZipFile(archive) as opened:
+        with atomic_folder(target, "output") as folder, _refusals(archive), zipfile.ZipFile(archive) as opened:
             return _extract(opened, folder, limits)
+    except OSError as error:
+        raise StorageError(f"{target} can't be written: {error.strerror}") from error
 
 
 @contextmanager

@@ -158,6 +158,12 @@ def test_no_link_is_followed_out_of_the_folder(hub: StandInHub, folder: Path, tm
     assert [path.read_text() for path in other.iterdir()] == ([] if link == "sub" else ["mine"])
 
 
+def test_a_name_that_is_too_long_is_told(hub: StandInHub, folder: Path) -> None:
+    hub.repositories[REPOSITORY] = {f"{'a' * 300}/small.pth": WEIGHTS}
+    with pytest.raises(ModelError, match="File name too long"):
+        Hub().pull(Wanted.parse(REPOSITORY))
+
+
 def test_a_folder_of_models_may_be_a_link(hub: StandInHub, folder: Path, tmp_path: Path) -> None:
     hub.repositories[REPOSITORY] = {FILE: WEIGHTS}
     (tmp_path / "disk").mkdir()

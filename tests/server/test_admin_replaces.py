@@ -212,6 +212,19 @@ async def test_a_deep_archive_is_refused_and_leaves_nothing(client: Client, mode
     assert "at most 100 levels of folders" in (await error_of(response, 400))["message"]
 
 
+@pytest.mark.parametrize(
+    ("output", "words"), [("a" * 300, "File name too long"), ("notes/x/y", "Not a directory"), ("notes/x", "exists")]
+)
+async def test_a_place_that_can_not_be_unpacked_into(client: Client, models: Path, output: str, words: str) -> None:
+    pack(models / "a.zip", "x")
+    (models / "notes").write_text("mine")
+    before = contents(models)
+    error = await error_of(await client.post(UNZIP, json={"path": "a.zip", "output": output}), 507)
+    assert "can't be written: " in error["message"]
+    assert words in error["message"]
+    assert contents(models) == before
+
+
 async def test_an_archive_of_too_long_names_is_the_archives_fault(client: Client, models: Path) -> None:
     pack(models / "a.zip", "a" * 300)
     error = await error_of(await client.post(UNZIP, json={"path": "a.zip", "output": "web"}), 400)
