@@ -1,7 +1,8 @@
 """Start a server with the demo model, send it each attack in turn, and print what it took.
 
 For each attack: the answer's status and time, the most memory that the process had, and the longest time that
-`/health` took meanwhile. `--root` starts the server of another checkout, to compare.
+`/health` and another client's short chat took meanwhile. `--root` starts the server of another checkout, to compare;
+what follows `--` goes to `rnn-engine serve`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from pathlib import Path
 
 import click
 
-from tools.attack_requests.attacks import ATTACKS, Attack
+from tools.attack_requests.attacks import ATTACKS, CHAT, KEPT, Attack
 from tools.live_server.process import ROOT, ServerProcess
 from tools.live_server.raw import connection, encode_request
 
 _SECONDS_STALLED = 5.0
+_PEAK = "VmHWM"
+_CLOSE = {"Connection": "close"}
 _SAMPLE_SECONDS = 0.02
 _PIECE_BYTES = 1 << 18
-_TABLE = "| attack | body | answer | seconds | peak memory | longest /health |"
+_CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+_TABLE = "| attack | body | answer | seconds | peak memory | longest /health | longest short chat |"
 
 
 @dataclass(slots=True)
@@ -31,45 +35,59 @@ class Outcome:
     seconds: float = 0.0
     peak_megabytes: float = 0.0
     health_seconds: list[float] = field(default_factory=list)
+    chat_seconds: list[float] = field(default_factory=list)
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--root", type=click.Path(path_type=Path, exists=True), default=ROOT, help="The checkout to serve.")
 @click.option("--only", default="", help="Run the attacks whose name has this in it.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds to wait for an answer.")
 @click.option("--max-memory", type=int, help="Megabytes that the server may have; beyond it is out of memory.")
-def main(root: Path, only: str, timeout: float, max_memory: int | None) -> None:
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(root: Path, only: str, timeout: float, max_memory: int | None, serve_options: tuple[str, ...]) -> None:
     """Print a table of what each attack does to the server."""
-    click.echo(f"{_TABLE}\n|---|---|---|---|---|---|")
-    for attack in ATTACKS:
+    click.echo(f"{_TABLE}\n|---|---|---|---|---|---|---|")
+    for attack in (*ATTACKS, *KEPT):
         if only in attack.name:
             with (
                 tempfile.TemporaryDirectory() as folder,
-                ServerProcess(Path(folder) / "log", root=root, max_memory_mb=max_memory) as server,
+                ServerProcess(Path(folder) / "log", serve_options, root=root, max_memory_mb=max_memory) as server,
             ):
                 click.echo(asyncio.run(_row(server, attack, timeout)))
 
 
 async def _row(server: ServerProcess, attack: Attack, timeout: float) -> str:
     body = attack.body()
-    outcome, before = Outcome(), _peak_megabytes(server.pid)
+    outcome, before = Outcome(), server.memory_megabytes(_PEAK)
+    health, chat = encode_request("GET", "/health", headers=_CLOSE), encode_request("POST", CHAT, _CHAT, _CLOSE)
+    await _time(server.url, chat, timeout)  # the first one is slower
     attacking = asyncio.create_task(_attack(server.url, attack, body, timeout, outcome))
-    watching = asyncio.create_task(_watch_memory(server.pid, outcome))
-    while not attacking.done():
-        outcome.health_seconds.append(await _time_health(server.url, timeout))
-        await asyncio.sleep(_SAMPLE_SECONDS)
+    watching = asyncio.create_task(_watch_memory(server, outcome))
+    async with asyncio.TaskGroup() as asking:
+        asking.create_task(_ask(server.url, health, timeout, attacking, outcome.health_seconds))
+        asking.create_task(_ask(server.url, chat, timeout, attacking, outcome.chat_seconds))
     await asyncio.sleep(2 * _SAMPLE_SECONDS)
     watching.cancel()
     status = outcome.status if server.running else "the server is gone"
     return (
         f"| {attack.name} | {len(body) / 1e6:.2f} MB | {status} | {outcome.seconds:.2f} | "
-        f"{before:.0f} -> {outcome.peak_megabytes:.0f} MB | {max(outcome.health_seconds):.2f} s |"
+        f"{before:.0f} -> {outcome.peak_megabytes:.0f} MB | {max(outcome.health_seconds):.2f} s | "
+        f"{max(outcome.chat_seconds):.2f} s |"
     )
 
 
-async def _watch_memory(pid: int, outcome: Outcome) -> None:
+async def _ask(url: str, data: bytes, timeout: float, attacking: asyncio.Task[None], seconds: list[float]) -> None:
+    """Send a request again and again until the attack is over, and note how long each takes."""
     while True:
-        outcome.peak_megabytes = max(outcome.peak_megabytes, _peak_megabytes(pid))
+        seconds.append(await _time(url, data, timeout))
+        if attacking.done():
+            return
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+async def _watch_memory(server: ServerProcess, outcome: Outcome) -> None:
+    while True:
+        outcome.peak_megabytes = max(outcome.peak_megabytes, server.memory_megabytes(_PEAK))
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
@@ -115,20 +133,14 @@ async def _send(url: str, data: bytes) -> str:
         return line.split(" ", 2)[1] if line else "connection closed"
 
 
-async def _time_health(url: str, timeout: float) -> float:
+async def _time(url: str, data: bytes, timeout: float) -> float:
+    """Return how long the whole answer to a request takes."""
     begun = time.monotonic()
     with suppress(OSError, asyncio.IncompleteReadError):
         async with asyncio.timeout(timeout), connection(url) as (reader, writer):
-            writer.write(encode_request("GET", "/health", headers={"Connection": "close"}))
-            await reader.readline()
+            writer.write(data)
+            await reader.read()
     return time.monotonic() - begun
-
-
-def _peak_megabytes(pid: int) -> float:
-    with suppress(OSError, StopIteration):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-    return 0.0
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests.support import pth
 
 MEGABYTE = 1 << 20
 CHAT, COMPLETIONS, STATE = "/v1/chat/completions", "/v1/completions", "/v1/states/attack"
+CONVERSATIONS = "/v1/conversations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ def _chat(name: str, content: str, count: int = 1, **fields: object) -> Attack:
     return _json(CHAT, name, {"messages": [{"role": "user", "content": content}] * count, "max_tokens": 1, **fields})
 
 
-def _many(path: str, name: str, before: bytes, item: bytes, count: int) -> Attack:
+def _many(path: str, name: str, before: bytes, item: bytes, count: int, after: bytes = b"}") -> Attack:
     """A list of one item again and again."""
-    return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]}", path)
+    return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]" + after, path)
 
 
 def _bomb(tensors: int, storage_megabytes: int) -> bytes:
@@ -53,6 +54,13 @@ def _bomb(tensors: int, storage_megabytes: int) -> bytes:
                 entry.write(bytes(MEGABYTE))
     return content.getvalue()
 
+
+_THOUGHTS = b'{"items":[{"type":"reasoning","content":'
+_ASKED = b'{"max_output_tokens":1,"input":[{"role":"user","content":"a"},{"type":"reasoning","content":'
+_LONG_TOOL = {"type": "function", "name": "a", "description": "b" * 4_000_000}
+_SHORT = {"input": "a", "max_output_tokens": 1}
+_LONG = "b" * 60_000_000
+_TOOL = b'{"type":"function","name":"a"}'
 
 ATTACKS = (
     _chat("a template of 20,000 contents", "a" * 50_000, template={"record": "{content}" * 20_000}),
@@ -89,7 +97,25 @@ ATTACKS = (
     Attack("60 MB to tokenize", lambda: b'{"content": "' + b"hello world " * 5_000_000 + b'"}', "/tokenize"),
     _many("/detokenize", "5 million texts to detokenize", b'{"tokens":', b'"x"', 5_000_000),
     _many("/detokenize", "20 million tokens to detokenize", b'{"tokens":', b"99", 20_000_000),
+    _json("/v1/responses", "metadata of 60 MB", {"input": "a", "metadata": {"a": _LONG}}),
+    _json("/v1/responses", "60 MB of instructions", {"input": "a", "instructions": _LONG}),
+    _json(
+        "/v1/responses",
+        "a format of 60 MB",
+        {"input": "a", "text": {"format": {"type": "text", "a": _LONG}}},
+    ),
+    _many("/v1/responses", "200,000 tools", b'{"input":"a","tool_choice":"none","tools":', _TOOL, 200_000),
     Attack("40 uploads of 62 MB that stall", lambda: bytes(62 * MEGABYTE), STATE, "PUT", stalled=40),
+    Attack("12 exchanges of keys of 60 MB that stall", lambda: bytes(60 * MEGABYTE), "/api/auth/exchange", stalled=12),
     Attack("an upload of 3 MB that holds 3 GB", lambda: _bomb(2, 3000), STATE, "PUT"),
     Attack("500 tensors on one storage", lambda: _bomb(500, 64), STATE, "PUT"),
 )
+
+KEPT = (
+    _many(CONVERSATIONS, "an item of 750,000 empty parts", _THOUGHTS, b'{"text":""}', 750_000, b"}]}"),
+    _many(CONVERSATIONS, "8,000 empty items", b'{"items":', b'{"role":"user","content":""}', 8000),
+    _json(CONVERSATIONS, "an item of 50 MB", {"items": [{"role": "user", "content": "b" * 50_000_000}]}),
+    _json("/v1/responses", "a tool of 4 MB", {**_SHORT, "tool_choice": "none", "tools": [_LONG_TOOL]}),
+    _many("/v1/responses", "20,000 empty parts", _ASKED, b'{"text":""}', 20_000, b"}]}"),
+)
+"""Requests that are answered, and of which much is kept."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -57,6 +58,13 @@ class ServerProcess:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    def memory_megabytes(self, field: str = "VmRSS") -> float:
+        """Return how much memory the process has, or another field of its status; 0 where it has ended."""
+        with suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
+        return 0.0
 
     def kill(self) -> None:
         """End the process at once, as a crash does, and wait until it is gone."""

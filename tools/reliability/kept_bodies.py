@@ -1,0 +1,85 @@
+"""`python -m tools.reliability.kept_bodies`: large bodies of which much is kept, one after another for some minutes.
+
+What follows `--` goes to `rnn-engine serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from aiohttp import ClientSession, ClientTimeout
+
+from tools.attack_requests.attacks import KEPT, MEGABYTE
+from tools.live_server.facts import device_of
+from tools.live_server.process import ServerProcess
+from tools.reliability.table import Row, command_line, record, record_option, where
+
+_OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # which are full within the first half of three minutes
+_MOST_GROWTH = 1.02  # of the second half's peak over the first half's
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The server's memory in megabytes, and how many bodies it took."""
+
+    device: str
+    bodies: int
+    start: float
+    first_half: float  # the peak
+    second_half: float
+    end: float
+
+    @property
+    def good(self) -> bool:
+        return self.second_half <= _MOST_GROWTH * self.first_half
+
+
+async def keep_bodies(server: ServerProcess, minutes: float) -> Outcome:
+    """Send the bodies in turn until the time is over. Raises aiohttp.ClientResponseError where one is refused."""
+    bodies = [(attack.path, attack.body()) for attack in KEPT]
+    start, begun, samples = server.memory_megabytes(), time.monotonic(), []
+    async with ClientSession(server.url, timeout=ClientTimeout(total=None), raise_for_status=True) as session:
+        for path, body in cycle(bodies):
+            async with session.post(path, data=body) as response:
+                await response.read()
+            samples.append((time.monotonic() - begun, server.memory_megabytes()))
+            if samples[-1][0] > 60 * minutes:
+                break
+        device = await device_of(session, server.url)
+    first = max(size for at, size in samples if at <= 30 * minutes)
+    second = max(size for at, size in samples if at > 30 * minutes)
+    return Outcome(device, len(samples), start, first, second, samples[-1][1])
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="How long to send.")
+@record_option
+@click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
+def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
+    """Send large bodies of which much is kept, and tell whether the server's memory stays."""
+    with TemporaryDirectory() as folder, ServerProcess(Path(folder) / "log", (*_OPTIONS, *serve_options)) as server:
+        outcome = asyncio.run(keep_bodies(server, minutes))
+    row = Row(
+        f"large bodies that are kept, for {minutes:g} minutes",
+        f"{outcome.bodies} bodies",
+        "0" if outcome.good else "memory",
+        f"{outcome.start:.0f} MB at the start, at most {outcome.first_half:.0f} in the first half and "
+        f"{outcome.second_half:.0f} in the second, {outcome.end:.0f} at the end",
+        where(outcome.device),
+        command_line("tools.reliability.kept_bodies"),
+    )
+    click.echo(str(row))
+    if save:
+        record(row)
+    sys.exit(0 if outcome.good else 1)
+
+
+if __name__ == "__main__":
+    main()
