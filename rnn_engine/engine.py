@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
+from weakref import WeakMethod
 
 from rnn_engine.admission import Admission
 from rnn_engine.checks import check_finite, check_token_ids
@@ -60,6 +61,7 @@ from states.tokens import unpack
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSE_SECONDS = 60.0  # for the worker's last step and for what it writes at the end
@@ -101,7 +103,7 @@ class Engine:
             self._cache,
             self._info.num_slots,
             policy,
-            wake=self._wake_worker,
+            wake=_weakly(self._wake_worker),
             drafts=parts.drafts,
         )
         self._masks = RequestMasks(
@@ -112,12 +114,17 @@ class Engine:
         )
         self._admission = Admission(self._scheduler.capacity, max_queued)
         self._queue_seconds = queue_seconds
-        self._worker = Worker(self._scheduler, self._inboxes.post, partial(self._end, parts), parts.reopen)
+        self._worker = Worker(
+            self._scheduler,
+            self._inboxes.post,
+            partial(_end, self._scheduler, parts, self._loop, _weakly(self._note_end)),
+            parts.reopen,
+        )
         self._questions = Questions(self._worker, self._loop)
         self._upkeep = None if self._cache is None else CacheUpkeep(self._cache, self._worker.call, self._loop)
-        parts.states.on_forgotten(self.forget_root)
+        parts.states.on_forgotten(_weakly(self.forget_root))
         self._worker.start()
-        self._watchdog = Watchdog(self._worker, self._loop, self._note_stall)
+        self._watchdog = Watchdog(self._worker, self._loop, _weakly(self._note_stall))
         self._watchdog.start()
 
     @classmethod
@@ -273,6 +280,7 @@ class Engine:
             )
             self._note_end()
         self._watchdog.stop()
+        await asyncio.to_thread(self._watchdog.join)
         await asyncio.to_thread(self._masks.close)
 
     async def __aenter__(self) -> Self:
@@ -344,15 +352,6 @@ class Engine:
     def _pause(self, key: int, paused: bool) -> None:
         self._worker.call(partial(self._scheduler.pause, key, paused))
 
-    def _end(self, parts: EngineParts) -> None:
-        """Called on the worker's thread, as the last thing it does."""
-        try:
-            self._scheduler.close()
-            parts.close()
-        finally:
-            with suppress(RuntimeError):  # the loop was closed, so nobody waits
-                self._loop.call_soon_threadsafe(self._note_end)
-
     def _note_end(self) -> None:
         """End whatever waits for the worker, which runs no more."""
         self._ended.set()
@@ -373,6 +372,33 @@ class Engine:
     def _end_waiting(self, make_error: Callable[[], RnnEngineError]) -> None:
         self._inboxes.end(make_error)
         self._questions.end(make_error())
+
+
+def _end(
+    scheduler: Scheduler, parts: EngineParts, loop: asyncio.AbstractEventLoop, note_end: Callable[[], None]
+) -> None:
+    """Called on the worker's thread, as the last thing it does."""
+    try:
+        scheduler.close()
+        parts.close()
+    finally:
+        with suppress(RuntimeError):  # the loop was closed, so nobody waits
+            loop.call_soon_threadsafe(note_end)
+
+
+def _weakly(method: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that calls a bound method as long as its object lives, and does not keep that alive.
+
+    For what an engine's parts call it by: a closed engine is freed at once then, and not by a garbage collection.
+    """
+    reference = WeakMethod(method)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        living = reference()
+        if living is not None:
+            living(*args, **kwargs)
+
+    return call
 
 
 def _stopped() -> EngineClosedError:

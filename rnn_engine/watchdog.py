@@ -35,13 +35,18 @@ class Watchdog:
         self._loop_stalled = False
         self._asked: float | None = None  # when the loop was asked for a sign of life that it has not given yet
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rnn-engine watchdog", daemon=True)
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="rnn-engine watchdog", daemon=True).start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Have the thread end soon."""
         self._stopped.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def look(self) -> None:
         """Look at both once. Called on the watchdog's thread."""

@@ -49,20 +49,22 @@ class _Entry:
 class _Lane:
     """A thread, and the process in which it tries grammars for at most `seconds` of the processor's time each."""
 
-    def __init__(self, number: int, make_vocabulary: Callable[[], Vocabulary], seconds: float) -> None:
+    def __init__(self, number: int, seconds: float) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"grammars {number}")
-        self._make_vocabulary = make_vocabulary
         self._seconds = seconds
+        self._trials: Trials | None = None
 
-    @cached_property
-    def trials(self) -> Trials:
-        return Trials(self._make_vocabulary(), self._seconds)
+    def trials(self, vocabulary: Vocabulary) -> Trials:
+        """Return the trials of the lane's one vocabulary. For the lane's thread."""
+        if self._trials is None:
+            self._trials = Trials(vocabulary, self._seconds)
+        return self._trials
 
     def close(self) -> None:
         """Drop what waits, and block until the last grammar is done."""
         self.thread.shutdown(cancel_futures=True)
-        if "trials" in self.__dict__:
-            self.trials.close()
+        if self._trials is not None:
+            self._trials.close()
 
 
 class GrammarCompiler:
@@ -82,7 +84,7 @@ class GrammarCompiler:
         self._make_vocabulary = make_vocabulary
         self._note_seconds = note_seconds
         limits = sorted({min(QUICK_SECONDS, seconds), seconds})
-        self._lanes = [_Lane(number, lambda: self._vocabulary, limit) for number, limit in enumerate(limits)]
+        self._lanes = [_Lane(number, limit) for number, limit in enumerate(limits)]
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], _Entry] = OrderedDict()  # least recently used first
         self._kept_bytes = 0
@@ -118,7 +120,7 @@ class GrammarCompiler:
         begun = time.monotonic()
         outcome: CompiledGrammar | Exception
         try:
-            outcome = self._compile(entry, lanes[0].trials)
+            outcome = self._compile(entry, lanes[0].trials(self._vocabulary))
         except GrammarError as error:
             outcome = error
         except Exception as error:

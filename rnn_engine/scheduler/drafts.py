@@ -130,8 +130,8 @@ class Drafts:
         self._plain = StepCosts()  # of steps without drafts that run one token of each sequence
         self._longer = StepCosts()  # of those with drafts, or with tokens that are run again
         self._num_noted = 0
-        self._pays = lru_cache(_KEPT)(self._pays_anew)
-        self._find_longest = lru_cache(_KEPT)(self._find_longest_anew)  # as steps take what they took
+        self._pays: dict[int, bool] = {}  # by the number of runs, as steps take what they took
+        self._find_longest = lru_cache(_KEPT)(partial(_find_longest, self._plain, self._longer))  # likewise
 
     def replace_runner(self, runner: Runner) -> None:
         """Go on with another runner of the same model, which may have less spare slots; all of them are free."""
@@ -171,7 +171,7 @@ class Drafts:
         self._num_noted += 1
         if self._num_noted % _OFTEN == 0:
             self._find_longest.cache_clear()
-            self._pays.cache_clear()
+            self._pays.clear()
         if times.is_decode:
             (self._plain if times.is_plain else self._longer).note(
                 times.tokens, max(seconds, _LEAST_SECONDS) / times.num_steps
@@ -184,10 +184,12 @@ class Drafts:
 
     def may_pay(self, num_runs: int) -> bool:
         """Whether a draft pays in a step in which so many sequences decode, if all of it is right."""
-        return self.is_on and self._pays(num_runs)
-
-    def _pays_anew(self, num_runs: int) -> bool:
-        return self._plain.of(num_runs) is not None and self.plan(num_runs, num_runs, 0).take(self.max_tokens, 1.0) > 0
+        if not self.is_on:
+            return False
+        if num_runs not in self._pays:
+            known = self._plain.of(num_runs) is not None
+            self._pays[num_runs] = known and self.plan(num_runs, num_runs, 0).take(self.max_tokens, 1.0) > 0
+        return self._pays[num_runs]
 
     def plan(self, num_runs: int, num_tokens: int, num_others: int) -> DraftPlan:
         """Return how to fill a step in which `num_runs` sequences decode, for which it `may_pay`.
@@ -197,25 +199,6 @@ class Drafts:
         """
         room = min(self._runner.max_tokens, self._runner.max_rows) - num_tokens - num_others
         return DraftPlan(self._find_longest, num_runs, num_tokens, num_runs + num_others, room, len(self._spare))
-
-    def _find_longest_anew(self, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float) -> int:
-        """Return how long a draft is to be, so that most tokens are drawn a second; 0 where none pays.
-
-        It has at most `longest` tokens, each of which is right by `chance`, and is added to a step of `num_tokens` that
-        is expected to draw `gained` tokens.
-        """
-        seconds = self._plain.of(num_runs)
-        assert seconds is not None, "nothing is known that may pay"
-        without = self._longer.beyond(num_runs, seconds, num_tokens)
-        best, best_rate, count = 0, _LEAST_GAIN * gained / without, longest
-        while count > 0:
-            together = self._longer.beyond(num_runs, seconds, num_tokens + count)
-            more = _expected_again(count, chance) * (together - without) / count  # in the next step, where it fails
-            rate = (gained + _expected(count, chance)) / (together + more)
-            if rate > best_rate:
-                best, best_rate = count, rate
-            count //= 2
-        return best
 
 
 class DraftPlan:
@@ -265,3 +248,25 @@ def _expected(count: int, chance: float) -> float:
 def _expected_again(count: int, chance: float) -> float:
     """Return how many tokens are run again because of a wrong one: those that are right, and the one before them."""
     return 0.0 if chance >= 1.0 else (1.0 - chance**count) / (1.0 - chance) - count * chance**count
+
+
+def _find_longest(
+    plain: StepCosts, longer: StepCosts, num_runs: int, num_tokens: int, gained: float, longest: int, chance: float
+) -> int:
+    """Return how long a draft is to be, so that most tokens are drawn a second; 0 where none pays.
+
+    It has at most `longest` tokens, each of which is right by `chance`, and is added to a step of `num_tokens` that is
+    expected to draw `gained` tokens. `plain` are the costs of steps without drafts, `longer` those with some.
+    """
+    seconds = plain.of(num_runs)
+    assert seconds is not None, "nothing is known that may pay"
+    without = longer.beyond(num_runs, seconds, num_tokens)
+    best, best_rate, count = 0, _LEAST_GAIN * gained / without, longest
+    while count > 0:
+        together = longer.beyond(num_runs, seconds, num_tokens + count)
+        more = _expected_again(count, chance) * (together - without) / count  # in the next step, where it fails
+        rate = (gained + _expected(count, chance)) / (together + more)
+        if rate > best_rate:
+            best, best_rate = count, rate
+        count //= 2
+    return best

@@ -26,12 +26,15 @@ class CacheUpkeep:
         self._call = call
         self._loop = loop
         self._stopped = False
+        self._next: asyncio.TimerHandle | None = None
         if cache.any_slow:
             self._write_behind()
 
     def stop(self) -> None:
         """Write nothing more, since the thread is about to end, which writes the rest."""
         self._stopped = True
+        if self._next is not None:
+            self._next.cancel()  # and let go of the cache
 
     def forget_root(self, root: str) -> None:
         """Drop what is kept of sequences that start from the state with this digest. For any thread."""
@@ -50,7 +53,7 @@ class CacheUpkeep:
             return
         if self._cache.has_unwritten:
             self._do(self._cache.write_behind, "states are in memory alone until the end")
-        self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
+        self._next = self._loop.call_later(_WRITE_BEHIND_SECONDS, self._write_behind)
 
     def _do(self, action: Callable[[], object], consequence: str) -> None:
         """Have `action` done on the thread; where it fails, that and its `consequence` are logged."""

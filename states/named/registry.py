@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
@@ -70,7 +71,7 @@ class StateRegistry:
         self._failed_writes = 0
         self._listeners: list[Callable[[str], None]] = []
         self._table = NamedStateTable(
-            capacity, max_names, clock, self.tell_forgotten, quota, keeps_persistent=saved is not None
+            capacity, max_names, clock, partial(_tell, self._listeners), quota, keeps_persistent=saved is not None
         )
         self._lock = threading.RLock()
         self._disk_lock = threading.Lock()  # taken before the other one
@@ -250,8 +251,7 @@ class StateRegistry:
 
     def tell_forgotten(self, digest: str) -> None:
         """Tell whoever wants to know that no name stands for a state of these values any more."""
-        for forget in self._listeners:
-            forget(digest)
+        _tell(self._listeners, digest)
 
     @contextmanager
     def _changing(self) -> Iterator[NamedStateTable]:
@@ -305,3 +305,8 @@ class StateRegistry:
 def _drop_unwritten(table: NamedStateTable, entries: Sequence[NamedState]) -> None:
     for entry in entries:
         table.drop(entry, "it could not be written")
+
+
+def _tell(listeners: Sequence[Callable[[str], None]], digest: str) -> None:
+    for forget in listeners:
+        forget(digest)

@@ -45,6 +45,12 @@ class Copies:
         """The quickest tier that has a copy."""
         return next(tier for tier in self.tiers if tier.name in checkpoint.sizes)
 
+    def touch(self, checkpoint: Checkpoint) -> None:
+        """Value a checkpoint anew in every tier that has a copy."""
+        for tier in self.tiers:
+            if tier.name in checkpoint.sizes:
+                tier.queue.touch(checkpoint)
+
     def add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
         """Copy a state into a tier that wants it and makes room for it; False where it does not."""
         if not tier.wants(checkpoint):

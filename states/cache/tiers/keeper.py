@@ -20,7 +20,7 @@ class Keeper:
     def __init__(self, tier: Tier, copies: Copies, clock: Callable[[], float]) -> None:
         self._tier = tier
         self._copies = copies
-        self._behind = WriteBehind(tier.write_after, clock, self._read, self._write)
+        self._behind = WriteBehind(tier.write_after, clock)
 
     @property
     def is_idle(self) -> bool:
@@ -34,7 +34,7 @@ class Keeper:
 
     def run(self) -> None:
         """Write what is old enough, as far as it fits. Does not wait."""
-        self._behind.run()
+        self._behind.run(self._read, self._write)
 
     def flush(self, checkpoints: Sequence[Checkpoint]) -> None:
         """Write the first of `checkpoints` that quick tiers alone have, as many as fit; wait until they are taken."""

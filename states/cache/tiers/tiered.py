@@ -45,7 +45,7 @@ class TieredStore:
         self._live = live
         self._stats = stats
         self._copies = Copies(tiers, stats, on_lost)
-        self._fetches = Fetches(config.fetch_capacity, self.touch)
+        self._fetches = Fetches(config.fetch_capacity, self._copies.touch)
         self._keepers = tuple(Keeper(tier, self._copies, clock) for tier in self.tiers if tier.slow)
         self.any_slow = bool(self._keepers)
 
@@ -130,9 +130,7 @@ class TieredStore:
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value a checkpoint anew in every tier that has a copy."""
-        for tier in self.tiers:
-            if tier.name in checkpoint.sizes:
-                tier.queue.touch(checkpoint)
+        self._copies.touch(checkpoint)
 
     def drop(self, checkpoint: Checkpoint) -> None:
         """Forget every copy. `on_lost` is not called."""

@@ -23,21 +23,10 @@ class WriteBehind:
     For the thread that owns the device; only `is_idle` may be asked on others.
     """
 
-    def __init__(
-        self,
-        seconds: float,
-        clock: Callable[[], float],
-        start_read: Callable[[Checkpoint], PendingPayload | None],
-        write: Callable[[Checkpoint, Payload], None],
-    ) -> None:
-        """`start_read` gives a copy of a checkpoint that is `seconds` old, None where it need not be written any more.
-
-        `write` takes what was read. Both may call `note`.
-        """
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        """A checkpoint is old enough after so many `seconds` by the `clock`."""
         self._seconds = seconds
         self._clock = clock
-        self._start_read = start_read
-        self._write = write
         self._since: dict[Checkpoint, float] = {}  # when it was noted; the earliest first
         self._reads: dict[Checkpoint, PendingPayload] = {}
 
@@ -50,24 +39,33 @@ class WriteBehind:
         """Have a checkpoint written when it is old enough, unless a slow tier has it then."""
         self._since.setdefault(checkpoint, self._clock())
 
-    def run(self) -> None:
-        """Write what has been read, and begin to read what is old enough. Does not wait."""
+    def run(
+        self,
+        start_read: Callable[[Checkpoint], PendingPayload | None],
+        write: Callable[[Checkpoint, Payload], None],
+    ) -> None:
+        """Write what has been read, and begin to read what is old enough. Does not wait.
+
+        `start_read` gives a copy of a checkpoint, None where it need not be written any more; `write` takes what was
+        read. Both may call `note`.
+        """
         for checkpoint, pending in list(self._reads.items()):
             if pending.done():
                 del self._reads[checkpoint]
-                self._finish(checkpoint, pending)
+                _finish(checkpoint, pending, write)
         for checkpoint, since in list(self._since.items()):
             if self._clock() - since < self._seconds or len(self._reads) >= MOST_READS:
                 return
             del self._since[checkpoint]
-            started = self._start_read(checkpoint)
+            started = start_read(checkpoint)
             if started is not None:
                 self._reads[checkpoint] = started
 
-    def _finish(self, checkpoint: Checkpoint, pending: PendingPayload) -> None:
-        try:
-            payload = pending.result()
-        except Exception as error:
-            _log.warning("a checkpoint is not written to disk: its copy can't be read: %s", error)
-            return
-        self._write(checkpoint, payload)
+
+def _finish(checkpoint: Checkpoint, pending: PendingPayload, write: Callable[[Checkpoint, Payload], None]) -> None:
+    try:
+        payload = pending.result()
+    except Exception as error:
+        _log.warning("a checkpoint is not written to disk: its copy can't be read: %s", error)
+        return
+    write(checkpoint, payload)

@@ -1,0 +1,61 @@
+"""What a closed engine took is free at once, without a garbage collection."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from weakref import ReferenceType, ref
+
+import pytest
+
+from rnn_engine import engine as engine_module
+from rnn_engine.demo import model_path
+from rnn_engine.engine import Engine
+from rnn_engine.forward import GpuRunner
+from rnn_engine.loading.parts import EngineParts, open_parts
+from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.requests import GenerateRequest
+from states.cache.config import CacheConfig, DiskConfig
+
+
+@pytest.fixture
+def parts_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ReferenceType[Any]]]:
+    """The parts of the engine that is loaded, by name; nothing is collected during the test."""
+    references: dict[str, ReferenceType[Any]] = {}
+
+    def open_watched(*args: Any, **kwargs: Any) -> EngineParts:  # noqa: ANN401
+        parts = open_parts(*args, **kwargs)
+        watched = {"runner": parts.runner, "tokenizer": parts.tokenizer, "states": parts.states, "cache": parts.cache}
+        if isinstance(parts.runner, GpuRunner):
+            watched["forward pass"] = parts.runner._forward
+        assert parts.cache is not None
+        watched |= {f"{tier.name} tier": tier for tier in parts.cache.tiers}
+        references.update({name: ref(part) for name, part in watched.items()})
+        return parts
+
+    monkeypatch.setattr(engine_module, "open_parts", open_watched)
+    gc.collect()
+    gc.disable()
+    yield references
+    gc.enable()
+
+
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+async def test_a_closed_engine_is_freed_without_a_collection(
+    device: str, tmp_path: Path, parts_of: dict[str, ReferenceType[Any]]
+) -> None:
+    cache = CacheConfig(disk=DiskConfig(tmp_path))
+    engine = await Engine.load(model_path(), LoadSettings(device), num_slots=2, cache=cache)
+    request = GenerateRequest(
+        engine.tokenize("User: Hello\n\nAssistant:"),
+        max_tokens=8,
+        stop=(b"\n",),
+    )
+    assert [event async for event in engine.generate(request)]
+    parts_of |= {"engine": ref(engine), "scheduler": ref(engine._scheduler), "worker": ref(engine._worker)}
+    await engine.close()
+    del engine
+    alive = [name for name, reference in parts_of.items() if reference() is not None]
+    assert alive == []
