@@ -114,7 +114,8 @@ class Members:
             Member(self._links, self._front, report) for name, report in reports.items() if name not in self._members
         ]
         self._members |= {member.name: member for member in new}
-        await self._note(reports)
+        gone = self._note(reports)
+        await asyncio.gather(*(member.close() for member in gone))
         for member in new:
             with suppress(TimeoutError):  # another survey is soon
                 await asyncio.wait_for(member.ready.wait(), SURVEY_SECONDS)
@@ -127,15 +128,17 @@ class Members:
         await asyncio.gather(*(member.close() for member in self))
         await self._links.close()
 
-    async def _note(self, reports: Mapping[str, Report]) -> None:
-        """Take what replicas tell of themselves, and forget those that are gone and run nothing any more."""
+    def _note(self, reports: Mapping[str, Report]) -> list[Member]:
+        """Take what replicas tell of themselves; forget and return those that are gone and run nothing any more."""
+        gone: list[Member] = []
         for name, member in list(self._members.items()):
             member.note(reports.get(name))
             if (member.leaving or member.lost) and member.outstanding == 0:
                 del self._members[name]
                 self._router.forget(name)
                 self._gone = total_counters(EngineCounters(), (self._gone, member.report.counters))
-                await member.close()
+                gone.append(member)
+        return gone
 
 
 def _stopped() -> EngineClosedError:

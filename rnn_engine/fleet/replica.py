@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from inspect import isawaitable
@@ -13,7 +13,15 @@ from typing import Protocol
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.errors import RnnEngineError
-from rnn_engine.fleet.wire import Outcome, Report, pack_answer, pack_outcomes, unpack_question, unpack_request
+from rnn_engine.fleet.wire import (
+    Outcome,
+    Question,
+    Report,
+    pack_answer,
+    pack_outcomes,
+    unpack_question,
+    unpack_request,
+)
 from rnn_engine.interface import EngineLike
 from states.cache.summary import SummaryChanges
 
@@ -43,6 +51,14 @@ class Replica:
         self._engine = engine
         self._outboxes: defaultdict[str, _Outbox] = defaultdict(_Outbox)
         self._reading: dict[tuple[str, int], asyncio.Event] = {}  # by front and key: its reader is not far behind
+        self._answers: Mapping[Question, Callable[..., object]] = {
+            "cache_nodes": engine.cache_nodes,
+            "cache_tree": engine.cache_tree,
+            "cache_tokens": engine.cache_tokens,
+            "drop_cache_position": engine.drop_cache_position,
+            "drop_cache": engine.drop_cache,
+            "forget_root": engine.forget_root,
+        }
 
     async def run(self, front: str, key: int, call: bytes) -> None:
         """Run a request until it has ended; what becomes of it goes into the stream of `front`, under `key`.
@@ -109,9 +125,9 @@ class Replica:
 
     async def ask(self, question: bytes) -> bytes:
         """Return the answer to a packed question about what is kept, packed with the error where there is one."""
-        method, args = unpack_question(question)
         try:
-            answer = getattr(self._engine, method)(*args)
+            method, args = unpack_question(question)
+            answer = self._answers[method](*args)
             return pack_answer(await answer if isawaitable(answer) else answer, None)
         except RnnEngineError as error:
             return pack_answer(None, error)

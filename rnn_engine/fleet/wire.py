@@ -97,10 +97,12 @@ def pack_question(method: Question, *args: object) -> bytes:
 
 
 def unpack_question(data: bytes) -> tuple[Question, tuple[Any, ...]]:
-    """Return a method's name, which is one of those that may be asked, and its arguments."""
+    """Return a method's name and its arguments. Raises InvalidRequestError for one that may not be asked."""
     method, args = pickle.loads(data)
-    assert method in get_args(Question), method
-    return method, args
+    for question in get_args(Question):
+        if method == question:
+            return question, args
+    raise InvalidRequestError("question", method, f"one of {', '.join(get_args(Question))}")
 
 
 def pack_answer(value: object, error: RnnEngineError | None) -> bytes:
