@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from rnn_engine.errors import InvalidRequestError
 from server.doors.scopes import Scope
 from server.http.bodies import json_response, received_file
-from server.http.context import engine_of
+from server.http.context import LEASE, engine_of
 from server.http.routing import MODEL_QUERY, Route
 from server.schemas.state_entry import StateEntry, state_entry
 from states.files.exchange import ExportForm, StateFiles
@@ -21,6 +21,9 @@ from states.frozen import FrozenState
 from states.named.entry import NamedState, Retention
 
 _ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
+_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "prefab": 3}
+"""How many times the values are in memory while a file is made, besides the state's own arrays."""
+
 _FORM_QUERY = {
     **MODEL_QUERY,
     "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
@@ -39,7 +42,10 @@ async def export(request: web.Request) -> web.StreamResponse:
     engine = engine_of(request)
     form = _form(request)
     named = await engine.states.get(request.match_info["name"])
+    request[LEASE].hold(_COPIES[form] * named.frozen.num_bytes)
     parts = await asyncio.to_thread(_export, engine.state_files, form, named)
+    if _COPIES[form] > 0:
+        request[LEASE].hold(sum(map(_size, parts)))
     response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
     response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
     response.content_length = sum(map(_size, parts))

@@ -21,7 +21,7 @@ from tests.support.fleet import LocalLinks
 async def test_surveys_at_the_same_time_forget_the_same_replicas_once() -> None:
     engines = {name: FakeEngine() for name in ("a", "b", "c", "d")}
     for engine in engines.values():
-        engine.counters().prompt_tokens.add(5)
+        engine.counters().steps = 5
     links = LocalLinks(engines)
     members = Members(links, "front", PrefixRouter())
     await members.survey()
@@ -29,7 +29,7 @@ async def test_surveys_at_the_same_time_forget_the_same_replicas_once() -> None:
     links.hidden |= {"a", "b", "c"}
     await asyncio.gather(*(members.survey() for _ in range(3)))
     assert [member.name for member in members] == ["d"]
-    assert members.counters(EngineCounters()).prompt_tokens.sum == 20  # each counts once
+    assert members.counters(EngineCounters()).steps == 20  # each counts once
     await members.close()
 
 

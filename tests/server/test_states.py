@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from server.http.context import BUDGET
+from server.limits import Limits
 from server.schemas.state_entry import StateEntry
 from server.schemas.states import AdvancedState, CreatedState, LeaseEnded, LeaseEntries, StateEntries, StateRemoved
+from server.settings import ServerSettings
 from states.files.container import file_parts
+from states.files.exchange import StateFiles
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
@@ -260,6 +265,33 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
     assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "prefab": None}[form]
     assert uploaded["has_logits"] == (form == "full")
     assert np.array_equal(engine.registry.get("b").frozen.state["wkv"], engine.registry.get("a").frozen.state["wkv"])
+
+
+async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.http.memory.FREE_BYTES", 0)
+    engine = FakeEngine()
+    client = await serve(engine, ServerSettings(limits=Limits(max_held_bytes=1 << 20)))
+    await create(client, "a")
+    num_bytes = engine.registry.get("a").frozen.num_bytes
+    held: list[int] = []
+    export = StateFiles.export
+
+    def watched(*args: Any) -> Iterator[bytes | memoryview]:  # noqa: ANN401
+        held.append(client.app[BUDGET].held)
+        return export(*args)
+
+    monkeypatch.setattr(StateFiles, "export", watched)
+    for form in ("full", "tuned", "prefab"):
+        assert (await client.get(f"{PATH}/a/export", params={"form": form})).status == 200
+    assert held[0] == 0  # it sends the state's own arrays
+    assert (held[1], held[2]) == (num_bytes, 3 * num_bytes)
+    with client.app[BUDGET].lease() as others:
+        others.hold((1 << 20) - 3 * num_bytes + 1)
+        for form, status in (("full", 200), ("tuned", 200), ("prefab", 429)):
+            response = await client.get(f"{PATH}/a/export", params={"form": form})
+            assert response.status == status, form
+            await response.read()
+    assert client.app[BUDGET].held == 0
 
 
 async def test_head_of_an_export_sends_no_body(serve: Serve) -> None:
