@@ -32,7 +32,11 @@ class Limits:
     max_unzip_files: Annotated[int, Bound("files", "In an archive that an admin unpacks.")] = 10_000
     max_held_bytes: Annotated[
         int,
-        Bound("bytes", "Of all bodies that are held at a time, and of what is read from them; one may take half."),
+        Bound(
+            "bytes",
+            "Of all bodies that are held at a time, what is read from them, and copies of states for exports; one body "
+            "may take half.",
+        ),
     ] = 512 * 2**20
     max_messages: Annotated[int, Bound("messages", "Messages of a chat.")] = 8192
     max_text_bytes: Annotated[

@@ -28,6 +28,9 @@ from rnn_engine.requests import (
 )
 from rnn_engine.types import InitialState
 
+MOST_ROUNDING = 1e-3
+"""The most by which what is scored beside a token changes its log-probability."""
+
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
@@ -91,6 +94,9 @@ async def score_choices(
     limit: int | None = None,
 ) -> tuple[ChoiceScore, ...]:
     """Return the scores of lists of token ids after `context`, in their order; none depends on what else is scored.
+
+    That holds but for rounding: in a step of another size sums are added up in another order, on the processor and on
+    a GPU, which changes a token's log-probability by `MOST_ROUNDING` at most.
 
     The context begins from `initial_state`, as does token 0 where choices are calibrated. An empty context is token 0,
     unless `initial_state` has logits to go on from. At most `limit` choices are with the engine at a time, by default

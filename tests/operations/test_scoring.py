@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.demo import model_path
@@ -16,7 +17,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.cost import Cost
-from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
+from rnn_engine.operations.scoring import MOST_ROUNDING, ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine.requests import GenerateRequest, PromptScored
 from rnn_engine.types import InitialState
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
@@ -181,6 +182,28 @@ async def test_demo_model_finds_the_context_of_an_earlier_call(engine: Engine) -
     assert cached(again) == [len(context) - 1] * len(choices)
     assert total_cost(again) == Cost(len(context) + sum(map(len, choices)), len(context) - 1)
     assert [score.total for score in again[:4]] == pytest.approx([score.total for score in before], abs=1e-4)
+
+
+@pytest.mark.parametrize(("device", "examples"), [("cpu", 12), ("auto", 4)])
+async def test_what_is_scored_beside_a_choice_changes_its_score_by_rounding_alone(device: str, examples: int) -> None:
+    async with await Engine.load(model_path(), LoadSettings(device), num_slots=4) as engine:
+        loop, tokens = asyncio.get_running_loop(), st.integers(1, engine.info.shape.vocab_size - 1)
+        choices = st.lists(st.lists(tokens, min_size=1, max_size=4), max_size=3)
+
+        async def totals(context: list[int], choices: list[list[int]]) -> list[ChoiceScore]:
+            await engine.drop_cache()
+            return list(await score_choices(engine, context, choices))
+
+        @settings(max_examples=examples)
+        @given(st.lists(tokens, min_size=1, max_size=40), st.lists(tokens, min_size=1, max_size=4), choices, choices)
+        def agree(context: list[int], choice: list[int], before: list[list[int]], after: list[list[int]]) -> None:
+            [alone] = asyncio.run_coroutine_threadsafe(totals(context, [choice]), loop).result()
+            beside = asyncio.run_coroutine_threadsafe(totals(context, [*before, choice, *after]), loop).result()
+            for one, other in zip(alone.given.tokens, beside[len(before)].given.tokens, strict=True):
+                assert one.token == other.token
+                assert one.logprob == pytest.approx(other.logprob, rel=0, abs=MOST_ROUNDING)
+
+        await asyncio.to_thread(agree)
 
 
 def cached(scores: Sequence[ChoiceScore]) -> list[int]:
