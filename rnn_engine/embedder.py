@@ -6,7 +6,7 @@ It is no RWKV, and runs on the CPU. The packages that it needs are the extra `em
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_TOKENS: Final = 512
 _FILES: Final = ("model.onnx", "onnx/model.onnx", "model_optimized.onnx", "model_quantized.onnx")
 _TOKENIZER: Final = "tokenizer.json"
+_PART_CHARACTERS: Final = 1 << 14  # of a text that is split into pieces
 _POOLING: Final = "1_Pooling/config.json"
 _EXTRA: Final = "an embedding model needs the packages of the extra `embeds`: pip install 'rnn-engine[embeds]'"
 
@@ -44,7 +45,8 @@ class Embedder:
         """Return a text as pieces of at most so many tokens, which end where paragraphs, sentences or words do."""
         from semantic_text_splitter import TextSplitter
 
-        return TextSplitter.from_huggingface_tokenizer_str(self._splitting, max_tokens).chunks(text)
+        splitter = TextSplitter.from_huggingface_tokenizer_str(self._splitting, max_tokens)
+        return [piece for part in _parts(text) for piece in splitter.chunks(part)]
 
     def embed(self, texts: Sequence[str]) -> F32:
         """Return the vector of each text, [len(texts), D], of length 1; of a text only its first MAX_TOKENS count."""
@@ -63,6 +65,21 @@ class Embedder:
             vectors = vectors[:, 0] if self._first else (vectors * weights).sum(axis=1) / total
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield parts of a text, which end where paragraphs, lines or words do if there is such a place.
+
+    The time that splitting takes grows with the square of the length of a text without white space.
+    """
+    start = 0
+    while len(text) - start > _PART_CHARACTERS:
+        most = start + _PART_CHARACTERS
+        ends = (text.rfind(mark, start, most) + len(mark) for mark in ("\n\n", "\n", " "))
+        end = next((end for end in ends if end > start + _PART_CHARACTERS // 2), most)
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def load_embedder(folder: Path) -> Embedder:

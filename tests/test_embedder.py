@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pytest
+import semantic_text_splitter
 
+from rnn_engine import embedder as embedder_module
 from rnn_engine.embedder import load_embedder
 from rnn_engine.errors import ModelError
 from rnn_engine.types import F32
@@ -44,6 +47,34 @@ def test_a_text_is_cut_where_sentences_and_words_end(tmp_path: Path) -> None:
     assert embedder.split(text, 5) == ["the sky is blue.", "the sea is deep."]
     assert embedder.split(text, 3)[0] == "the sky is"
     assert embedder.split(" ", 5) == []
+
+
+@pytest.mark.parametrize("between", [" ", "\n", "\n\n", ""])
+def test_a_long_text_is_split_in_parts_that_end_with_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    lengths: list[int] = []
+    splitter = semantic_text_splitter.TextSplitter
+
+    class Splitter:
+        def __init__(self, settings: str, capacity: int) -> None:
+            self._real = splitter.from_huggingface_tokenizer_str(settings, capacity)
+
+        @classmethod
+        def from_huggingface_tokenizer_str(cls, settings: str, capacity: int) -> Self:
+            return cls(settings, capacity)
+
+        def chunks(self, text: str) -> list[str]:
+            lengths.append(len(text))
+            return list(self._real.chunks(text))
+
+    monkeypatch.setattr(semantic_text_splitter, "TextSplitter", Splitter)
+    monkeypatch.setattr(embedder_module, "_PART_CHARACTERS", 20)
+    words = ["the", "sky", "is", "blue."] * 25
+    pieces = load_embedder(save_embedder(tmp_path / "tiny")).split(between.join(words), 5)
+    assert max(lengths) <= 20
+    assert "".join("".join(pieces).split()) == "".join(words)
+    assert not between or {word for piece in pieces for word in piece.split()} == set(words)
 
 
 def test_only_the_first_tokens_of_a_long_text_count(tmp_path: Path) -> None:

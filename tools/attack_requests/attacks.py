@@ -34,6 +34,10 @@ def _chat(name: str, content: str, count: int = 1, **fields: object) -> Attack:
     return _json(CHAT, name, {"messages": [{"role": "user", "content": content}] * count, "max_tokens": 1, **fields})
 
 
+def _call(arguments: str) -> Mapping[str, object]:
+    return {"id": "call", "function": {"name": "f", "arguments": arguments}}
+
+
 def _many(path: str, name: str, before: bytes, item: bytes, count: int, after: bytes = b"}") -> Attack:
     """A list of one item again and again."""
     return Attack(name, lambda: before + b"[" + (item + b",") * (count - 1) + item + b"]" + after, path)
@@ -95,6 +99,19 @@ ATTACKS = (
         {"input": [5] * 250_000, "choices": [[5]] * 2048},
     ),
     Attack("60 MB to tokenize", lambda: b'{"content": "' + b"hello world " * 5_000_000 + b'"}', "/tokenize"),
+    _json("/tokenize", "4 MB of mixed white space to tokenize", {"content": " \n\t \r\n  \t" * 450_000}),
+    _json(
+        "/tokenize", "4 MB of punctuation to tokenize, with pieces", {"content": "<|.!>" * 800_000, "with_pieces": True}
+    ),
+    _json(
+        COMPLETIONS, "a bias for a text of 4 MB", {"prompt": "a", "logit_bias": {"a|" * 1_900_000: 1}, "max_tokens": 1}
+    ),
+    _chat("1 million blank lines", "a\n\n\n" * 1_000_000),
+    _json(
+        CHAT,
+        "a call with 1 million lists as its arguments",
+        {"messages": [{"role": "assistant", "tool_calls": [_call("[" + "[]," * 1_000_000 + "[]]")]}], "max_tokens": 1},
+    ),
     _many("/detokenize", "5 million texts to detokenize", b'{"tokens":', b'"x"', 5_000_000),
     _many("/detokenize", "20 million tokens to detokenize", b'{"tokens":', b"99", 20_000_000),
     _json("/v1/responses", "metadata of 60 MB", {"input": "a", "metadata": {"a": _LONG}}),
