@@ -61,7 +61,9 @@ class Limits:
     max_request_seconds: Annotated[
         int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
     ] = 3600
-    max_queued: Annotated[int, Bound("requests", "That wait for a slot at a time; one more gets 429.")] = 64
+    max_queued: Annotated[
+        int, Bound("requests", "That wait for a slot; beyond them as many of clients with less than their share.")
+    ] = 64
     max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
     max_load_seconds: Annotated[int, Bound("seconds", "For a request to wait until its model is loaded; then 503.")] = (
         300

@@ -96,8 +96,8 @@ class GenerationBody(GrammarBody):
         default=0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of the requests that wait for a slot, the greatest comes first, then the earliest; one of every "
-        "8 slots goes to the earliest anyway.",
+        description="Of a client's requests that wait for a slot, the greatest comes first, then the earliest; one of "
+        "every 8 slots goes to the earliest anyway.",
     )
     timeout: float | None = Field(
         default=None,

@@ -23,7 +23,7 @@ Priority: TypeAlias = Annotated[
     Field(
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="Of the requests that wait for a slot, the greatest comes first, then the earliest.",
+        description="Of a client's requests that wait for a slot, the greatest comes first, then the earliest.",
     ),
 ]
 
