@@ -19,6 +19,7 @@
     ├── UnavailableError       the device does not answer, or is being opened again   (HTTP 503)
     ├── EngineClosedError      the engine is stopping or has stopped                  (HTTP 503)
     ├── StepError              the forward pass failed for the requests of one step   (HTTP 500)
+    │   └── MaskError          a request's grammar can't be followed further          (HTTP 400)
     └── ServerError            a server that was asked refuses or can't be reached    (as a client)
 
 A message names what is wrong, shows the bad value and says what is allowed.
@@ -135,6 +136,10 @@ class EngineClosedError(RnnEngineError):
 
 class StepError(RnnEngineError):
     """The forward pass failed; only the requests of that step are lost."""
+
+
+class MaskError(StepError):
+    """A request's grammar, or another mask of its tokens, can't be followed further; that request alone is lost."""
 
 
 class ServerError(RnnEngineError):

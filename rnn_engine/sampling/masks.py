@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import StepError
+from rnn_engine.errors import MaskError, StepError
 from rnn_engine.types import I32, mask_words, unpack_masks
 
 Mask: TypeAlias = NDArray[np.uint32]
@@ -109,7 +110,7 @@ class SequenceMask:
         self._ends = frozenset(ends)
         self._added: frozenset[int] = frozenset()  # of them, to the current mask
         self._may_force = may_force
-        self._current: AllowedTokens | Exception | None = None  # the exception is what finding it out has raised
+        self._current: AllowedTokens | MaskError | None = None  # the exception is what finding it out has raised
         self._seconds = 0.0  # of the processor's time that the masks so far have taken
         self.last_seconds = 0.0  # by the clock, that the last mask has taken
         self.is_known = False  # whether `current` was found out
@@ -124,10 +125,10 @@ class SequenceMask:
 
     @property
     def current(self) -> AllowedTokens | None:
-        """Found out where it is not known. Raises StepError, each time, for a mask that does not fit the vocabulary,
+        """Found out where it is not known. Raises MaskError, each time, for a mask that does not fit the vocabulary,
         allows no token or has taken too long."""
         self.find_out()
-        if isinstance(self._current, Exception):
+        if isinstance(self._current, MaskError):
             raise self._current
         return self._current
 
@@ -135,7 +136,8 @@ class SequenceMask:
         """Take note of the next token; `current` is None then, until `advance`."""
         if token not in self._added:
             begun = time.thread_time()
-            self._source.accept(token)
+            with _own_error():
+                self._source.accept(token)
             self._count_seconds(begun)
         self._current, self.is_known = None, True
 
@@ -143,7 +145,9 @@ class SequenceMask:
         """Find out what is forced after the last token."""
         self._added = frozenset()
         self.is_known = self.is_late = False
-        self.forced = self._source.forced() if self._may_force else ()
+        if self._may_force:
+            with _own_error():
+                self.forced = self._source.forced()
 
     def find_out(self) -> None:
         """Make the mask of the next token, unless it is known."""
@@ -151,20 +155,21 @@ class SequenceMask:
             return
         begun, begun_thread = time.perf_counter(), time.thread_time()
         try:
-            mask = self._source.next()
-            self._count_seconds(begun_thread)
-            self._current = None if mask is None else AllowedTokens(self._with_ends(mask), self._vocab_size)
-        except Exception as error:
+            with _own_error():
+                mask = self._source.next()
+                self._count_seconds(begun_thread)
+                self._current = None if mask is None else AllowedTokens(self._with_ends(mask), self._vocab_size)
+        except MaskError as error:
             self._current = error
         self.last_seconds = time.perf_counter() - begun
         self.is_known = True
 
     def _count_seconds(self, begun: float) -> None:
-        """Count the seconds since `begun`. Raises StepError where they, or all so far, are too many."""
+        """Count the seconds since `begun`. Raises MaskError where they, or all so far, are too many."""
         seconds = time.thread_time() - begun
         self._seconds += seconds
         if seconds > MOST_SECONDS_EACH or self._seconds > MOST_SECONDS:
-            raise StepError(
+            raise MaskError(
                 f"the grammar takes too long to follow: {seconds:.2g} s of the processor's time for one token and "
                 f"{self._seconds:.2g} s for the text; {MOST_SECONDS_EACH:g} s and {MOST_SECONDS:g} s are allowed"
             )
@@ -240,6 +245,17 @@ class SequenceMask:
         if not isinstance(self._current, AllowedTokens):
             return None
         return stack_masks([*[None] * (num_rows - 1), self._current.mask])
+
+
+@contextmanager
+def _own_error() -> Iterator[None]:
+    """Raise MaskError from whatever the block raises, since what follows from it is the mask's fault alone."""
+    try:
+        yield
+    except MaskError:
+        raise
+    except Exception as error:
+        raise MaskError(str(error) or type(error).__name__) from error
 
 
 def stack_masks(masks: Sequence[Mask | None]) -> NDArray[np.uint32]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from rnn_engine.errors import RnnEngineError, StepError
+from rnn_engine.errors import MaskError, RnnEngineError, StepError
 from rnn_engine.requests import Event, TextDelta
 
 MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them is paused until its reader catches up
@@ -24,7 +24,7 @@ class Delivery:
 
 def step_error(error: Exception) -> StepError:
     """Return a new StepError that `error` caused: each request gets its own, so that tracebacks do not mix."""
-    failure = StepError(str(error) or type(error).__name__)
+    failure = (MaskError if isinstance(error, MaskError) else StepError)(str(error) or type(error).__name__)
     failure.__cause__ = error
     return failure
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rnn_engine.draws import NOTHING_DRAWN, Drawn
-from rnn_engine.errors import StepError
+from rnn_engine.errors import MaskError, StepError
 from rnn_engine.requests import Event
 from rnn_engine.sampling import JointDraws, LogitRow, RowSource, RunRows
 from rnn_engine.scheduler.member import Member
@@ -119,4 +119,7 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) ->
 
 def _fail(outcome: RunOutcome, error: Exception) -> None:
     outcome.error = error
-    outcome.live.context.run(logger.exception, "a request failed after its step")
+    if isinstance(error, MaskError):
+        outcome.live.context.run(logger.info, "a request ends at its mask: %s", error)
+    else:
+        outcome.live.context.run(logger.exception, "a request failed after its step")

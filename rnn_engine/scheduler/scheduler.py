@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from rnn_engine.draws import MOST_DRAWS
-from rnn_engine.errors import RnnEngineError
+from rnn_engine.errors import MaskError, RnnEngineError
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.admission import Admission, FailedStart
@@ -373,6 +373,8 @@ class Scheduler:
         """Return the events that are ready before the first step of a sequence."""
         try:
             events = live.begin()
+        except MaskError as error:
+            return [self._fail(live, error)]
         except Exception as error:
             logger.exception("a request failed at its first token")
             self.failure = str(error)
@@ -387,7 +389,7 @@ class Scheduler:
         """Keep a checkpoint where one is due, and deliver the events of a run, or the error that has ended it."""
         live = outcome.live
         if outcome.error is not None:
-            if outcome.is_sound:
+            if outcome.is_sound and not isinstance(outcome.error, MaskError):
                 self.failure = str(outcome.error)
             else:
                 self._meter.counters.unsound_runs += 1

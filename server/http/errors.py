@@ -17,6 +17,7 @@ from rnn_engine.errors import (
     ForbiddenError,
     InvalidGrammarError,
     InvalidRequestError,
+    MaskError,
     ModelError,
     ModelNotFoundError,
     NotFoundError,
@@ -105,6 +106,8 @@ def describe(error: Exception) -> Failure:
             return Failure(503, str(error), "server_error", "unavailable", headers=retry_headers(error.retry_after))
         case EngineClosedError():
             return Failure(503, str(error), "server_error", "closing", headers=retry_headers(1.0))
+        case MaskError():
+            return Failure(400, str(error), "invalid_request_error", "grammar_failed")
         case StepError():
             return Failure(500, f"the model failed on this request: {error}", "server_error", "step_failed")
     _log.error("a request failed", exc_info=error)
