@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tests.support import pth
 
 MEGABYTE = 1 << 20
+_AMBIGUOUS = "root ::= (x x x x x x)*\nx ::= [a-z]* | [a-z ]* | x x\n"
 CHAT, COMPLETIONS, STATE = "/v1/chat/completions", "/v1/completions", "/v1/states/attack"
 CONVERSATIONS = "/v1/conversations"
 
@@ -24,6 +25,7 @@ class Attack:
     path: str
     method: str = "POST"
     stalled: int = 0
+    runs: bool = False  # nothing of it is refused at once, and others must not notice that it runs
 
 
 def _json(path: str, name: str, body: Mapping[str, object]) -> Attack:
@@ -122,6 +124,12 @@ ATTACKS = (
         {"input": "a", "text": {"format": {"type": "text", "a": _LONG}}},
     ),
     _many("/v1/responses", "200,000 tools", b'{"input":"a","tool_choice":"none","tools":', _TOOL, 200_000),
+    Attack(
+        "an ambiguous grammar",
+        lambda: json.dumps({"prompt": "Once upon a time", "max_tokens": 300, "guided_grammar": _AMBIGUOUS}).encode(),
+        COMPLETIONS,
+        runs=True,
+    ),
     Attack("40 uploads of 62 MB that stall", lambda: bytes(62 * MEGABYTE), STATE, "PUT", stalled=40),
     Attack("12 exchanges of keys of 60 MB that stall", lambda: bytes(60 * MEGABYTE), "/api/auth/exchange", stalled=12),
     Attack("an upload of 3 MB that holds 3 GB", lambda: _bomb(2, 3000), STATE, "PUT"),
