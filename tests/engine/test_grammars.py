@@ -59,6 +59,13 @@ async def test_answers_are_texts_of_the_grammar_and_end_with_it() -> None:
     assert len({text for text, _ in answers}) > 3
 
 
+async def test_a_key_does_not_learn_which_grammars_another_uses() -> None:
+    async with make_engine() as engine:
+        for scope in ("ann", "bob", "ann"):
+            await read(engine, replace(ask(Grammar("regex", "[ab]{5}")), cache_scope=scope))
+        assert engine.counters().grammar_compile_seconds.count == 2
+
+
 @pytest.mark.parametrize("grammar", [json_grammar(SCHEMA), Grammar("kbnf", 'start ::= "[" #"[0-9]{2}" "]";')])
 async def test_an_answer_goes_on_with_a_text_of_the_grammar_that_the_prompt_has_begun(grammar: Grammar) -> None:
     async with make_engine() as engine:
