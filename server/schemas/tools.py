@@ -12,6 +12,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.tool_calls import ToolChoice
 from server.schemas.base import RefusedError, RequestBody
 
+MOST_TOOLS = 2048  # of a conversation
 _MOST_NAMED = 30  # tools that an error lists
 _ANY: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -109,9 +110,11 @@ class ToolFields(RequestBody):
 
     aliases: ClassVar = {"function_call": "tool_choice"}
 
-    tools: Annotated[list[ToolBody], FailFast()] = Field(default=[], description="The tools that the model may call.")
+    tools: Annotated[list[ToolBody], FailFast()] = Field(
+        default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
+    )
     functions: Annotated[list[FunctionBody], FailFast()] = Field(
-        default=[], description="The older form of `tools`; answers then have `function_call`."
+        default=[], max_length=MOST_TOOLS, description="The older form of `tools`; answers then have `function_call`."
     )
     tool_choice: Choice | None = Field(
         default=None,

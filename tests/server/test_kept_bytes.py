@@ -11,11 +11,12 @@ import pytest
 from server.limits import Limits
 from server.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
-from tests.support.http import Body, Serve
+from tests.support.http import Body, Serve, error_of
 
 MEGABYTE = 1 << 20
 CONVERSATIONS, RESPONSES = "/v1/conversations", "/v1/responses"
 EMPTY_PART: Body = {"type": "reasoning_text", "text": ""}
+SAID: Body = {"role": "user", "content": "a"}
 LONG_NAME = "n" * 20_000
 
 
@@ -26,6 +27,7 @@ def tool(number: int) -> Body:
 
 HOSTILE: dict[str, tuple[str, Body]] = {
     "empty parts": (CONVERSATIONS, {"items": [{"type": "reasoning", "content": [EMPTY_PART] * 5000}]}),
+    "short parts": (CONVERSATIONS, {"items": [{"type": "reasoning", "content": [{**EMPTY_PART, "text": "a"}] * 5000}]}),
     "empty items": (CONVERSATIONS, {"items": [{"role": "user", "content": ""}] * 500}),
     "long ids": (CONVERSATIONS, {"items": [{"role": "user", "content": "", "id": "é" * 100_000}]}),
     "wide texts": (CONVERSATIONS, {"items": [{"role": "user", "content": "a" * 50_000 + "\U0001f600"}]}),
@@ -67,6 +69,16 @@ async def test_what_is_kept_is_bounded_whatever_is_in_it(serve: Serve, path: str
     first = await keep()
     grown = [await keep() - first for _ in range(20)][-1]
     assert grown < 1.5 * MEGABYTE
+
+
+async def test_tools_are_bounded(serve: Serve) -> None:
+    client = await serve(FakeEngine())
+    for path, tools, said in (
+        (RESPONSES, [{"type": "function", "name": "a"}], {"input": "a"}),
+        ("/v1/chat/completions", [{"type": "function", "function": {"name": "a"}}], {"messages": [SAID]}),
+    ):
+        error = await error_of(await client.post(path, json={**said, "tools": tools * 2049}), 400)
+        assert error["message"].endswith("expected at most 2048 items")
 
 
 METADATA: list[tuple[object, str]] = [

@@ -61,10 +61,10 @@ def _text(content: object) -> str:
 
 
 def _parse_thoughts(value: Mapping[str, Any]) -> list[Item]:
-    """Return what the parts of a reasoning item say; its summary where there is no more."""
+    """Return what the parts of a reasoning item say that say anything; its summary where there is no more."""
     parts = value.get("content") or value.get("summary") or []
     texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    return [{"type": "reasoning_text", "text": text} for text in texts]
+    return [{"type": "reasoning_text", "text": text} for text in texts if text]
 
 
 def _finish_item(value: Mapping[str, Any], kind: str, fields: Item) -> Item:

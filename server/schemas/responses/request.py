@@ -17,7 +17,7 @@ from server.schemas.generation import ProgressBody
 from server.schemas.messages import Message
 from server.schemas.responses.conversations import METADATA_BOUNDS, ConversationRef, Metadata
 from server.schemas.responses.items import Item, Items, messages_of
-from server.schemas.tools import Choice, FunctionBody, Parameters, ToolBody, ToolName, check_tool_type
+from server.schemas.tools import MOST_TOOLS, Choice, FunctionBody, Parameters, ToolBody, ToolName, check_tool_type
 from server.schemas.translated import TranslatedChat
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -125,7 +125,7 @@ class ResponsesRequest(ProgressBody):
     )
     metadata: Metadata = Field(default={}, description=f"Told in the response as it is. {METADATA_BOUNDS}")
     tools: Annotated[list[ResponseTool], FailFast()] = Field(
-        default=[], description="The tools that the model may call."
+        default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
     )
     tool_choice: Choice | None = Field(
         default=None,
