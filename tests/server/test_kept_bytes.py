@@ -67,7 +67,7 @@ async def test_what_is_kept_is_bounded_whatever_is_in_it(serve: Serve, path: str
         return tracemalloc.get_traced_memory()[0]
 
     first = await keep()
-    grown = [await keep() - first for _ in range(20)][-1]
+    grown = [await keep() - first for _ in range(10)][-1]
     assert grown < 1.5 * MEGABYTE
 
 
