@@ -130,6 +130,12 @@ ATTACKS = (
         COMPLETIONS,
         runs=True,
     ),
+    Attack(
+        "a prompt of 20,000 tokens",
+        lambda: json.dumps({"prompt": list(range(1, 201)) * 100, "echo": True, "max_tokens": 1}).encode(),
+        COMPLETIONS,
+        runs=True,
+    ),
     Attack("40 uploads of 62 MB that stall", lambda: bytes(62 * MEGABYTE), STATE, "PUT", stalled=40),
     Attack("12 exchanges of keys of 60 MB that stall", lambda: bytes(60 * MEGABYTE), "/api/auth/exchange", stalled=12),
     Attack("an upload of 3 MB that holds 3 GB", lambda: _bomb(2, 3000), STATE, "PUT"),
