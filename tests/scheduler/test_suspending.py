@@ -264,6 +264,7 @@ arriving = st.builds(
     draws=st.sampled_from([0, 1, 8]),
     drafts=st.booleans(),
     run_ahead=st.booleans(),
+    mask_seconds=st.sampled_from([0.0, 60.0]),  # every mask is late, or none
 )
 def test_whoever_is_suspended_hears_what_it_would_alone(
     arrivals: list[tuple[GenerateRequest, int]],
@@ -272,13 +273,14 @@ def test_whoever_is_suspended_hears_what_it_would_alone(
     draws: int,
     drafts: bool,
     run_ahead: bool,
+    mask_seconds: float,
 ) -> None:
     spare = range(slots, slots + 2 * drafts)
     runner = FakeRunner(
         LOGITS, num_slots=slots + len(spare), num_candidates=32, max_draws=draws, num_penalty_slots=slots // 2
     )
     settings = DraftSettings(4, spare) if drafts else DraftSettings()
-    clients = Clients(runner, TOKENIZER.decode_bytes, None, run_ahead, settings, least_tokens)
+    clients = Clients(runner, TOKENIZER.decode_bytes, None, run_ahead, settings, least_tokens, mask_seconds)
     for request, num_steps in arrivals:
         clients.send(request)
         for _ in range(num_steps):
