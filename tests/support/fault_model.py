@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rnn_engine.errors import DeviceError, RnnEngineError, StepError, UnavailableError
 from rnn_engine.loading.parts import EngineParts, assemble
-from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
+from rnn_engine.requests import Client, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.types import InitialState
 from states.cache.config import CacheConfig, DiskConfig
@@ -37,6 +37,7 @@ from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_reques
 
 NUM_SLOTS = 3
 SPARE_SLOTS = 4
+LEAST_TOKENS = 4  # that a request runs until it may be suspended for one of the other API key
 API_KEYS = ("one", "two")
 NAMES = ("ann", "bob", "cid")
 LOGITS = table_logits(VOCAB_SIZE)
@@ -78,6 +79,7 @@ class FaultModel:
             NUM_SLOTS,
             clock=lambda: self.now,
             wake=self._fetched.set,
+            least_tokens=LEAST_TOKENS,
         )
         self._delivered: list[Delivery] = []  # by the worker, and not looked at yet
         self.worker = Worker(self.scheduler, self._delivered.extend, lambda: None, self.parts.reopen)
@@ -166,7 +168,7 @@ class FaultModel:
         for key in list(self._paused):
             self.pause(key)
         for _ in range(100_000):
-            if not self._sent:
+            if not self._sent and not self.scheduler.has_work:  # a step may be in flight behind the last end
                 break
             self._turn()
         assert not self._sent, "a request never ends"
@@ -317,7 +319,8 @@ def _random_operation(model: FaultModel, chance: random.Random) -> Callable[[], 
             names = [f"{api_key}/{name}" for name in NAMES]
             name = chance.choice((None, None, *names))
             save_as = chance.choice((None, None, None, *names))
-            request = replace(random_request(chance, name is not None), cache_scope=api_key)
+            request = random_request(chance, name is not None)
+            request = replace(request, cache_scope=api_key, client=Client(api_key))
             if chance.random() < 0.5:  # one that the device draws for
                 request = replace(request, logprobs=None, max_tokens=chance.randint(0, 24))
             return partial(model.send, request, name=name, save_as=save_as)
