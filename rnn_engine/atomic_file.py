@@ -118,7 +118,7 @@ def _read_list(folder: Path) -> _Contents:
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
-    """Rename a folder, over another if there is one, which comes back where that fails."""
+    """Rename a folder. One that is at `path` already is replaced, and comes back if that fails."""
     if not path.exists():
         unfinished.rename(path)
         _sync_folder(path.parent)

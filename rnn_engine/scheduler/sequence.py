@@ -304,7 +304,7 @@ class LiveSequence(Member):
         return self._answer.ending is not None or self._mask is None or self._mask.is_known
 
     def go_on(self) -> list[Event]:
-        """Draw from the row that was kept, where that `can_go_on`; return the events that follow."""
+        """Draw the token that waited for its mask, and return the events that follow. Only if `can_go_on`."""
         assert self._undrawn is not None, "asked of one that awaits its mask"
         logits, self._undrawn = self._undrawn, None
         if self._answer.ending is not None:

@@ -64,7 +64,7 @@ class Bucket:
         return self._left
 
     def take(self, amount: float, now: float) -> None:
-        """Take `amount`, whether or not there is so much; a negative one is given back."""
+        """Take `amount` even if less is left. A negative amount is given back."""
         self._left = min(self.left(now) - amount, self.limit)
 
     def seconds_until(self, amount: float, now: float) -> float:

@@ -152,7 +152,7 @@ def client_of(request: web.Request) -> Client:
 
 
 async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
-    """Tell in the headers of an answer what is left of the client's quota. A signal handler of aiohttp's."""
+    """Add what is left of the client's quota to an answer's headers. A signal handler of aiohttp's."""
     if (spending := request.get(SPENDING)) is not None:
         response.headers.update(spending.headers)
 

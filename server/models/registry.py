@@ -84,8 +84,10 @@ class ModelRegistry:
         return found
 
     def check_unused(self, path: Path, field: str, text: str) -> None:
-        """Raise InvalidRequestError, which shows `text`, where writing to `path` would change what a model is loaded
-        from."""
+        """Raise InvalidRequestError if a model is loaded from the file or folder at `path`.
+
+        The error names `field` and shows `text`.
+        """
         user = next((model for model in self if model.order.uses(path)), None)
         if user is not None:
             allowed = f"another place, since the model {user.name!r} was loaded from it"
