@@ -22,7 +22,7 @@ _BAD: tuple[tuple[str, str, Body | None, int], ...] = (
     ("POST", TEXT, {"prompt": 7}, 400),
     ("POST", TEXT, {"prompt": "x", "n": 100_000}, 400),
     ("POST", TEXT, {"prompt": [10**9]}, 400),
-    ("POST", TEXT, {"prompt": "x", "logit_bias": {"x": 1}}, 400),
+    ("POST", TEXT, {"prompt": "x", "logit_bias": {"x": "much"}}, 400),
     ("POST", "/v1/choices", {"input": "x", "choices": []}, 400),
     ("POST", "/v1/embeddings", {"input": "x", "layer": 10**6}, 400),
     ("POST", "/detokenize", {"tokens": [-1]}, 400),
