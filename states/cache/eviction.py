@@ -4,16 +4,20 @@ A checkpoint is worth the tokens that it saves, times how often it is asked for,
 take (GreedyDual-Size-Frequency). What is evicted raises the tier's clock to its own worth, and whatever is added or hit
 later starts from the clock: so worth fades with time, and a checkpoint that once was popular leaves in the end.
 
-Waypoints give way before all others, and have a clock of their own: what others are worth does not depend on them.
+Waypoints give way before all others, and have a clock of their own. Others give way to them up to a share of the tier,
+so that where memory is full of others the last prompts' waypoints are there; beyond it they displace each other alone.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator
 
 from states.cache.checkpoint import Checkpoint
 from states.tokens import TOKEN_BYTES
+
+WAYPOINT_SHARE = 1 / 8  # of a bound in bytes: up to it others give way to waypoints
 
 
 class EvictionQueue:
@@ -22,12 +26,12 @@ class EvictionQueue:
     def __init__(self, tier: str, capacity: int) -> None:
         self.tier = tier
         self.capacity = capacity
-        self.used = 0
-        self._clocks = [0.0, 0.0]  # of waypoints, of all others
-        self._serial = 0
-        self._current: dict[Checkpoint, int] = {}  # checkpoint -> serial of its entry in the queue
-        # (whether it is no waypoint, priority, serial, checkpoint), stale ones included
-        self._queue: list[tuple[bool, float, int, Checkpoint]] = []
+        self._waypoints, self._others = _Ranking(), _Ranking()
+
+    @property
+    def used(self) -> int:
+        """Bytes of all copies."""
+        return self._waypoints.num_bytes + self._others.num_bytes
 
     @property
     def free(self) -> int:
@@ -35,50 +39,103 @@ class EvictionQueue:
         return self.capacity - self.used
 
     def __len__(self) -> int:
-        return len(self._current)
+        return len(self._waypoints) + len(self._others)
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        return iter(self._current)
+        return itertools.chain(self._waypoints, self._others)
 
     def add(self, checkpoint: Checkpoint, size: int) -> None:
         """Enter a copy of `size` bytes."""
         assert size <= self.free, f"{size} bytes don't fit the {self.free} left in tier {self.tier}"
         assert self.tier not in checkpoint.sizes, f"a second copy in tier {self.tier}"
         checkpoint.sizes[self.tier] = size
-        self.used += size
-        self.touch(checkpoint)
+        self._ranking(checkpoint).put(checkpoint, size)
 
     def remove(self, checkpoint: Checkpoint) -> None:
         """Take a copy out."""
-        self.used -= checkpoint.sizes.pop(self.tier)
-        del self._current[checkpoint]
+        self._ranking(checkpoint).remove(checkpoint, checkpoint.sizes.pop(self.tier))
 
     def touch(self, checkpoint: Checkpoint) -> None:
-        """Value the copy anew: after a hit, and when it may give way again."""
-        size = checkpoint.sizes[self.tier] + TOKEN_BYTES * checkpoint.saves
-        worth = (1 + checkpoint.hits) * checkpoint.saves / max(size, 1)
-        self._serial += 1
-        self._current[checkpoint] = self._serial
-        lasts = not checkpoint.is_waypoint
-        heapq.heappush(self._queue, (lasts, self._clocks[lasts] + worth, self._serial, checkpoint))
-        if len(self._queue) > 2 * len(self._current) + 64:
-            self._queue = [entry for entry in self._queue if self._is_current(entry)]
-            heapq.heapify(self._queue)
+        """Value the copy anew: after a hit, when it may give way again, and when it is a waypoint no longer."""
+        size = checkpoint.sizes[self.tier]
+        if checkpoint in self._waypoints and not checkpoint.is_waypoint:
+            self._waypoints.remove(checkpoint, size)
+        self._ranking(checkpoint).put(checkpoint, size)
+
+    @property
+    def num_waypoints(self) -> int:
+        """How many copies are of waypoints."""
+        return len(self._waypoints)
 
     def weakest(self, *, waypoints_only: bool = False) -> Checkpoint | None:
         """Return the checkpoint that gives way first, or None where all are locked. Advances the clock to its worth.
 
         With `waypoints_only`, None where all waypoints are locked.
         """
+        waypoint = self._waypoints.weakest()
+        return waypoint if waypoint is not None or waypoints_only else self._others.weakest()
+
+    def weakest_other(self) -> Checkpoint | None:
+        """Return the one that gives way first of those that are no waypoints, as `weakest` does."""
+        return self._others.weakest()
+
+    def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
+        """Return the one that gives way to a waypoint of `size` bytes, as `weakest` does.
+
+        No other does where the share has no room for two: a single waypoint is seldom worth what gives way to it.
+        """
+        share = self.capacity * WAYPOINT_SHARE
+        fits = 2 * size <= share and self._waypoints.num_bytes + size <= share
+        return (self._others.weakest() if fits else None) or self._waypoints.weakest()
+
+    def _ranking(self, checkpoint: Checkpoint) -> _Ranking:
+        return self._waypoints if checkpoint.is_waypoint else self._others
+
+
+class _Ranking:
+    """Copies of checkpoints by worth, under one clock."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._clock = 0.0
+        self._serial = 0
+        self._current: dict[Checkpoint, int] = {}  # checkpoint -> serial of its entry in the queue
+        self._queue: list[tuple[float, int, Checkpoint]] = []  # (priority, serial, checkpoint), stale ones included
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter(self._current)
+
+    def __contains__(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint in self._current
+
+    def put(self, checkpoint: Checkpoint, size: int) -> None:
+        """Enter a copy of `size` bytes, or value it anew."""
+        self.num_bytes += 0 if checkpoint in self else size
+        worth = (1 + checkpoint.hits) * checkpoint.saves / max(size + TOKEN_BYTES * checkpoint.saves, 1)
+        self._serial += 1
+        self._current[checkpoint] = self._serial
+        heapq.heappush(self._queue, (self._clock + worth, self._serial, checkpoint))
+        if len(self._queue) > 2 * len(self._current) + 64:
+            self._queue = [entry for entry in self._queue if self._is_current(entry)]
+            heapq.heapify(self._queue)
+
+    def remove(self, checkpoint: Checkpoint, size: int) -> None:
+        """Take a copy out."""
+        self.num_bytes -= size
+        del self._current[checkpoint]
+
+    def weakest(self) -> Checkpoint | None:
+        """Return the one that gives way first, or None where all are locked. Advances the clock to its worth."""
         while self._queue:
-            lasts, priority, _, checkpoint = self._queue[0]
-            if lasts and waypoints_only:
-                return None
+            priority, _, checkpoint = self._queue[0]
             if self._is_current(self._queue[0]) and checkpoint.locks == 0:
-                self._clocks[lasts] = max(self._clocks[lasts], priority)
+                self._clock = max(self._clock, priority)
                 return checkpoint
             heapq.heappop(self._queue)  # a locked one comes back by the touch at its release
         return None
 
-    def _is_current(self, entry: tuple[bool, float, int, Checkpoint]) -> bool:
-        return self._current.get(entry[3]) == entry[2]
+    def _is_current(self, entry: tuple[float, int, Checkpoint]) -> bool:
+        return self._current.get(entry[2]) == entry[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from states.cache.checkpoint import MissReason
+from states.cache.eviction import WAYPOINT_SHARE
 from states.cache.positions import Positions
 from states.cache.tiers.tier import FoundCopy, Tier
 from states.cache.tiers.tiered import TieredStore
@@ -11,7 +12,8 @@ from states.cache.tiers.tiered import TieredStore
 class Index:
     """Forgets what is least missed while the records of all that is known take more than `capacity`.
 
-    Waypoints go first, then ghost entries, then what is known of a shared store, then other checkpoints.
+    Waypoints go first while they take more than their share, then ghost entries, then what is known of a shared store,
+    then other checkpoints.
     """
 
     def __init__(self, positions: Positions, tiers: TieredStore, capacity: int) -> None:
@@ -33,14 +35,19 @@ class Index:
     def trim(self) -> None:
         """Forget what was unused for longest until the bound holds, or all that is left is locked."""
         while self.num_bytes > self.capacity:
-            evicted = self._tiers.evict(waypoints_only=True)
-            if evicted is None and self._positions.forget_oldest_ghost():
+            spared = _WAYPOINT_BYTES * self._tiers.num_waypoints <= WAYPOINT_SHARE * self.capacity
+            if not spared and self._forget(waypoints=True):
                 continue
-            evicted = evicted or self._tiers.evict()
-            if evicted is None:
+            if self._positions.forget_oldest_ghost() or self._forget(waypoints=False):
+                continue
+            if not self._forget(waypoints=True):
                 return
-            if not evicted.resumable:
-                self._positions.forget(evicted)
+
+    def _forget(self, *, waypoints: bool) -> bool:
+        evicted = self._tiers.evict(waypoints=waypoints)
+        if evicted is not None and not evicted.resumable:
+            self._positions.forget(evicted)
+        return evicted is not None
 
     def adopt_copies(self, tier: Tier) -> None:
         """Take in what an earlier process left in a tier, as much as has room there and here; delete the rest."""
@@ -74,3 +81,4 @@ class Index:
 
 
 _COPY_BYTES = 1000  # an estimate of what a tier's records of one copy take
+_WAYPOINT_BYTES = 2600  # of one waypoint: of its copy, its record and its place in the tree

@@ -15,6 +15,7 @@ from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.tokenizer.none import NoTokenizer
 from rnn_engine.versions.v7 import run_layers
+from states.cache.config import CacheConfig
 from states.cache.make import make_cache
 from states.tokens import pack, shared_tokens
 from tests.support.clients import Heard
@@ -35,12 +36,13 @@ def tokenizer() -> Tokenizer:
 
 
 async def ask_all(
-    prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, step: int, *, cached: bool = True
+    prompts: Sequence[Sequence[int]], tokenizer: Tokenizer, step: int, *, states: int = 100
 ) -> list[Heard]:
-    """Ask one after the other."""
+    """Ask one after the other, with memory for so many states."""
     model = random_model(tiny_shape(vocab=tokenizer.size), seed=3)
     runner = CpuRunner(model, run_layers, num_slots=2, max_tokens=step)
-    cache = make_cache(model.shape, "a model", runner) if cached else None
+    config = CacheConfig(host_capacity=states * (model.shape.state_bytes + 4 * tokenizer.size))
+    cache = make_cache(model.shape, "a model", runner, config) if states > 0 else None
     parts = assemble(runner, tokenizer, model="tiny", device="cpu", weights="f32", cache=cache)
     async with asyncio.timeout(PATIENCE), Engine(parts) as engine:
         return [await listen(engine, ask(prompt)) for prompt in prompts]
@@ -57,6 +59,11 @@ def most_shared(prompts: Sequence[Sequence[int]]) -> list[int]:
     return [max([0, *(shared_tokens(one, other) for other in packed[:number])]) for number, one in enumerate(packed)]
 
 
+def found(heard: Sequence[Heard]) -> list[int]:
+    """How many tokens each got from the cache."""
+    return [event.cached_tokens for one in heard for event in one.events if isinstance(event, Started)]
+
+
 @pytest.mark.parametrize("step", [64, 256])
 @pytest.mark.parametrize("is_known", [pytest.param(True, id="of the text"), pytest.param(False, id="of ids alone")])
 async def test_no_question_runs_the_text_again_because_of_one_token(
@@ -66,12 +73,24 @@ async def test_no_question_runs_the_text_again_because_of_one_token(
     assert len(tokenizer.encode(TEXT)) == 1281
     assert most_shared(prompts) == [0, 1281, 1283, 1280, 1281]
     served = tokenizer if is_known else NoTokenizer(tokenizer.size, "none was asked for")
-    heard, alone = await ask_all(prompts, served, step), await ask_all(prompts, served, step, cached=False)
-    found = [event.cached_tokens for one in heard for event in one.events if isinstance(event, Started)]
-    assert min(found[2], found[4]) >= 1280
-    assert all(10 * saved >= 9 * most for saved, most in zip(found, most_shared(prompts), strict=True))
+    heard, alone = await ask_all(prompts, served, step), await ask_all(prompts, served, step, states=0)
+    saved = found(heard)
+    assert min(saved[2], saved[4]) >= 1280
+    assert all(10 * one >= 9 * most for one, most in zip(saved, most_shared(prompts), strict=True))
     assert [[info.token for info in one.tokens] for one in heard] == [
         [info.token for info in one.tokens] for one in alone
     ]
     for one, other in zip(heard, alone, strict=True):
         assert [info.logprob for info in one.tokens] == pytest.approx([info.logprob for info in other.tokens], abs=1e-4)
+
+
+@pytest.mark.parametrize("step", [64, 128])
+async def test_no_question_runs_the_text_again_where_memory_is_full_of_other_states(
+    tokenizer: Tokenizer, step: int
+) -> None:
+    others = [tokenizer.encode(f"{number}. {PARAGRAPH}") for number in range(32)]
+    text = tokenizer.encode(TEXT + QUESTIONS[0])
+    changed = [*text[: 19 * len(text) // 20], *tokenizer.encode(" And then?")]
+    *_, asked, again = found(await ask_all([*others, *others, text, changed], tokenizer, step, states=32))
+    assert asked == 0
+    assert again >= 0.9 * most_shared([text, changed])[1]

@@ -1,4 +1,4 @@
-"""Waypoints take room that nothing else needs, and cost nothing else its place."""
+"""Waypoints take room that nothing else needs, and up to a share what is worth least."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from states.cache.browse import list_positions
 from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.eviction import EvictionQueue
+from states.cache.eviction import WAYPOINT_SHARE, EvictionQueue
 from states.cache.make import make_cache
+from states.cache.tiers.tier import Tier
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, look_up, same, toy_shape, toy_state
 
@@ -22,6 +23,7 @@ SHAPE = toy_shape()
 STATE = SHAPE.state_bytes
 WAYPOINT, END = CheckpointKind.WAYPOINT, CheckpointKind.PROMPT_END
 LONG = list(range(100, 200))
+ROOMY = 80_000  # bytes of an index that forgets other things for waypoints
 
 
 class Kept:
@@ -39,6 +41,12 @@ class Kept:
     def keep(self, tokens: Sequence[int], kind: CheckpointKind = END) -> bool:
         self.device.start(tokens)
         return self.cache.insert(ROOT, tokens, 0, kind=kind)
+
+    def run_long(self) -> None:
+        """Keep what is kept of a long prompt."""
+        for length in (49, 54, 60, 66, 73, 81, 90):
+            self.keep(LONG[:length], WAYPOINT)
+        self.keep(LONG)
 
     def lengths(self, kind: CheckpointKind) -> list[int]:
         """Those whose states are kept."""
@@ -64,6 +72,26 @@ def test_waypoints_give_way_before_all_others(tiers: tuple[int, int]) -> None:
         assert kept.keep([7 + number, 1])
         assert len(kept.lengths(WAYPOINT)) == 2 - number
     assert kept.lengths(END) == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("tiers", [(32, 0), (0, 32), (32, 32)])
+def test_a_long_prompt_is_not_paid_for_twice_where_memory_is_full_of_what_is_worth_more(tiers: tuple[int, int]) -> None:
+    kept = Kept(*tiers)
+    for first in range(sum(tiers)):
+        kept.keep([first] * 500)
+        kept.use([first] * 501)
+    assert all(one.free < STATE for one in (tier.queue for tier in kept.cache.tiers))
+    kept.run_long()
+    assert kept.use([*LONG[:95], 1]) >= 0.9 * 95
+
+
+def test_a_long_prompt_is_not_paid_for_twice_where_the_index_is_full() -> None:
+    kept = Kept(host=32, index=120_000)
+    for first in range(100):
+        kept.keep([first + 200] * 200)
+    assert kept.cache.stats().ghosts > 0
+    kept.run_long()
+    assert kept.use([*LONG[:95], 1]) >= 0.9 * 95
 
 
 @pytest.mark.parametrize("tiers", [(2, 0), (0, 2), (1, 1)])
@@ -204,22 +232,48 @@ def ends(kept: Kept) -> Iterator[tuple[bytes, tuple[str, ...]]]:
             yield one.known_place().tokens(), tuple(sorted(one.sizes))
 
 
+def squeeze(plain: Kept, kept: Kept) -> None:
+    """Have the weakest give way until no tier has more than that of a cache with waypoints has besides these."""
+    for tier, other in zip(plain.cache.tiers, kept.cache.tiers, strict=True):
+        while tier.queue.used > besides(other):
+            weakest = tier.queue.weakest()
+            assert weakest is not None
+            plain.cache._tiers._copies.evict(tier, weakest)
+    plain.cache._index.trim()
+
+
+def besides(tier: Tier) -> int:
+    """Bytes that others hold."""
+    return sum(one.sizes[tier.name] for one in tier.queue if not one.is_waypoint)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     trace=traces(),
-    tiers=st.sampled_from([(1, 0), (3, 0), (20, 0), (2, 1), (2, 3), (20, 2), (0, 2)]),
-    index=st.sampled_from([None, 12_000, 20_000]),
+    tiers=st.sampled_from([(1, 0), (3, 0), (20, 0), (2, 1), (2, 3), (20, 2), (0, 2), (0, 17), (16, 24), (33, 16)]),
+    index=st.sampled_from([None, 12_000, 20_000, ROOMY]),
+    full=st.booleans(),
 )
-def test_all_else_is_kept_as_if_there_were_no_waypoints(
-    trace: list[tuple[list[int], list[int]]], tiers: tuple[int, int], index: int | None
+def test_waypoints_take_no_more_than_their_share_from_the_weakest_of_all_else(
+    trace: list[tuple[list[int], list[int]]], tiers: tuple[int, int], index: int | None, full: bool
 ) -> None:
     kept, plain = Kept(*tiers, index=index), Kept(*tiers, index=index)
-    for prompt, places in trace:
-        for place in places:
-            kept.keep(prompt[:place], WAYPOINT)
+    for first in range(sum(tiers) if full else 0):
         for one in (kept, plain):
-            one.keep(prompt)
-        assert sorted(ends(kept)) == sorted(ends(plain))
+            one.keep([first] * (1 + 7 * first % 30))
+    for prompt, places in trace:
+        for place in [*places, None]:
+            if place is not None:
+                kept.keep(prompt[:place], WAYPOINT)
+            else:
+                for one in (kept, plain):
+                    one.keep(prompt)
+            for tier, other in zip(kept.cache.tiers, plain.cache.tiers, strict=True):
+                share = int(tier.queue.capacity * WAYPOINT_SHARE / STATE)
+                least = tier.queue.capacity - STATE * (share if share > 1 else 0)
+                assert index == ROOMY or besides(tier) >= min(other.queue.used, least)
+            squeeze(plain, kept)
+            assert sorted(ends(kept)) == sorted(ends(plain))
         stats = kept.cache.stats()
         check_books(kept.cache.checkpoints(), stats)
         assert stats.index_bytes <= stats.index_capacity

@@ -55,7 +55,7 @@ class Copies:
         """Copy a state into a tier that wants it and makes room for it; False where it does not."""
         if not tier.wants(checkpoint):
             return False
-        make_room = partial(self.make_room, tier, waypoints_only=checkpoint.is_waypoint)
+        make_room = partial(self.make_room, tier, for_waypoint=checkpoint.is_waypoint)
         expected = tier.copy_bytes(checkpoint)
         if tier.on_device:
             if source.slot is None or not make_room(expected):
@@ -79,13 +79,13 @@ class Copies:
                 self.stats_of[quicker.name].promotions += 1
                 return
 
-    def make_room(self, tier: Tier, size: int, *, waypoints_only: bool = False) -> bool:
-        """Make room for so many bytes in a tier; whether there is now. With `waypoints_only` nothing else gives way."""
+    def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
+        """Make room for so many bytes in a tier; whether there is now. Less gives way to a waypoint, without logits."""
         queue = tier.queue
         if size > queue.capacity:
             return False
-        while queue.free < size or tier.is_crowded:
-            weakest = queue.weakest(waypoints_only=waypoints_only)
+        while queue.free < size or (tier.is_crowded and not for_waypoint):
+            weakest = queue.weakest_for_waypoint(size) if for_waypoint else queue.weakest()
             if weakest is None:
                 return False
             self.evict(tier, weakest)
@@ -139,7 +139,7 @@ class Copies:
         except Exception:
             _log.exception("a checkpoint is lost: its copy can't be read")
         try:
-            make_room = partial(self.make_room, move.tier, waypoints_only=checkpoint.is_waypoint)
+            make_room = partial(self.make_room, move.tier, for_waypoint=checkpoint.is_waypoint)
             if payload is not None and not move.tier.put(checkpoint, payload, make_room):
                 slower = self.tiers[self.tiers.index(move.tier) + 1 :]
                 self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))

@@ -143,6 +143,11 @@ class TieredStore:
         """How many copies there are in all tiers."""
         return sum(len(tier.queue) for tier in self.tiers)
 
+    @property
+    def num_waypoints(self) -> int:
+        """How many of them are of waypoints."""
+        return sum(tier.queue.num_waypoints for tier in self.tiers)
+
     def adopt(self, tier: Tier, checkpoint: Checkpoint, found: FoundCopy) -> bool:
         """Take over a copy that was found in a tier; False where that makes no room for it."""
         if not self._copies.make_room(tier, found.num_bytes):
@@ -150,14 +155,14 @@ class TieredStore:
         tier.adopt(checkpoint, found)
         return True
 
-    def evict(self, *, waypoints_only: bool = False) -> Checkpoint | None:
+    def evict(self, *, waypoints: bool) -> Checkpoint | None:
         """Drop all copies of the weakest checkpoint in the slowest tier, without demotion or `on_lost`; return it.
 
-        A copy that is shared is dropped alone: to forget it costs another question to the store, to lose the others
-        a forward pass. None where all are locked; with `waypoints_only`, where all waypoints are.
+        Of `waypoints` alone, or of all others. A copy that is shared is dropped alone: to forget it costs another
+        question to the store, to lose the others a forward pass. None where all are locked.
         """
         for tier in reversed(self.tiers):
-            weakest = tier.queue.weakest(waypoints_only=waypoints_only)
+            weakest = tier.queue.weakest(waypoints_only=True) if waypoints else tier.queue.weakest_other()
             if weakest is not None:
                 self._copies.stats_of[tier.name].evictions += 1
                 if tier.shared:
