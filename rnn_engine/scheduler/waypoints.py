@@ -3,10 +3,10 @@
 Nobody knows where later prompts will leave this one: they change a paragraph, or a single token, since the first of
 what follows a text may merge with the text's last. Waypoints bound what that costs.
 
-The promise, while memory has room (`states/cache/eviction.py`) and as far as the prompt was run itself: whoever shares half or more of a prompt that
-takes `LEAST_STEPS` full steps finds a state after nine tenths of what they share, or later. So each waypoint lies at
-most a ninth of its position behind the kept state before it, the first one just before the middle: seven or eight of
-them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
+The promise, while memory has room (`states/cache/eviction.py`) and as far as the prompt was run itself: whoever shares
+half or more of a prompt that takes `LEAST_STEPS` full steps finds a state after nine tenths of what they share, or
+later. So each waypoint lies at most a ninth of its position behind the kept state before it, the first one just before
+the middle: seven or eight of them, `MOST_WAYPOINTS` at most, and fewer where other states are kept.
 
 A waypoint ends a run, which costs a step. So one is made where a run ends anyway, if that is far enough from the state
 before; else the run is cut as late as the promise allows, at the end of a line or a sentence if one is near. As steps

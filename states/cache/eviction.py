@@ -18,6 +18,7 @@ from states.cache.checkpoint import Checkpoint
 from states.tokens import TOKEN_BYTES
 
 WAYPOINT_SHARE = 1 / 8  # of a bound in bytes: up to it others give way to waypoints
+LEAST_WAYPOINTS = 4  # that a share has room for, or else it is of no use
 
 
 class EvictionQueue:
@@ -82,10 +83,10 @@ class EvictionQueue:
     def weakest_for_waypoint(self, size: int) -> Checkpoint | None:
         """Return the one that gives way to a waypoint of `size` bytes, as `weakest` does.
 
-        No other does where the share has no room for two: a single waypoint is seldom worth what gives way to it.
+        No other does where the share is too small for `LEAST_WAYPOINTS`: so few are seldom worth what gives way.
         """
         share = self.capacity * WAYPOINT_SHARE
-        fits = 2 * size <= share and self._waypoints.num_bytes + size <= share
+        fits = LEAST_WAYPOINTS * size <= share and self._waypoints.num_bytes + size <= share
         return (self._others.weakest() if fits else None) or self._waypoints.weakest()
 
     def _ranking(self, checkpoint: Checkpoint) -> _Ranking:

@@ -80,7 +80,7 @@ class Copies:
                 return
 
     def make_room(self, tier: Tier, size: int, *, for_waypoint: bool = False) -> bool:
-        """Make room for so many bytes in a tier; whether there is now. Less gives way to a waypoint, without logits."""
+        """Make room for so many bytes in a tier; whether there is now. `for_waypoint`: for one without logits."""
         queue = tier.queue
         if size > queue.capacity:
             return False
