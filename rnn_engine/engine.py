@@ -280,8 +280,9 @@ class Engine:
             )
             self._note_end()
         self._watchdog.stop()
-        await asyncio.to_thread(self._watchdog.join)
-        await asyncio.to_thread(self._masks.close)
+        # A thread keeps what it has called for a moment after the call has returned here.
+        await asyncio.to_thread(_weakly(self._watchdog.join))
+        await asyncio.to_thread(_weakly(self._masks.close))
 
     async def __aenter__(self) -> Self:
         return self

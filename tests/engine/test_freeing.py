@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, ref
@@ -14,10 +16,23 @@ from rnn_engine import engine as engine_module
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.forward import GpuRunner
+from rnn_engine.grammar import Grammar
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest
 from states.cache.config import CacheConfig, DiskConfig
+
+
+class Keeping(ThreadPoolExecutor):
+    """Keeps all that is handed to its threads, as one of them does for a moment after it was done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: list[object] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401
+        self._kept.append((fn, args, kwargs))
+        return super().submit(fn, *args, **kwargs)
 
 
 @pytest.fixture
@@ -43,8 +58,11 @@ def parts_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ReferenceTyp
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
+@pytest.mark.parametrize(
+    "grammar", [None, Grammar("json_object"), Grammar("kbnf", 'start ::= #"[a-z]+" ;')], ids=["free", "json", "kbnf"]
+)
 async def test_a_closed_engine_is_freed_without_a_collection(
-    device: str, tmp_path: Path, parts_of: dict[str, ReferenceType[Any]]
+    device: str, grammar: Grammar | None, tmp_path: Path, parts_of: dict[str, ReferenceType[Any]]
 ) -> None:
     cache = CacheConfig(disk=DiskConfig(tmp_path))
     engine = await Engine.load(model_path(), LoadSettings(device), num_slots=2, cache=cache)
@@ -52,9 +70,11 @@ async def test_a_closed_engine_is_freed_without_a_collection(
         engine.tokenize("User: Hello\n\nAssistant:"),
         max_tokens=8,
         stop=(b"\n",),
+        grammar=grammar,
     )
     assert [event async for event in engine.generate(request)]
     parts_of |= {"engine": ref(engine), "scheduler": ref(engine._scheduler), "worker": ref(engine._worker)}
+    asyncio.get_running_loop().set_default_executor(Keeping())
     await engine.close()
     del engine
     alive = [name for name, reference in parts_of.items() if reference() is not None]
