@@ -29,8 +29,8 @@ _SLOW_SECONDS: Final = 0.005  # that a mask takes whose next one is made apart f
 class Threads:
     """At most so many threads that do work, each one piece at a time. For one thread, which hands it over.
 
-    An executor with a condition to wait for does the same, but takes far more of the processor's time, and every step
-    of a text with a grammar pays for it.
+    An executor with a condition to wait for does the same, but takes more of the processor's time, and every step of
+    a text with a grammar pays for it.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -90,6 +90,9 @@ class MaskThreads:
     Masks of a step are made one after another on one thread, since handing one over takes longer than making it. Where
     one takes long, another thread goes on with the rest. Those of sequences whose last one took long are made on a
     thread of their own from then on, whatever number of sequences these are.
+
+    None is made on the thread of the steps, however quick those before it were: an ambiguous grammar may need 0.2 s for
+    the next one within its limits.
     """
 
     def __init__(
