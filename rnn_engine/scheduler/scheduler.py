@@ -389,10 +389,10 @@ class Scheduler:
         """Keep a checkpoint where one is due, and deliver the events of a run, or the error that has ended it."""
         live = outcome.live
         if outcome.error is not None:
-            if outcome.is_sound and not isinstance(outcome.error, MaskError):
-                self.failure = str(outcome.error)
-            else:
+            if not outcome.is_sound:
                 self._meter.counters.unsound_runs += 1
+            elif not isinstance(outcome.error, MaskError):
+                self.failure = str(outcome.error)
             deliveries += [Delivery(live.key, event) for event in outcome.events]
             deliveries.append(self._fail(live, outcome.error))
             return

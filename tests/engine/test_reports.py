@@ -114,7 +114,7 @@ class BrokenMask:
 
 
 @pytest.mark.parametrize("tokens", [-1, 0, 2])
-async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
+async def test_the_log_tells_whose_request_failed(tokens: int, caplog: pytest.LogCaptureFixture) -> None:
     """At its start, or after a step; both are on the worker's thread."""
     asker = ContextVar("asker", default="nobody")
     told: list[tuple[str, str]] = []
@@ -125,6 +125,7 @@ async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
 
     handler, logger = Listener(), logging.getLogger("rnn_engine.scheduler")
     logger.addHandler(handler)
+    caplog.set_level(logging.INFO, logger.name)
 
     async def fail(name: str) -> None:
         asker.set(name)
@@ -134,5 +135,5 @@ async def test_the_log_tells_whose_request_failed(tokens: int) -> None:
     async with engine_of(FakeRunner(HELLO)) as engine:
         await asyncio.gather(fail("Ann"), fail("Bob"))
     logger.removeHandler(handler)
-    message = "a request could not start" if tokens < 0 else "a request failed after its step"
+    message = "a request could not start" if tokens < 0 else "a request ends at its mask: a fault of the mask"
     assert sorted(told) == [(message, "Ann"), (message, "Bob")]

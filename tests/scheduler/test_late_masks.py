@@ -214,3 +214,4 @@ def test_masks_that_take_too_much_of_the_processor_end_their_request(
     assert "the grammar takes too long to follow" in str(clients.heard[bad].error)
     assert len(clients.heard[bad].tokens) == at - 1
     assert clients.heard[good].finished.completion_tokens == 60
+    assert clients.scheduler.counters.unsound_runs == 0

@@ -105,8 +105,11 @@ ATTACKS = (
     _json(
         "/tokenize", "4 MB of punctuation to tokenize, with pieces", {"content": "<|.!>" * 800_000, "with_pieces": True}
     ),
-    _json(
-        COMPLETIONS, "a bias for a text of 4 MB", {"prompt": "a", "logit_bias": {"a|" * 1_900_000: 1}, "max_tokens": 1}
+    Attack(
+        "a bias for a text of 4 MB",
+        lambda: json.dumps({"prompt": "a", "logit_bias": {"a|" * 1_900_000: 1}, "max_tokens": 1}).encode(),
+        COMPLETIONS,
+        runs=True,
     ),
     _chat("1 million blank lines", "a\n\n\n" * 1_000_000),
     _json(
