@@ -82,6 +82,8 @@ class Admission:
     @property
     def can_start(self) -> bool:
         """Whether `start_ready` would start any, if need be after others were suspended."""
+        if len(self._queue) == 0:
+            return False
         if self._slots.num_free > 0:
             queued = next(self._queue.ready(self._slots.held), None)
             if queued is not None and queued.num_slots <= self._slots.num_free:

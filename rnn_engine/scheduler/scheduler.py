@@ -345,6 +345,8 @@ class Scheduler:
         """Suspend the requests that give their slots to others, once no step in flight runs them; return errors."""
         victims = self._admission.find_victims()
         self._slots.set_leaving(victims)
+        if not victims:
+            return []
         in_flight = {member.key for step in self._steps for member in step.live}
         deliveries: list[Delivery] = []
         for live in victims:

@@ -60,6 +60,8 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[LiveSequ
     after that. It has run `least_tokens` times its client's weight since it got its slots, or its reader is behind. The
     client that holds most loses first, and of its requests those that are paused, then the one that has run longest.
     """
+    if len(queue) == 0:
+        return []
     held, num_free = slots.held.copy(), slots.num_free
     if not _any_has_less(queue.clients, held):
         return []
