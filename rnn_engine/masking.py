@@ -29,8 +29,8 @@ class RequestMasks:
     async def make(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with a mask in place of its grammar and its thoughts.
 
-        Raises InvalidRequestError for a grammar that is wrong, UnavailableError where it could not be compiled for
-        another reason, EngineClosedError where this was closed.
+        Raises InvalidRequestError if the grammar is wrong, UnavailableError if it could not be compiled for another
+        reason, EngineClosedError if this was closed.
         """
         return self._with_thinking(await self._with_mask(request))
 

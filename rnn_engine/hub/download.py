@@ -46,9 +46,10 @@ class Hub:
     def pull(self, wanted: Wanted) -> Path:
         """Fetch a model, unless it is here, and return what is opened of it. Draws a bar for each file on stderr.
 
-        What was fetched of a file stays when this ends early, and is gone on from. Raises ModelError where there is
-        no such model, where it can't be fetched, where what came is not what the hub says it is, and, before anything
-        is fetched, where a file would be written outside of the model's folder.
+        What was fetched of a file stays when this ends early, and is gone on from.
+
+        Raises ModelError if there is no such model, if it can't be fetched, or if what came is not what the hub says
+        it is. A file that would be written outside of the model's folder is refused before anything is fetched.
         """
         with self._in_words(wanted.repository):
             commit, files = self._list_files(wanted.repository)

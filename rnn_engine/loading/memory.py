@@ -46,9 +46,10 @@ def plan_memory(
     None is `usual_weights`.
 
     `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` says how many bytes it has, where
-    that can't be found out; what other models of this process have there is taken off. Raises DeviceMemoryError that
-    says what would fit where the model does not, InvalidRequestError for `AUTO` on a device whose memory is not known
-    and for weights other than f32 on "cpu", DeviceError as `load_runner` does.
+    that can't be found out; what other models of this process have there is taken off.
+
+    Raises DeviceMemoryError if the model does not fit, with what would. Raises InvalidRequestError for `AUTO` on a
+    device of unknown memory, and for weights other than f32 on "cpu". Raises DeviceError as `load_runner` does.
     """
     if device == "cpu":
         if not cpu_has(weights):
@@ -74,7 +75,7 @@ def plan_memory(
 
 
 def cpu_has(weights: str | None) -> bool:
-    """Return whether such a choice leaves the weights as they are, so that "cpu", where they are f32, may serve it."""
+    """Return True if the device "cpu", on which all weights are f32, may serve a model with these `weights`."""
     return weights in (None, AUTO, "f32", STORED)
 
 

@@ -113,7 +113,7 @@ class Waypoints:
 def find_break(tokens: Sequence[int], token_bytes: Callable[[int], bytes], earliest: int, latest: int) -> int | None:
     """Return the last end of a line from `earliest` to `latest`, else that of a sentence.
 
-    None where the text has neither, or where there is no tokenizer to tell.
+    None if the text has neither, or if there is no tokenizer.
     """
     sentence = None
     for position in range(latest, earliest - 1, -1):

@@ -46,7 +46,7 @@ class Divider:
         yield text[start:]
 
     def exact_cuts(self, text: str) -> NDArray[np.intp]:
-        """Return the places where a cut of `text` changes no token, as far as the tokenizer's file tells."""
+        """Return the positions at which a cut of `text` is known to change no token."""
         kinds = kinds_of(text)
         return np.flatnonzero(self._is_cut[kinds[:-1], kinds[1:]]) + 1
 
