@@ -37,6 +37,7 @@ def enlarged(value: Any, count: int) -> Iterator[Any]:  # noqa: ANN401
 
 
 LONG = " and more" * 20_000
+SCORED = " and more" * 3000  # of each token of which the answer has several values
 TOOL = {"type": "function", "name": "look_up", "description": LONG}
 SETTINGS = ServerSettings(any_model=True)
 
@@ -71,16 +72,16 @@ LARGE: list[tuple[str, Body]] = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "verbose": True}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}], "id_slot": 0}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "grammar": LONG}),
-    ("/v1/completions", {"prompt": LONG, "echo": True, "logprobs": 1}),
+    ("/v1/completions", {"prompt": SCORED, "echo": True, "logprobs": 1}),
     ("/v1/completions", {"prompt": LONG, "return_token_ids": True}),
     ("/v1/completions", {"prompt": "a", "state": {"data": [0.0] * 30_000, "shape": [1, 1, 1, 30_000]}}),
     ("/completion", {"prompt": LONG, "return_tokens": True}),
-    ("/generate", {"inputs": LONG, "parameters": {"details": True, "decoder_input_details": True}}),
+    ("/generate", {"inputs": SCORED, "parameters": {"details": True, "decoder_input_details": True}}),
     ("/api/generate", {"prompt": LONG}),
     ("/rerank", {"query": "a", "texts": [LONG, "b"], "return_text": True}),
-    ("/v1/choices", {"input": LONG, "choices": ["a", LONG]}),
+    ("/v1/choices", {"input": SCORED, "choices": ["a", SCORED]}),
     ("/v1/embeddings", {"input": LONG}),
-    ("/v1/states/s/advance", {"input": LONG, "logprobs": 1}),
+    ("/v1/states/s/advance", {"input": SCORED, "logprobs": 1}),
 ]
 
 
