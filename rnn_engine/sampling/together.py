@@ -83,7 +83,6 @@ class JointDraws:
             before.clear()
         sampler.slot = slot
         self._first[slot] = _NOWHERE
-        self._nuclei = _Nuclei.of(())  # it may have been in another slot
         if sampler.nucleus is not None and sampler.adjustments.penalises:
             self._penalising[slot] = sampler.adjustments
             sampler.adjustments.keep_in(self._penalties[slot])
@@ -94,6 +93,7 @@ class JointDraws:
         if adjustments is not None:
             adjustments.keep_in(np.zeros(self._vocab_size))
         sampler.leave_device()
+        self._nuclei = _Nuclei.of(())  # it may join in another slot
 
     def draw(self, samplers: Sequence[SequenceSampler], rows: Sequence[RunRows]) -> list[Draw | None]:
         """Draw a token for each of `samplers`, which have joined, from the last of its rows, and count it as generated.
