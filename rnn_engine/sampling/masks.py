@@ -192,16 +192,12 @@ class SequenceMask:
         ahead._source = self._source.copy()
         return ahead
 
-    def admit(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
+    def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
         """Return the beginning of `draft` that may come next, and the masks of its tokens and of the one behind them.
 
         A token that ends the text is left out. None where a token is forced, or all are allowed. Both are empty where
-        `current` would raise.
+        `current` would raise. It stays behind these tokens: see `fork`.
         """
-        return self.fork().follow(draft)
-
-    def follow(self, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]]:
-        """Do as `admit`, and stay behind the tokens."""
         admitted: list[int] = []
         masks: list[Mask | None] = []
         try:

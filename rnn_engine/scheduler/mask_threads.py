@@ -151,7 +151,7 @@ class MaskThreads:
         return self.wait(mask)
 
     def admit(self, mask: SequenceMask, draft: Sequence[int]) -> tuple[list[int], list[Mask | None]] | None:
-        """Return what `mask` admits of `draft`, as `SequenceMask.admit`; None where that takes long."""
+        """Return what a fork of `mask` gives for `draft`, as `SequenceMask.follow`; None where that takes long."""
         begun = time.monotonic()
         ahead = mask.fork()
         admitted: list[tuple[list[int], list[Mask | None]]] = []

@@ -114,7 +114,9 @@ class LiveSequence(Member):
 
     def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
         """Return the tokens at which the device stops to draw; None where it is to draw nothing."""
-        return self._all_halts if self.sampler.draws_on_device(has_penalties=penalises_on_device) else None
+        if self._all_halts is None or not self.sampler.draws_on_device(has_penalties=penalises_on_device):
+            return None
+        return self._all_halts
 
     def begin(self) -> list[Event]:
         """Return the events that are ready before the first step: a token, where the prompt's logits are known."""

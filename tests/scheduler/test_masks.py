@@ -171,7 +171,7 @@ def test_a_stop_token_is_allowed_wherever_the_text_may_end() -> None:
 def test_a_draft_is_admitted_as_far_as_it_may_come_next(tokens: list[int], admitted: int, drawn: list[bool]) -> None:
     source = Forms(12, end=2)
     mask = SequenceMask(source, 12)
-    draft, masks = mask.admit(tokens)
+    draft, masks = mask.fork().follow(tokens)
     assert draft == tokens[:admitted]
     assert [each is not None for each in masks] == [each and place % 4 != 3 for place, each in enumerate(drawn)]
     for place, each in enumerate(masks):
@@ -185,6 +185,6 @@ def test_a_draft_is_admitted_as_far_as_it_may_come_next(tokens: list[int], admit
 
 
 def test_a_draft_ends_where_a_mask_fails() -> None:
-    draft, masks = SequenceMask(Failing(VOCAB_SIZE), VOCAB_SIZE).admit([0, 5, 1, 1, 11])
+    draft, masks = SequenceMask(Failing(VOCAB_SIZE), VOCAB_SIZE).fork().follow([0, 5, 1, 1, 11])
     assert (draft, len(masks)) == ([0, 5], 3)
-    assert SequenceMask(Misfit(VOCAB_SIZE), VOCAB_SIZE).admit([5]) == ([], [])
+    assert SequenceMask(Misfit(VOCAB_SIZE), VOCAB_SIZE).fork().follow([5]) == ([], [])

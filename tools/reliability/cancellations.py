@@ -6,7 +6,6 @@ What follows `--` goes to `rnn-engine serve`.
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import dataclass
 
 import click
@@ -14,7 +13,7 @@ from aiohttp import ClientSession
 
 from tools.live_server.facts import device_of, metric
 from tools.reliability.clients import CLIENTS, LONG, PATH, request_body, wait_for, with_server
-from tools.reliability.table import Row, command_line, record, record_option, where
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
 _SECONDS = 0.5
 _MOST_STEPS = 2  # that may end between the last request's end and the answer that all slots are free
@@ -72,10 +71,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         where(outcome.device),
         command_line("tools.reliability.cancellations"),
     )
-    click.echo(str(row))
-    if save:
-        record(row)
-    sys.exit(0 if outcome.good else 1)
+    finish(row, save=save, good=outcome.good)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from server.doors.keys import ApiKey
 from server.doors.scopes import Scope
 from tools.live_server.facts import device_of, metric
 from tools.reliability.clients import PATH, request_body, wait_for, with_server
-from tools.reliability.table import Row, command_line, record, record_option, where
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
 _LOUD = 80  # requests at once
 _LONG = 5000  # tokens of each of them
@@ -147,10 +146,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         where(outcome.device),
         command_line("tools.reliability.fairness"),
     )
-    click.echo(str(row))
-    if save:
-        record(row)
-    sys.exit(0 if outcome.good else 1)
+    finish(row, save=save, good=outcome.good)
 
 
 if __name__ == "__main__":

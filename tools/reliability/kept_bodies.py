@@ -6,7 +6,6 @@ What follows `--` goes to `rnn-engine serve`.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 from itertools import cycle
@@ -19,7 +18,7 @@ from aiohttp import ClientSession, ClientTimeout
 from tools.attack_requests.attacks import KEPT, MEGABYTE
 from tools.live_server.facts import device_of
 from tools.live_server.process import ServerProcess
-from tools.reliability.table import Row, command_line, record, record_option, where
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
 _OPTIONS = ("--max-response-bytes", str(32 * MEGABYTE))  # which are full within the first half of three minutes
 _MOST_GROWTH = 1.02  # of the second half's peak over the first half's
@@ -75,10 +74,7 @@ def main(minutes: float, save: bool, serve_options: tuple[str, ...]) -> None:
         where(outcome.device),
         command_line("tools.reliability.kept_bodies"),
     )
-    click.echo(str(row))
-    if save:
-        record(row)
-    sys.exit(0 if outcome.good else 1)
+    finish(row, save=save, good=outcome.good)
 
 
 if __name__ == "__main__":

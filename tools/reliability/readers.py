@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from aiohttp import ClientSession
 from tools.live_server.facts import device_of
 from tools.live_server.raw import SMALL_WINDOW, connection, encode_request
 from tools.reliability.clients import CLIENTS, LONG, PATH, request_body, wait_for, with_server
-from tools.reliability.table import Row, command_line, record, record_option, where
+from tools.reliability.table import Row, command_line, finish, record_option, where
 
 _STALLED = CLIENTS // 2
 _GONE = CLIENTS // 4
@@ -113,10 +112,7 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         where(device),
         command_line("tools.reliability.readers"),
     )
-    click.echo(str(row))
-    if save:
-        record(row)
-    sys.exit(0 if lost == 0 and after >= _LEAST_SPEED * before else 1)
+    finish(row, save=save, good=lost == 0 and after >= _LEAST_SPEED * before)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -47,6 +48,14 @@ def command_line(module: str) -> str:
     """Return how this process was called, without --record."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
     return f"`{' '.join(['python -m', module, *arguments])}`"
+
+
+def finish(row: Row, *, save: bool, good: bool) -> NoReturn:
+    """Print `row`, write it into the document if `save`, and end the process with 0 or, if not `good`, with 1."""
+    click.echo(str(row))
+    if save:
+        record(row)
+    sys.exit(0 if good else 1)
 
 
 def record(row: Row) -> None:
