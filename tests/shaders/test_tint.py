@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 
 import pytest
 
@@ -14,15 +15,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_tint_compiles_every_shader() -> None:
-    shaders = every_shader()
+@pytest.fixture(scope="module")
+def shaders() -> Mapping[str, str]:
+    return every_shader()
+
+
+def test_tint_compiles_every_shader(shaders: Mapping[str, str]) -> None:
     assert len(shaders) > 200
     assert refused_by_tint(shaders) == {}
 
 
-def test_tint_refuses_a_loop_of_broadcasts_that_begins_at_a_threads_number() -> None:
+def test_tint_refuses_a_loop_of_broadcasts_that_begins_at_a_threads_number(shaders: Mapping[str, str]) -> None:
     (name, text) = next(
-        (name, text) for name, text in every_shader().items() if "first_eight" in text and "broadcast_eight" in text
+        (name, text) for name, text in shaders.items() if "first_eight" in text and "broadcast_eight" in text
     )
     refused = refused_by_tint({name: text.replace("first_eight(own.split)", "own.split"), "right": text})
     assert list(refused) == [name]
