@@ -17,6 +17,7 @@ SWIFTSHADER = /usr/lib/chromium/vk_swiftshader_icd.json
 TESTS = tests/gpu tests/shaders tests/reference tests/versions tests/model tests/forward tests/operations tests/engine
 
 BIN = .venv/bin
+NODE_MODULES = tools/tint/node_modules tools/web/node_modules
 SETUP = PYTHON='$(PYTHON)' tools/setup/setup.sh
 SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(HOST),--host '$(HOST)') \
@@ -24,7 +25,7 @@ SERVE_OPTIONS = --port '$(PORT)' \
 	$(if $(TOKENIZER),--tokenizer '$(TOKENIZER)')
 
 .DEFAULT_GOAL = help
-.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types unit bench docs demo-model demo-model-check clean
+.PHONY: help setup setup-dev serve test test-swiftshader test-validation lint format types types-windows unit bench docs demo-model demo-model-check clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s%s\n", $$1, $$2 }' Makefile
@@ -42,11 +43,12 @@ serve: ## Serve a model over HTTP (the one that comes with the project, unless M
 	if [ -n "$$device" ]; then $(SETUP); else device=$$($(SETUP) --device preferred); fi && \
 	exec $(if $(API_KEY),env RNN_ENGINE_API_KEY='$(API_KEY)') $(BIN)/rnn-engine serve $(if $(MODEL),'$(MODEL)') --device "$$device" $(SERVE_OPTIONS)
 
-test: device lint types unit ## Check everything that must hold: lint, types, tests
-
-.PHONY: device
-device:
-	@$(SETUP) --dev --device required --browser --store --fleet >/dev/null
+test: setup-dev ## Check everything that must hold: lint, types, tests
+	@$(SETUP) --dev --device required >/dev/null
+	@$(SETUP) --dev --browser --store --fleet & programs=$$!; \
+	$(MAKE) --no-print-directory --jobs --output-sync=target SETUP=: $(NODE_MODULES) lint types types-windows; status=$$?; \
+	wait $$programs && [ $$status = 0 ] && \
+	$(MAKE) --no-print-directory SETUP=: unit
 
 lint: setup-dev ## Check style and format
 	$(BIN)/ruff check .
@@ -58,11 +60,19 @@ format: setup-dev ## Format the code, and repair style where that is safe
 
 types: setup-dev ## Check types
 	$(BIN)/mypy
+
+types-windows: setup-dev ## Check types as they are on Windows
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
-unit: setup-dev tools/tint/node_modules tools/web/node_modules ## Run the tests
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
-	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
+# Replicas on Ray mostly wait, so their tests run beside the others; what they print is shown at the end.
+unit: setup-dev $(NODE_MODULES) ## Run the tests
+	@mkdir -p build; \
+	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET) >build/fleet-tests.txt 2>&1 & fleet=$$!; \
+	trap 'kill $$fleet' INT TERM; \
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet; status=$$?; \
+	wait $$fleet || status=1; \
+	cat build/fleet-tests.txt; \
+	exit $$status
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server
 OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions errors full_queue real_engine states streams)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -56,6 +57,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             "software driver where it can, and says what to install where it can't",
             returncode=1,
         )
+
+
+def pytest_collection_finish() -> None:
+    """Leave the collected tests and all modules out of each later collection of garbage: they stay to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

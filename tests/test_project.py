@@ -79,7 +79,7 @@ def test_make_targets_and_variables_in_documents_exist(document: Path) -> None:
 def test_make_help_lists_every_target() -> None:
     listed = {line.split()[0] for line in make("help").splitlines() if re.match(r"[a-z-]+  ", line)}
     phony = set(re.findall(r"^\.PHONY: (.*)", read("Makefile"), flags=re.MULTILINE)[0].split())
-    assert listed == phony - {"setup-dev", "device"}
+    assert listed == phony - {"setup-dev"}
 
 
 def test_make_serve_passes_on_what_is_set() -> None:
