@@ -25,7 +25,10 @@ export async function draw(body, text, signal, tell) {
   /** @type {import("./cells.js").Token[]} */
   let waiting = [];
   let nextShown = 0;
+  let timer = 0;
   const flush = () => {
+    clearTimeout(timer);
+    timer = 0;
     if (waiting.length > 0) text = extended(text, waiting);
     waiting = [];
     const at = performance.now();
@@ -42,7 +45,9 @@ export async function draw(body, text, signal, tell) {
         facts = atEnd(facts, event);
         return;
       }
-      if (performance.now() >= nextShown) flush();
+      const left = nextShown - performance.now();
+      if (left <= 0) flush();
+      else timer ||= setTimeout(flush, left); // the stream may stall before another token comes
     }
   } finally {
     if (facts.end === "running") facts = { ...facts, end: "stopped" };
