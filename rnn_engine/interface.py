@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
-from rnn_engine.health import Health
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
-from rnn_engine.telemetry import EngineCounters, SlotUse
+from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from rnn_engine.types import ModelShape
-from states.cache.browse import CacheTree, TreeQuery
-from states.cache.counters import CacheStats
-from states.cache.snapshot import SnapshotNode
+from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
 
@@ -84,7 +82,7 @@ class EngineLike(Protocol):
 
     async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
         """The `limit` kept positions that were asked for most, of all or of a scope, as a tree; see
-        `states.cache.snapshot`."""
+        `states.cache.browse`."""
         ...
 
     async def cache_tree(self, query: TreeQuery) -> CacheTree:

@@ -12,14 +12,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from rnn_engine.checks import check_range, check_token_ids
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
 from rnn_engine.grammar import Grammar
-from rnn_engine.sampling.context import SequenceContext
-from rnn_engine.sampling.masks import TokenMask
-from rnn_engine.sampling.mixing import MixKind, check_weights
+from rnn_engine.sampling.masks import Thinking, TokenMask
 from rnn_engine.sampling.params import SamplingParams as SamplingParams
-from rnn_engine.sampling.thinking import Thinking
+from rnn_engine.sampling.rows import MixKind, SequenceContext, check_weights
 from rnn_engine.telemetry import Timing
 from rnn_engine.types import F32, InitialState, ModelShape, State
 
@@ -59,7 +56,7 @@ class MixedState:
 class StateMix:
     """The states whose next-token distributions are mixed for each token: a request's own, and `others`.
 
-    See `rnn_engine.sampling.mixing` for what `kind` and the weights mean.
+    See `rnn_engine.sampling.rows` for what `kind` and the weights mean.
     """
 
     weight: float  # of the request's own state
@@ -92,7 +89,9 @@ class GenerateRequest:
     logprobs: int | None = None  # how many alternatives a token; 0 = only the token's own; None = no log-probabilities
     score_from: int | None = None  # score the prompt's tokens from this position on (`PromptScored`); None = none
     penalised_prompt: Sequence[int] = ()  # the tokens of earlier replies, oldest first, which seed the penalties
-    cache_scope: str = ""  # only requests of the same one share what is kept of their prompts; see `states.cache.roots`
+    cache_scope: str = (
+        ""  # only requests of the same one share what is kept of their prompts; see `states.cache.checkpoint`
+    )
     keep_end: bool = False  # return the state at the end (`Finished.end`); of a mix, that of its first state
     report_progress: bool = False  # give `PromptProgress` before `Started`
     speculate: int | None = None  # tokens of a draft at most, as far as the engine drafts; None = the engine's choice

@@ -1,4 +1,4 @@
-"""What an engine counts, and how long each of its requests took: plain numbers, to be read when somebody asks."""
+"""What an engine counts, how long its requests took, and whether it serves: plain values, read when somebody asks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 from rnn_engine.errors import EngineClosedError, OverloadedError, StepError, TimeLimitError, UnavailableError
+
+HealthStatus: TypeAlias = Literal["ok", "checking", "recovering", "stalled", "closing", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What an engine says of itself at one moment.
+
+    `checking`: something failed, and one token is run to see whether the device answers. `recovering`: the device is
+    opened again. `stalled`: the device has not answered for a long time. `closing`: it was told to stop. `failed`: it
+    has stopped by itself, for good.
+    """
+
+    status: HealthStatus = "ok"
+    reason: str | None = None  # None where the status is ok
+    seconds: float = 0.0  # for how long it has been so, where that is known
+    retry_after: float = 1.0  # seconds after which a refused request may be sent again
+
+    def check(self) -> None:
+        """Raise UnavailableError where a new request would have to wait for the device to come back."""
+        if self.status in ("recovering", "stalled"):
+            raise UnavailableError(self.reason or self.status, self.retry_after)
+
 
 MASK_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
 STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

@@ -1,15 +1,103 @@
-"""What a sequence starts from instead of the fill values: read-only arrays, and a digest that tells them apart."""
+"""A state that is checked, read-only and known by its digest, and the form that a checkpoint has on the host."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rnn_engine.errors import StateError
+from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, InitialState, ModelShape, State
-from states.checks import check_array, check_state
+
+# Whether arrays are a state of a model: every field there, of the right shape, and nothing but numbers inside.
+
+
+class Shaped(Protocol):
+    """An array, or what a file says of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def check_state(arrays: Mapping[str, NDArray[Any]], shape: ModelShape, source: str) -> dict[str, F32]:
+    """Return `arrays` as a state in f32.
+
+    Raises StateError, which begins with `source`, where a field or its shape is not the model's, or a value not finite.
+    """
+    check_fields(arrays, shape, source)
+    return {name: check_array(array, array.shape, f"{source}: {name}") for name, array in arrays.items()}
+
+
+def check_fields(arrays: Mapping[str, Shaped], shape: ModelShape, source: str) -> None:
+    """Raise StateError, which begins with `source`, where the fields or their shapes are not the model's."""
+    expected = {field.name: (shape.num_layers, *field.shape) for field in shape.state_fields}
+    if set(arrays) != set(expected):
+        raise StateError(
+            f"{source}: holds the fields {show(str(sorted(arrays)))}; a {shape.version} state has {sorted(expected)}"
+        )
+    for name, size in expected.items():
+        check_shape(arrays[name].shape, size, f"{source}: {name}")
+
+
+def check_array(array: NDArray[Any], expected: tuple[int, ...], what: str) -> F32:
+    """Return `array` in f32. Raises StateError where its shape differs or where it holds NaN or infinity."""
+    check_shape(array.shape, expected, what)
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit f32 is found below, as infinity
+        values = np.ascontiguousarray(array, np.float32)
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad = np.argwhere(~finite)
+        position = [int(index) for index in bad[0]]
+        raise StateError(f"{what} holds {len(bad)} NaN or infinite values, the first at {position}; all must be finite")
+    return values
+
+
+def check_shape(found: tuple[int, ...], expected: tuple[int, ...], what: str) -> None:
+    """Raise StateError, which begins with `what`, where the two differ."""
+    if found != expected:
+        raise StateError(f"{what} has shape {list(found)}; this model needs {list(expected)}")
+
+
+# What is kept of a checkpoint on the host: the recurrent tensors, in f32 or f16, and the last logits.
+
+Precision: TypeAlias = Literal["f32", "f16"]
+
+LARGEST_F16 = float(np.finfo(np.float16).max)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """The arrays of one checkpoint, which nobody writes to any more."""
+
+    state: Mapping[str, NDArray[Any]]  # field name -> [L, *StateField.shape] f32 or f16
+    logits: F32 | None  # [V]
+
+    @property
+    def num_bytes(self) -> int:
+        """The exact size of the arrays."""
+        logits = 0 if self.logits is None else self.logits.nbytes
+        return logits + sum(array.nbytes for array in self.state.values())
+
+    def expand(self) -> State:
+        """Return the state in f32."""
+        return {name: array.astype(np.float32, copy=False) for name, array in self.state.items()}
+
+    def stored_as(self, precision: Precision) -> Payload:
+        """Return a payload in `precision`. Logits stay f32, since an exact repeat reads its probabilities from them."""
+        if precision == "f32":
+            return Payload(self.expand(), self.logits)
+        return Payload({name: _halved(array) for name, array in self.state.items()}, self.logits)
+
+
+def _halved(array: NDArray[Any]) -> NDArray[Any]:
+    # A tensor with a value beyond f16's range stays as it is: infinity would poison all that follows.
+    return array.astype(np.float16) if np.abs(array).max(initial=0) <= LARGEST_F16 else array
+
 
 NO_INITIAL_STATE = "none"
 """The root of sequences that start from the fill values."""

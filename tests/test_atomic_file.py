@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.atomic_file import TEMPORARY_SUFFIX, atomic_file, atomic_folder
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import TEMPORARY_SUFFIX, atomic_file, atomic_folder
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rnn_engine.checks import check_range, check_token_ids, is_inner_path
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids, is_inner_path
 
 
 @pytest.mark.parametrize("tokens", [[], [0, 4], range(5), np.array([0, 4], np.int32), np.array([4], np.uint64)])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import semantic_text_splitter
 
-from rnn_engine import embedder as embedder_module
-from rnn_engine.embedder import load_embedder
 from rnn_engine.errors import ModelError
+from rnn_engine.operations import onnx_embedder as embedder_module
+from rnn_engine.operations.onnx_embedder import load_embedder
 from rnn_engine.types import F32
 from tests.support.embedders import TABLE, WORDS, save_embedder
 

@@ -15,13 +15,12 @@ from rnn_engine.fleet.settings import FleetSettings, Resources, Scaling
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest
-from server.connections.settings import ConnectionSettings
-from server.settings import ServerSettings
+from server.core.settings import ConnectionSettings, ServerSettings
 from server.telemetry.logs import LogSettings
 from states.cache.config import DiskConfig
-from states.named.quotas import Quota
+from states.named.entry import Quota
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.engines import HELLO, running
 from tests.support.fake_runner import FakeRunner
 

@@ -1,10 +1,10 @@
 """Conversations as one text: chat templates, and what they say of tools."""
 
-from rnn_engine.chat_template.base import ChatTemplate as ChatTemplate
-from rnn_engine.chat_template.base import Rendered as Rendered
 from rnn_engine.chat_template.messages import ROLE_WORDS as ROLE_WORDS
 from rnn_engine.chat_template.messages import ChatMessage as ChatMessage
+from rnn_engine.chat_template.messages import ChatTemplate as ChatTemplate
 from rnn_engine.chat_template.messages import Conversation as Conversation
+from rnn_engine.chat_template.messages import Rendered as Rendered
 from rnn_engine.chat_template.messages import Role as Role
 from rnn_engine.chat_template.messages import Tool as Tool
 from rnn_engine.chat_template.messages import ToolCall as ToolCall

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 
-from rnn_engine.chat_template.tools import ToolFormat
+from rnn_engine.chat_template.messages import ToolFormat
 
 ReasoningFormat: TypeAlias = Literal["auto", "deepseek", "none"]
 """Whether thoughts come apart from content: `auto` and `deepseek` divide them, `none` leaves them in it."""

@@ -1,18 +1,208 @@
-"""Jinja templates, as Hugging Face's folders and GGUF files bring them."""
+"""Jinja templates, as Hugging Face's folders and GGUF files bring them, in a sandbox with bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final, TypeAlias
+from functools import wraps
+from typing import Any, Final, NoReturn, TypeAlias
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
-from rnn_engine.chat_template.base import Rendered
-from rnn_engine.chat_template.messages import ChatMessage, Conversation, Role, to_json, tool_object
-from rnn_engine.chat_template.sandbox import Sandbox
-from rnn_engine.chat_template.tools import ToolFormat, guess_format
+from rnn_engine.chat_template.messages import (
+    ChatMessage,
+    Conversation,
+    Rendered,
+    Role,
+    ToolFormat,
+    guess_format,
+    to_json,
+    tool_object,
+)
 from rnn_engine.errors import InvalidRequestError, ModelError
+
+# The environment in which Jinja templates run: what transformers and llama-server offer them, and bounds.
+#
+# A template is a program of whoever made the model: it can't reach anything outside, and may take so many steps, so
+# much time and values of such a size.
+
+MAX_STEPS: Final = 500_000  # turns of loops, and calls of macros, functions and operators
+MAX_SECONDS: Final = 5.0
+MAX_VALUE: Final = 8 * 2**20  # characters or items of a value
+_MAX_WIDTH: Final = 1000  # that a filter may fill up to
+_UNBOUNDED_METHODS: Final = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+_UNBOUNDED_FILTERS: Final = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
+_GLOBALS: Final = ("cycler", "dict", "joiner", "namespace", "range")
+_WIDE_FIELD: Final = re.compile(r"%[^a-zA-Z]*(\d{4}|\*)")
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """An environment without loaders. Several threads may render at a time."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        self._run = threading.local()
+        for name in _UNBOUNDED_FILTERS:
+            del self.filters[name]
+        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
+        self.filters["tojson"] = _tojson
+        self.globals = {name: self.globals[name] for name in _GLOBALS}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+
+    def render_bounded(self, template: Template, values: Mapping[str, object], most_characters: int) -> str:
+        """Return what `template` makes of `values`.
+
+        Raises what the template's code meets, and InvalidRequestError for more than `most_characters`.
+        """
+        self._run.steps = 0
+        self._run.deadline = time.monotonic() + MAX_SECONDS
+        pieces: list[str] = []
+        length = 0
+        for piece in template.generate(**values):
+            self.count_step()
+            length += len(piece)
+            if length > most_characters:
+                raise InvalidRequestError(
+                    "messages", f"{length} characters or more", f"a prompt of at most {most_characters} characters"
+                )
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def count_step(self) -> str:
+        """Raise SecurityError where the template has run for too long; return nothing to be written."""
+        self._run.steps += 1
+        if self._run.steps > MAX_STEPS or time.monotonic() > self._run.deadline:
+            raise SecurityError(f"it takes more than {MAX_STEPS} steps or {MAX_SECONDS:g} s")
+        return ""
+
+    def concatenate(self, *parts: object) -> str:
+        """Join values as the operator ~ does."""
+        return "".join(map(str, parts))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401
+        return not (isinstance(obj, str) and attr in _UNBOUNDED_METHODS) and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401
+        """Refuse `format`, whose fields may be of any width."""
+        if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
+            raise SecurityError("the method format of texts is not offered")
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+        self.count_step()
+        if operator == "*":
+            _check_size(_length(left) * _number(right), _number(left) * _length(right))
+        elif operator == "**":
+            _check_size(_number(left).bit_length() * _number(right))
+        elif operator == "%" and isinstance(left, str) and _WIDE_FIELD.search(left):
+            raise SecurityError("a field of a text is too wide")
+        return _checked(super().call_binop(context, operator, left, right))
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805
+        __self.count_step()
+        if getattr(__obj, "__name__", "") == "replace" and len(args) > 1:
+            _check_size(_length(getattr(__obj, "__self__", "")) * _length(args[1]))
+        return _checked(super().call(__context, __obj, *args, **kwargs))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = _Bounding().visit(super()._parse(source, name, filename))
+        assert isinstance(tree, nodes.Template)
+        return tree
+
+    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter that counts as a step and whose value is bounded."""
+
+        @wraps(function)
+        def bounded(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            self.count_step()
+            if any(_number(value) > _MAX_WIDTH for value in (*args, *kwargs.values())):
+                raise SecurityError("a number is too large for a filter")
+            if function.__name__ == "do_replace":
+                texts = [value for value in args if isinstance(value, str)]
+                _check_size(_length(texts[0]) * _length(texts[-1]) if texts else 0)
+            return _checked(function(*args, **kwargs))
+
+        return bounded
+
+
+class _Bounding(NodeTransformer):
+    """Counts every turn of a loop and every call of a macro as a step, and bounds what ~ joins."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        return self._count(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
+        return self._count(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802
+        return self._count(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return _call("concatenate", node.nodes, node.lineno)
+
+    def _count(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, nodes.Output([_call("count_step", [], node.lineno)], lineno=node.lineno))
+        return node
+
+
+class _Generation(Extension):
+    """The tag that marks, for training, what the model writes; here it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _call(method: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
+    """Return a call of a method of the environment."""
+    return nodes.Call(nodes.EnvironmentAttribute(method), arguments, [], None, None, lineno=line)
+
+
+def _checked(value: Any) -> Any:  # noqa: ANN401
+    _check_size(_length(value))
+    return value
+
+
+def _check_size(*sizes: int) -> None:
+    if max(sizes) > MAX_VALUE:
+        raise SecurityError(f"a value is too large; expected at most {MAX_VALUE} characters or items")
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(value: object, indent: int | None = None, **_options: object) -> str:
+    """Return JSON without escapes of HTML, as transformers has it."""
+    return to_json(value) if indent is None else json.dumps(value, ensure_ascii=False, indent=min(indent, 8))
+
 
 _MAX_SOURCE: Final = 2**20  # characters
 _MOST_PREFIXES: Final = 8  # beginnings of a conversation that are rendered for their turns' ends
@@ -23,7 +213,6 @@ _ROLES: Final = {
     Role.ASSISTANT: "assistant",
     Role.OBSERVATION: "tool",
 }
-
 
 _Object: TypeAlias = dict[str, object]
 

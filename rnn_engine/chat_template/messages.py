@@ -1,12 +1,13 @@
-"""The messages of a conversation, and the tools that a model may call in it."""
+"""A conversation, the tools that a model may call in it, and the protocol of templates that make one text of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Protocol
 
 from rnn_engine.errors import InvalidRequestError
 
@@ -124,3 +125,111 @@ def tool_object(tool: Tool) -> dict[str, object]:
 def to_json(value: object) -> str:
     """Return `value` as JSON in the way that models are trained on: one line, ", " and ": ", all characters as such."""
     return json.dumps(value, ensure_ascii=False)
+
+
+_INSTRUCTIONS = """\
+You may call one or more functions to assist with the user query.
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+For each function call, return a JSON object with function name and arguments within {opening}{closing} tags:
+{opening}
+{{"name": <function-name>, "{arguments}": <arguments as JSON object>}}
+{closing}"""
+_BARE_INSTRUCTIONS = """\
+You may call a function to assist with the user query. These are the functions:
+{tools}
+To call one, answer with a JSON object and nothing else:
+{{"name": <function-name>, "{arguments}": <arguments as JSON object>}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A call is a JSON object of a name and arguments, between an opening and a closing text."""
+
+    opening: str = ""  # without white space around it; nothing where the object stands by itself
+    closing: str = ""
+    arguments: str = "arguments"  # what the arguments are called
+    signatures: bool = False  # tools are told as `weather(city)`, without a word on how to call them
+
+    def describe(self, tools: Sequence[Tool]) -> str:
+        """Return what a system text says of `tools`."""
+        if self.signatures:
+            return "Tools: " + ", ".join(map(_signature, tools))
+        text = _INSTRUCTIONS if self.opening else _BARE_INSTRUCTIONS
+        lines = "\n".join(map(tool_json, tools))
+        return text.format(tools=lines, opening=self.opening, closing=self.closing, arguments=self.arguments)
+
+    def write(self, calls: Iterable[ToolCall]) -> str:
+        """Return calls as the model writes them."""
+        return "\n".join(map(self._write_call, calls))
+
+    def _write_call(self, call: ToolCall) -> str:
+        try:
+            written = to_json({"name": call.name, self.arguments: call.parsed_arguments})
+        except RecursionError as error:
+            raise call.too_deep() from error
+        return f"{self.opening}\n{written}\n{self.closing}" if self.opening else written
+
+
+class ToolFormats(Enum):
+    """The formats that there are."""
+
+    TAGGED = ToolFormat("<tool_call>", "</tool_call>")
+    JSON = ToolFormat()
+    JSON_PARAMETERS = ToolFormat(arguments="parameters")
+    SIGNATURES = ToolFormat(signatures=True)
+
+
+def guess_format(template: str) -> ToolFormat:
+    """Return the format that a Jinja template seems to mean."""
+    if "<tool_call>" in template or "tools" not in template:
+        return ToolFormats.TAGGED.value
+    return ToolFormats.JSON_PARAMETERS.value if '"parameters":' in template else ToolFormats.JSON.value
+
+
+def _signature(tool: Tool) -> str:
+    properties = tool.parameters.get("properties")
+    return f"{tool.name}({', '.join(properties) if isinstance(properties, dict) else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as one text."""
+
+    text: str
+    turn_ends: Mapping[int, int] = field(default_factory=dict)
+    """Number of messages -> how many characters of the text these take, for those numbers for which a longer
+    conversation begins with the same text. Zero messages take what is said of tools."""
+    stop: tuple[str, ...] = ()  # the texts before which an answer ends unless its request says otherwise
+    stop_tokens: tuple[str, ...] = ()  # the special tokens that end it, beside the end of text
+
+
+class ChatTemplate(Protocol):
+    """Turns conversations into the text that a model continues. Safe to use from several threads."""
+
+    @property
+    def source(self) -> Mapping[str, str] | str:
+        """What clients may read of it: the texts around the messages, or the template's own text."""
+        ...
+
+    @property
+    def tool_format(self) -> ToolFormat: ...
+
+    def most_characters(self, conversation: Conversation) -> int:
+        """Return about how much work rendering is, and a bound on the length of the prompt where one is known
+        beforehand; builds nothing."""
+        ...
+
+    def render(self, conversation: Conversation, most_characters: int) -> Rendered:
+        """Return the prompt.
+
+        Raises InvalidRequestError where the template refuses the conversation, or where that takes too long or makes
+        more than `most_characters`.
+        """
+        ...
+
+    def follow(self, text: str) -> str:
+        """Return what comes between a text that the model has taken in, of which the end is enough, and a chat."""
+        ...

@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from rnn_engine.chat_template.base import Rendered
-from rnn_engine.chat_template.messages import ROLE_WORDS, ChatMessage, Conversation, Role
-from rnn_engine.chat_template.tools import ToolFormat, ToolFormats
+from rnn_engine.chat_template.messages import (
+    ROLE_WORDS,
+    ChatMessage,
+    Conversation,
+    Rendered,
+    Role,
+    ToolFormat,
+    ToolFormats,
+)
 from rnn_engine.errors import InvalidRequestError
 
 _EFFORTS = {"minimal": " think a bit", "low": " think a bit", "high": " think a lot", "xhigh": " think a lot"}

@@ -10,21 +10,21 @@ import click
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
 
-_COMMANDS = (
-    "serve",
-    "fleet",
-    "chat",
-    "generate",
-    "devices",
-    "pull",
-    "models",
-    "inspect",
-    "convert",
-    "logits",
-    "bench",
-    "tune",
-    "key",
-)
+_MODULE_OF = {
+    "serve": "serve",
+    "fleet": "fleet",
+    "chat": "chat",
+    "generate": "generate",
+    "devices": "setup",
+    "pull": "setup",
+    "models": "models",
+    "inspect": "models",
+    "convert": "models",
+    "logits": "generate",
+    "bench": "bench",
+    "tune": "bench",
+    "key": "setup",
+}
 _SERVERS = ("serve", "fleet")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _NO_THREAD = "can't start new thread"  # as Python says it
@@ -34,12 +34,13 @@ class Commands(click.Group):
     """The group of commands. Imports a command's module when it is asked for, since some take a while to load."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(_COMMANDS)
+        return list(_MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _MODULE_OF:
             return None
-        command: click.Command = importlib.import_module(f"rnn_engine.cli.{cmd_name}").command
+        module = importlib.import_module(f"rnn_engine.cli.{_MODULE_OF[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def resolve_command(
@@ -47,7 +48,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of a command line. A signal ends a server with code 0 from here on, as it does later."""
         if args[0] in _SERVERS:
-            from server.stopping import end_at_signals  # before all that takes a while to import
+            from server.core.process import end_at_signals
 
             ctx.with_resource(end_at_signals())
         return super().resolve_command(ctx, args)

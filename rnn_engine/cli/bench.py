@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-from rnn_engine.cli.benchmark.measure import Measurement, Setting, measure_decode, measure_prefill
-from rnn_engine.cli.benchmark.profile import StepProfile, profile_decode, profile_prefill
-from rnn_engine.cli.benchmark.report import Benchmark, print_tables, write_report
+from rnn_engine.cli.benchmark import (
+    Benchmark,
+    Measurement,
+    Setting,
+    StepProfile,
+    measure_decode,
+    measure_prefill,
+    print_tables,
+    profile_decode,
+    profile_prefill,
+    write_report,
+)
 from rnn_engine.cli.options import (
+    FiniteRange,
+    Report,
     device_memory_option,
     device_option,
     lora_option,
     model_argument,
+    progress_bar,
     tune_option,
     weights_option,
 )
-from rnn_engine.cli.progress import Report, progress_bar
 from rnn_engine.errors import DeviceError, InvalidRequestError
+from rnn_engine.files import delete_file
 from rnn_engine.forward import GpuRunner
+from rnn_engine.forward.tuner import Choice
+from rnn_engine.forward.tuning import MatMulClass
 from rnn_engine.gpu import measure_peaks
-from rnn_engine.loading.kernel_choices import TuneOrder
+from rnn_engine.loading.kernel_choices import DEFAULT_SECONDS, TuneOrder, kept_records, kernels_version, read_choices
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.model import open_merged
-from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.model import LoraChoice
 from rnn_engine.types import Runner
 
@@ -61,7 +77,7 @@ def _parse_numbers(_context: click.Context, parameter: click.Parameter, text: st
     help="Write all figures, with plots, as one page of HTML.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON in place of tables.")
-def command(
+def bench_command(
     model: Path,
     device: str,
     weights: str | None,
@@ -146,3 +162,94 @@ def _profile(
 
 def _device_and_weights(runner: Runner, weights: str) -> tuple[str, str]:
     return (runner.device.info.name, weights) if isinstance(runner, GpuRunner) else ("cpu", "f32")
+
+
+# `rnn-engine tune`: find the fastest kernels for a model's matrices on a device, and show or delete what is kept.
+
+
+@click.command()
+@model_argument
+@device_option
+@weights_option
+@device_memory_option
+@lora_option
+@click.option(
+    "--seconds",
+    type=FiniteRange(min=0, min_open=True),
+    default=DEFAULT_SECONDS,
+    show_default=True,
+    help="How long the search may take; Ctrl-C ends it, too. The best until then are kept.",
+)
+@click.option(
+    "--exhaustive", is_flag=True, help="Measure every variant, which may take an hour, and not the likely ones."
+)
+@click.option(
+    "--half",
+    is_flag=True,
+    help="Also try products in f16, where the device has them: prompts then differ from other kernels by some 1e-3.",
+)
+@click.option("--show", is_flag=True, help="Show what is kept for all devices, and search nothing.")
+@click.option("--forget", is_flag=True, help="Delete what is kept for all devices.")
+def tune_command(
+    model: Path,
+    device: str,
+    weights: str | None,
+    device_memory: int | None,
+    loras: tuple[LoraChoice, ...],
+    seconds: float,
+    exhaustive: bool,
+    half: bool,
+    show: bool,
+    forget: bool,
+) -> None:
+    """Find the fastest kernels for a model's matrices on a device.
+
+    They are kept in the user's cache folder for this device, driver and version of the kernels, and every later load
+    takes them. Of each choice the table shows what a model of cost predicts and what was measured, in microseconds of a
+    dispatch, beside the fixed choice; on a software device that is the time of all processors together.
+    """
+    if show or forget:
+        for path, record in kept_records():
+            if show:
+                _show_record(path, record)
+            if forget:
+                delete_file(path)
+        return
+    if device == "cpu":
+        raise DeviceError("numpy has no kernels to choose from; expected another device than 'cpu'")
+    found: dict[tuple[MatMulClass, int], Choice] = {}
+    order = TuneOrder(seconds, anew=True, exhaustive=exhaustive, half=half, on_found=found.update)
+    with progress_bar("opening the model") as progress, open_merged(model, loras) as opened:
+        plan = plan_memory(opened, device, RunnerSize(), weights=weights, device_memory=device_memory)
+        load_runner(opened, device, weights=plan.weights, tune=order, progress=progress).close()
+    _show_choices(found.values())
+
+
+def _show_record(path: Path, record: Mapping[str, Any] | None) -> None:
+    try:
+        choices = list(read_choices(record or {}))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        click.echo(f"{path}: damaged, and so left alone\n")
+        return
+    assert record is not None
+    now = "" if record["kernels"] == kernels_version() else ", of another version of rnn-engine"
+    click.echo(f"{record['device']} ({record['backend']}, {record['driver']}){now}\n{path}")
+    _show_choices(choices)
+
+
+def _show_choices(choices: Iterable[Choice]) -> None:
+    table = Table(
+        "matrices", "tokens", "kernel", "predicted us", "measured us", "fixed choice", "its us", "gain", box=None
+    )
+    for choice in sorted(choices, key=lambda choice: (choice.tokens, choice.kind)):
+        table.add_row(
+            str(choice.kind),
+            str(choice.tokens),
+            str(choice.variant),
+            f"{1e6 * choice.predicted:.0f}",
+            f"{1e6 * choice.measured:.0f}",
+            str(choice.default),
+            f"{1e6 * choice.default_measured:.0f}",
+            f"{choice.gain:.2f}",
+        )
+    Console(width=max(160, Console().width)).print(table)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import click
 
 from rnn_engine.gpu import economical_device
-from rnn_engine.loading.states import StateFile
+from rnn_engine.loading.settings import StateFile
 
 Settings: TypeAlias = Mapping[str, object]
 """By the name of a parameter of the command, as click's default_map has them."""

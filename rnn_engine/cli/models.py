@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.console import Console
+from rich.table import Table
 
-from rnn_engine.errors import ModelError
+from rnn_engine.cli.options import (
+    describe_shape,
+    device_memory_option,
+    lora_option,
+    model_argument,
+    progress_bar,
+    slots_option,
+    tokenizer_option,
+)
+from rnn_engine.convert.convert import FILE_FORMATS, FOLDER_TITLE, convert_model, model_bytes
+from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.hub import KNOWN, list_local
-from rnn_engine.loading.memory import in_words
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.memory import Inspection, in_words, inspect_model
+from rnn_engine.loading.runner import open_merged, open_model
+from rnn_engine.model import LoraChoice
 
 
 @click.command()
-def command() -> None:
+def models_command() -> None:
     """List the models on this computer, and the short names of others.
 
     On this computer are those of `rnn-engine pull` and those in Hugging Face's cache.
@@ -38,3 +55,96 @@ def _version(path: Path) -> str:
             return model.shape.version
     except ModelError:
         return "-"
+
+
+_FITS = {True: "fits", False: "too large", None: "?"}
+
+
+@click.command()
+@model_argument
+@slots_option(8)
+@tokenizer_option
+@device_memory_option
+@lora_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON in place of text.")
+def inspect_command(
+    model: Path, slots: int, tokenizer: str, device_memory: int | None, loras: tuple[LoraChoice, ...], as_json: bool
+) -> None:
+    """Show what a model file holds and where it fits.
+
+    Reads no weights. Memory is told for every format of --weights, without the cache's spare slots. Given
+    a --lora, the model is told as it is with it; weights that it changes are float32.
+    """
+    with open_merged(model, loras) as opened:
+        found = inspect_model(opened, tokenizer, slots, device_memory)
+        title = describe_shape(opened.shape)
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2))
+    else:
+        _print(title, found)
+
+
+def _print(title: str, found: Inspection) -> None:
+    click.echo(f"{found.file}: {title}")
+    types = ", ".join(f"{count} {dtype}" for dtype, count in found.tensors.items())
+    click.echo(f"{in_words(found.file_bytes)}, {found.parameters:,} parameters; tensors: {types}")
+    click.echo(f"tokenizer: {found.tokenizer}")
+    click.echo(f"tuned state inside: {'yes' if found.has_tuned_state else 'no'}")
+    click.echo(f"state of a sequence: {in_words(found.state_bytes)}")
+    for device in found.devices:
+        memory = (
+            "not known; give --device-memory" if device.available_bytes is None else in_words(device.available_bytes)
+        )
+        click.echo(f"\n{device.device}; memory for a model: {memory}")
+        if device.refusal is not None:
+            click.echo(f"can't run it: {device.refusal}")
+            continue
+        table = Table("weights", f"memory, {found.slots} slots", "", box=None)
+        for need in device.needs:
+            table.add_row(need.weights, in_words(need.num_bytes), _FITS[need.fits])
+        Console().print(table)
+
+
+_FORMATS = "; ".join(f"{end}: {file_format.title}" for end, file_format in FILE_FORMATS.items())
+
+
+def _weights(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        WeightChoice.parse(value)
+    except InvalidRequestError as error:
+        raise click.BadParameter(f"{value!r} is not allowed; expected {error.allowed}") from None
+    return value
+
+
+@click.command(
+    help=f"""Write a model in another file format.
+
+    SRC is any model that the engine reads. The end of DST's name says what is written: {_FORMATS}; a name without an
+    ending: {FOLDER_TITLE}.
+    """
+)
+@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument("target", type=click.Path(path_type=Path), metavar="DST")
+@click.option(
+    "--weights",
+    default=STORED,
+    show_default=True,
+    metavar="FORMAT[,CLASS=FORMAT...]",
+    callback=_weights,
+    help="The weights to write, as `rnn-engine serve --weights` has them; stored keeps what is there.",
+)
+@lora_option
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace DST where it is there: a file, or a folder that `convert` wrote and nobody has changed since.",
+)
+def convert_command(source: Path, target: Path, weights: str, loras: tuple[LoraChoice, ...], force: bool) -> None:
+    with open_merged(source, loras) as model, progress_bar("writing") as report:
+        title = convert_model(model, target, weights, force=force, progress=report)
+        shape = describe_shape(model.shape)
+    with open_model(target) as written:
+        types = Counter(info.block_type or info.dtype.name for info in written.tensors.values()).most_common()
+    click.echo(f"{target}: {title}")
+    click.echo(f"{shape}; tensors: {', '.join(f'{count} {name}' for name, count in types)}")
+    click.echo(f"{in_words(model_bytes(target))}, from {in_words(model_bytes(source))}")

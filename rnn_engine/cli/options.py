@@ -2,26 +2,93 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import click
+import cloup
 import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rnn_engine.cli.option_groups import AddOption, option_group
-from rnn_engine.cli.sizes import FiniteRange, parse_size
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.hub import locate_model
-from rnn_engine.hub.wanted import WEIGHTS, could_be_wanted
+from rnn_engine.hub.local import WEIGHTS, could_be_wanted
 from rnn_engine.loading.memory import AUTO, AUTO_FORMATS
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import DEFAULT_DRAFT, MAX_DRAFT
 from rnn_engine.scheduler import parse_policy
+from rnn_engine.types import ModelShape
+
+# Options of commands that belong together: a command takes them as one typed object.
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+AddOption: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""What `click.option` returns."""
+
+
+def option_group(
+    title: str, make: Callable[..., T], *options: AddOption
+) -> Callable[[Callable[Concatenate[T, P], None]], Callable[P, None]]:
+    """Return a decorator that adds `options` to a command, which takes what `make` returns as its first argument.
+
+    The parameters of `make` are options by their names; an option that is none of them stays one of the command's own.
+    A command with several groups takes that of the nearest decorator first.
+    """
+    names = tuple(signature(make).parameters)
+
+    def add(command: Callable[Concatenate[T, P], None]) -> Callable[P, None]:
+        @wraps(command)
+        def with_group(*arguments: P.args, **values: P.kwargs) -> None:
+            made = make(**{name: values.pop(name) for name in names})
+            command(made, *arguments, **values)
+
+        return cloup.option_group(title, *options)(with_group)
+
+    return add
+
+
+# Numbers as options: of bytes, as 4096, 256M or 2G, and finite ones in a range.
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+class FiniteRange(click.FloatRange):
+    """A range without infinity and NaN; click's lets NaN through."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not allowed; expected a finite number", param, ctx)
+        return number
+
+
+def parse_size(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
+    """Parse a number of bytes, with K, M, G or T for powers of 1024. A click callback."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)", text, re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not allowed; expected a whole number of bytes as 0, 4096, 256M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def size_in_words(num_bytes: int) -> str:
+    unit = max((name for name in _UNITS if num_bytes % _UNITS[name] == 0), key=_UNITS.__getitem__)
+    return f"{num_bytes // _UNITS[unit]}{unit}"
 
 
 def find_model(value: str | None) -> Path:
@@ -163,7 +230,6 @@ speculate_option = click.option(
     "that is quicker. The answers stay the same. 0 is none.",
 )
 
-
 loading_options = option_group(
     "Model and device",
     LoadSettings,
@@ -224,3 +290,26 @@ def parse_tokens(_context: click.Context, _parameter: click.Parameter, text: str
         found = f"{tokens.dtype} of shape {tokens.shape}"
         raise click.BadParameter(f"{text} holds {found}; expected whole numbers along one axis")
     return [int(token) for token in tokens]
+
+
+Report: TypeAlias = Callable[[str, int, int], None]
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Report]:
+    """Yield a function that takes what is being done, how many parts are done, and how many there are."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        yield report
+
+
+def describe_shape(shape: ModelShape) -> str:
+    """Return a model's version and all its sizes on one line."""
+    sizes = ", ".join(f"{name.removeprefix('num_').replace('_', ' ')} {size}" for name, size in shape.sizes.items())
+    return f"RWKV {shape.version}, {sizes}"

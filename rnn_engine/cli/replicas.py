@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from rnn_engine.cli.fleet import load_replica
-from rnn_engine.cli.session import EngineChoice
-from rnn_engine.loading.settings import LoadSettings
+from rnn_engine.cli.session import EngineChoice, load_engine
+from rnn_engine.engine import Engine
+from rnn_engine.fleet.settings import FleetSettings, Place, device_at
+from rnn_engine.forward import Progress
+from rnn_engine.loading.parts import model_name
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from states.cache.config import CacheConfig
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
+
+if TYPE_CHECKING:
+    from rnn_engine.fleet.remote import Front, RemoteEngine
+
+
+async def start_fleet(settings: FleetSettings, choice: EngineChoice, progress: Progress) -> RemoteEngine:
+    """Start the replicas of one model, and open what this process keeps of it."""
+    from rnn_engine.fleet.cluster import open_fleet
+
+    progress("starting replicas", 0, settings.replicas)
+    choice = replace(choice, model=choice.model.absolute())
+    name, load = choice.name or model_name(choice.model), partial(load_replica, choice)
+    return await open_fleet(
+        name, load, front_opener(choice), settings, slots=choice.slots, max_queued=choice.max_queued
+    )
+
+
+def front_opener(choice: EngineChoice) -> Callable[[], Front]:
+    """Return what opens this process's part of a model."""
+    from rnn_engine.fleet.remote import open_front
+
+    return partial(
+        open_front,
+        choice.model,
+        choice.loading,
+        states=choice.states,
+        store=None if choice.cache is None else choice.cache.store,
+    )
+
+
+async def load_replica(choice: EngineChoice, place: Place) -> Engine:
+    """Load the engine of a replica, in its process. Each has a device, and a folder of its own in that of the cache.
+
+    It refuses requests later than the front, which bounds its own: a place that is free there is not always free here
+    yet.
+    """
+    cache = choice.cache
+    if cache is not None and cache.disk is not None:
+        cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / f"replica-{place.number}"))
+    most = 2 * choice.max_queued + choice.slots
+    loading = replace(choice.loading, device=device_at(place, choice.loading.device))
+    return await load_engine(replace(choice, loading=loading, cache=cache, states=StateSettings(), max_queued=most))
 
 
 class ReplicaArgs(BaseModel):

@@ -3,40 +3,198 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, get_args
+from typing import Concatenate, ParamSpec, TypeAlias, get_args
 
 import click
 import cloup
 
 from rnn_engine.chat_template.answer import ReasoningFormat
-from rnn_engine.cli.cache_options import cache_options
-from rnn_engine.cli.config_file import config_option
-from rnn_engine.cli.connection_options import connection_options
-from rnn_engine.cli.describe import describe_shape
-from rnn_engine.cli.door_options import door_options
-from rnn_engine.cli.limit_options import limit_options
-from rnn_engine.cli.log_options import log_options
-from rnn_engine.cli.logs import log_on_stderr
-from rnn_engine.cli.option_groups import option_group
-from rnn_engine.cli.options import batching_option, loading_options, slots_option
-from rnn_engine.cli.served_models import LoadChoice, ServedModels, load_models, models_argument, models_options
+from rnn_engine.cli.config_file import config_option, configured_models
+from rnn_engine.cli.options import (
+    FiniteRange,
+    batching_option,
+    describe_shape,
+    find_model,
+    loading_options,
+    option_group,
+    slots_option,
+)
+from rnn_engine.cli.server_options import connection_options, door_options, limit_options, log_on_stderr, log_options
 from rnn_engine.cli.session import EngineChoice, load_engine
-from rnn_engine.cli.sizes import FiniteRange
-from rnn_engine.cli.state_options import state_options, with_demo_state
-from rnn_engine.interface import EngineInfo
-from rnn_engine.loading.collector import freeze_modules
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
-from server.app import ServerSettings, run
-from server.connections.settings import ConnectionSettings
-from server.doors.settings import DoorSettings
-from server.limits import Limits
+from rnn_engine.cli.state_options import cache_options, state_options, with_demo_state
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward import Progress
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.loading.parts import freeze_modules, model_name
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from server.core.app import LoadEngine, LoadOrder, ModelRegistry, ServerSettings, run
+from server.core.settings import AuthSettings, ConnectionSettings, Limits
 from server.telemetry.logs import LogSettings
 from states.cache.config import CacheConfig
+
+# The models of a server: how they are named on the command line, and what each of them is loaded with.
+
+LoadChoice: TypeAlias = Callable[[EngineChoice, Progress], Awaitable[EngineLike]]
+"""Loads what a choice says, here or elsewhere, and tells how far it is."""
+
+_MOST_NAME = 128  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """A model's file, and the name by which requests choose it."""
+
+    name: str
+    path: Path
+
+    @classmethod
+    def parse(cls, text: str | None) -> NamedModel:
+        """Parse `FILE` or `NAME=FILE`; None is the model that comes with the project."""
+        name, equals, file = (text or "").partition("=")
+        if not equals or (text is not None and Path(text).exists()):
+            path = find_model(text)
+            return cls(model_name(path), path)
+        if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
+            raise click.BadParameter(f"{text!r}: {name!r} is not allowed; expected a name of 1 to {_MOST_NAME} letters")
+        return cls(name, find_model(file))
+
+
+def _parse_models(context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[NamedModel, ...]:
+    models = tuple(map(NamedModel.parse, values or configured_models(context) or (None,)))
+    names = [model.name for model in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"two models are called {name!r}; expected NAME=FILE for one of them")
+    return models
+
+
+models_argument = click.argument("models", nargs=-1, callback=_parse_models, metavar="[[NAME=]MODEL]...")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModels:
+    """The models of a server, how requests choose one, and what of them an admin may change."""
+
+    models: tuple[NamedModel, ...]
+    default_model: str | None
+    model_folder: Path | None
+    admin_folders: tuple[Path, ...]
+    unzip_folders: tuple[Path, ...]
+    embed_model: Path | None
+    any_model: bool
+    idle_unload: float | None
+
+
+models_options = option_group(
+    "Several models",
+    ServedModels,
+    click.option(
+        "--default-model",
+        metavar="NAME",
+        help="Which model answers requests that name none.  [default: the first]",
+    ),
+    click.option(
+        "--model-folder",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins load models from this folder while the server runs, by POST /admin/models/load.",
+    ),
+    click.option(
+        "--admin-folder",
+        "admin_folders",
+        multiple=True,
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins read files in this folder, too, and write settings there, as in ai00's assets/configs. May be "
+        "given several times.",
+    ),
+    click.option(
+        "--unzip-folder",
+        "unzip_folders",
+        multiple=True,
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Let admins unpack archives into folders in this one, in place of what is there. May be given several "
+        "times.",
+    ),
+    click.option(
+        "--embed-model",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="FOLDER",
+        help="Answer ai00's /api/oai/embeds with the embedding model in this folder: ONNX with its tokenizer.json. "
+        "Needs the extra `embeds`.",
+    ),
+    click.option(
+        "--any-model",
+        is_flag=True,
+        help="Let the default model answer also for a name that no model has, and not 404.",
+    ),
+    click.option(
+        "--idle-unload",
+        type=FiniteRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="Free a model that no request has used for so long; the next request for it loads it again.",
+    ),
+)
+
+
+async def load_models(
+    choice: EngineChoice, models: Sequence[NamedModel], default: str | None, load: LoadChoice
+) -> ModelRegistry:
+    """Load all models, each by `load`. What `choice` says of one model's file counts for the first.
+
+    Raises InvalidRequestError where there is no model called `default`.
+    """
+    names = [model.name for model in models]
+    if default is not None and default not in names:
+        raise InvalidRequestError("--default-model", default, f"one of {', '.join(names)}")
+    first, *others = models
+    states = choice.states
+    orders = [
+        LoadOrder(first.name, first.path, tuple(choice.loading.loras), tuple(states.files), states.default),
+        *(LoadOrder(model.name, model.path) for model in others),
+    ]
+    return await ModelRegistry.load(orders, default or first.name, partial(_make_load, choice, first.name, load))
+
+
+def _make_load(choice: EngineChoice, first: str, load: LoadChoice, order: LoadOrder) -> LoadEngine:
+    return partial(load, _choose(choice, first, order))
+
+
+def _choose(choice: EngineChoice, first: str, order: LoadOrder) -> EngineChoice:
+    """Return what a model is loaded with. All but the first have folders of their own in those of `choice`."""
+    cache, folder = choice.cache, choice.states.folder
+    if order.name != first:
+        own = _folder_name(order.name)
+        folder = None if folder is None else folder / own
+        if cache is not None and cache.disk is not None:
+            cache = replace(cache, disk=replace(cache.disk, folder=cache.disk.folder / own))
+    return replace(
+        choice,
+        model=order.path,
+        name=order.name,
+        loading=replace(
+            choice.loading,
+            loras=order.loras,
+            weights=order.weights or choice.loading.weights,
+            device=order.device or choice.loading.device,
+            tokenizer=order.tokenizer or choice.loading.tokenizer,
+        ),
+        cache=cache,
+        states=replace(choice.states, files=order.states, default=order.default_state, folder=folder),
+        slots=order.slots or choice.slots,
+    )
+
+
+def _folder_name(name: str) -> str:
+    """Return the name of a model with characters that every file system takes."""
+    safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)
+    return f"model-{safe}"
+
 
 P = ParamSpec("P")
 
@@ -83,7 +241,7 @@ class ServeOptions:
     served: ServedModels
     cache: CacheConfig
     states: StateSettings
-    doors: DoorSettings
+    auth: AuthSettings
     limits: Limits
     connections: ConnectionSettings
     logs: LogSettings
@@ -123,7 +281,7 @@ class ServeOptions:
             embed_model=served.embed_model,
             any_model=served.any_model,
             idle_unload_seconds=served.idle_unload,
-            doors=self.doors,
+            auth=self.auth,
             limits=self.limits,
             connections=self.connections,
             logs=self.logs,
@@ -208,7 +366,7 @@ _process_options = option_group(
 )
 
 
-def serving_options(command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
+def serving_options(serve_command: Callable[Concatenate[ServeOptions, P], None]) -> Callable[P, None]:
     """Add the options of a server to `command`, which takes them as its first argument."""
 
     @models_argument
@@ -222,12 +380,12 @@ def serving_options(command: Callable[Concatenate[ServeOptions, P], None]) -> Ca
     @limit_options
     @connection_options
     @log_options
-    @wraps(command)
+    @wraps(serve_command)
     def with_options(
         logs: LogSettings,
         connections: ConnectionSettings,
         limits: Limits,
-        doors: DoorSettings,
+        auth: AuthSettings,
         states: StateSettings,
         cache: CacheConfig,
         served: ServedModels,
@@ -238,8 +396,8 @@ def serving_options(command: Callable[Concatenate[ServeOptions, P], None]) -> Ca
         *arguments: P.args,
         **values: P.kwargs,
     ) -> None:
-        options = ServeOptions(loading, requests, process, served, cache, states, doors, limits, connections, logs)
-        command(options, *arguments, **values)
+        options = ServeOptions(loading, requests, process, served, cache, states, auth, limits, connections, logs)
+        serve_command(options, *arguments, **values)
 
     return with_options
 
@@ -250,12 +408,12 @@ def serve(load: LoadChoice, options: ServeOptions) -> None:
     with log_on_stderr(options.logs):
         served = options.served
         load_all = partial(load_models, options.choice, served.models, served.default_model, load)
-        run(load_all, options.settings, partial(_announce, has_keys=bool(options.doors.keys)))
+        run(load_all, options.settings, partial(_announce, has_keys=bool(options.auth.keys)))
 
 
 @cloup.command()
 @serving_options
-def command(options: ServeOptions) -> None:
+def serve_command(options: ServeOptions) -> None:
     """Serve models over HTTP, as OpenAI's API has it.
 
     MODEL is a .safetensors, .st, .prefab, .pth or .gguf file, a .bin of rwkv.cpp, a Hugging Face folder or the name of

@@ -7,15 +7,183 @@ from pathlib import Path
 
 import click
 
-from rnn_engine.cli.option_groups import option_group
-from rnn_engine.cli.sizes import FiniteRange, parse_size, size_in_words
+from rnn_engine.cli.options import FiniteRange, option_group, parse_size, size_in_words
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.loading.states import StateFile, StateSettings
-from states.named.entry import check_new_name
-from states.named.leases import DEFAULT_TTL, MAX_TTL
-from states.named.quotas import Quota
+from rnn_engine.loading.settings import StateFile, StateSettings
+from states.cache.config import CacheConfig, DiskConfig
+from states.frozen import Precision
+from states.named.entry import DEFAULT_TTL, MAX_TTL, Quota, check_new_name
 from states.named.registry import DEFAULT_CAPACITY
+from states.shared.client import StoreUrl
+from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig
+
+_DEFAULT = CacheConfig()
+_STORE = StoreConfig(StoreUrl.parse("valkey://localhost"))
+
+
+def _parse_store(_context: click.Context, _parameter: click.Parameter, text: str | None) -> StoreUrl | None:
+    """Check the address of a store. A click callback."""
+    try:
+        return None if text is None else StoreUrl.parse(text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _parse_objects(_context: click.Context, _parameter: click.Parameter, text: str | None) -> ObjectsConfig | None:
+    """Check the address of an object store. A click callback."""
+    try:
+        return None if text is None else ObjectsConfig(text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _make_cache(
+    cache_device_bytes: int,
+    cache_host_bytes: int,
+    cache_folder: Path | None,
+    cache_disk_bytes: int | None,
+    cache_write_after: float | None,
+    cache_precision: Precision,
+    store: StoreUrl | None,
+    store_timeout: float | None,
+    store_ttl: int | None,
+    store_objects: ObjectsConfig | None,
+    store_objects_bytes: int | None,
+) -> CacheConfig:
+    objects = _objects(store_objects, store_objects_bytes)
+    return CacheConfig(
+        device_capacity=cache_device_bytes,
+        host_capacity=cache_host_bytes,
+        host_precision=cache_precision,
+        disk=_disk(cache_folder, cache_disk_bytes, cache_write_after, cache_precision),
+        store=_store(store, store_timeout, store_ttl, cache_precision, objects),
+    )
+
+
+cache_options = option_group(
+    "Kept states",
+    _make_cache,
+    click.option(
+        "--cache-device-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        default=size_in_words(_DEFAULT.device_capacity),
+        show_default=True,
+        help="Memory of the device for states of prompts and answers, up to 64 states; 0 keeps none there.",
+    ),
+    click.option(
+        "--cache-host-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        default=size_in_words(_DEFAULT.host_capacity),
+        show_default=True,
+        help="The same in this computer's memory.",
+    ),
+    click.option(
+        "--cache-folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Keep states in files of this folder too, over restarts. One server at a time may use it.",
+    ),
+    click.option(
+        "--cache-disk-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        help=f"The most that these files take.  [default: {size_in_words(DiskConfig(Path()).capacity)}]",
+    ),
+    click.option(
+        "--cache-write-after",
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+        help="Write a state there when it is so old, although memory has room for it: a crash loses no more.  "
+        f"[default: {DiskConfig(Path()).write_after:g}]",
+    ),
+    click.option(
+        "--cache-precision",
+        type=click.Choice(["f32", "f16"]),
+        default=_DEFAULT.host_precision,
+        show_default=True,
+        help="Of states in memory, in files and in a store; f16 takes half the room and is not exact.",
+    ),
+    click.option(
+        "--store",
+        callback=_parse_store,
+        envvar="RNN_ENGINE_STORE",
+        metavar="URL",
+        help="Share states with other servers of the same model in the Valkey or Redis at valkey://USER:PASSWORD@HOST:"
+        "PORT, or valkeys:// for TLS. $RNN_ENGINE_STORE sets it unseen by other users. Needs the extra `store`.",
+    ),
+    click.option(
+        "--store-timeout",
+        type=FiniteRange(min=0.001, max=60),
+        metavar="SECONDS",
+        help="The longest that a request waits for the store's answer, and again for a state from it.  "
+        f"[default: {_STORE.timeout:g}]",
+    ),
+    click.option(
+        "--store-ttl",
+        type=click.IntRange(min=1, max=MOST_TTL),
+        metavar="SECONDS",
+        help=f"How long a state of prompts or answers stays there without use.  [default: {_STORE.ttl}]",
+    ),
+    click.option(
+        "--store-objects",
+        callback=_parse_objects,
+        metavar="URL",
+        help="Keep the states of prompts and answers in the object store at s3://BUCKET/PREFIX, gs://, az:// or "
+        "file:///FOLDER, and in the store of --store their index alone. Credentials come from the environment, such as "
+        "$AWS_ACCESS_KEY_ID. Needs the extra `objects`.",
+    ),
+    click.option(
+        "--store-objects-bytes",
+        callback=parse_size,
+        metavar="SIZE",
+        help="The most that all servers keep there.  "
+        f"[default: {size_in_words(ObjectsConfig('file:///folder').capacity)}]",
+    ),
+)
+
+
+def _disk(
+    folder: Path | None, num_bytes: int | None, write_after: float | None, precision: Precision
+) -> DiskConfig | None:
+    if folder is None:
+        for option, value in (("--cache-disk-bytes", num_bytes), ("--cache-write-after", write_after)):
+            if value is not None:
+                raise click.UsageError(f"{option} needs --cache-folder, where the files are to be")
+        return None
+    disk = DiskConfig(folder, precision=precision)
+    return replace(
+        disk,
+        capacity=disk.capacity if num_bytes is None else num_bytes,
+        write_after=disk.write_after if write_after is None else write_after,
+    )
+
+
+def _objects(objects: ObjectsConfig | None, num_bytes: int | None) -> ObjectsConfig | None:
+    if num_bytes is None:
+        return objects
+    if objects is None:
+        raise click.UsageError("--store-objects-bytes needs --store-objects, where states are to be kept")
+    return replace(objects, capacity=num_bytes)
+
+
+def _store(
+    url: StoreUrl | None, timeout: float | None, ttl: int | None, precision: Precision, objects: ObjectsConfig | None
+) -> StoreConfig | None:
+    if url is None:
+        given = {"--store-timeout": timeout, "--store-ttl": ttl, "--store-objects": objects}
+        for option, value in given.items():
+            if value is not None:
+                raise click.UsageError(f"{option} needs --store, where states are to be shared")
+        return None
+    store = StoreConfig(url, precision, objects=objects)
+    return replace(
+        store,
+        timeout=store.timeout if timeout is None else timeout,
+        ttl=store.ttl if ttl is None else ttl,
+    )
+
 
 _QUOTA = Quota()
 
@@ -115,7 +283,6 @@ state_options = option_group(
         help="The longest that the states of an API key may stay without use, unless they are persistent.",
     ),
 )
-
 
 state_option = click.option(
     "--state",

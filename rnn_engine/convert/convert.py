@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final
 
-from rnn_engine.atomic_file import atomic_file, atomic_folder
-from rnn_engine.convert.ai00 import write_st
-from rnn_engine.convert.blinkdl import write_blinkdl_pth, write_blinkdl_safetensors
-from rnn_engine.convert.fla import write_fla
 from rnn_engine.convert.llama_cpp import write_llama_cpp
 from rnn_engine.convert.prefab import write_prefab
-from rnn_engine.convert.source import Source
+from rnn_engine.convert.writers import Source, write_blinkdl_pth, write_blinkdl_safetensors, write_fla, write_st
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.files import atomic_file, atomic_folder
 from rnn_engine.forward import Progress
 from rnn_engine.forward.weight_choice import STORED, WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, FloatFormat

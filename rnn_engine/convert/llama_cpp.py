@@ -13,22 +13,20 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.source import F32, Source, is_matrix
+from rnn_engine.convert.writers import F32, Source, is_matrix
 from rnn_engine.errors import ModelError
+from rnn_engine.model.ggml import list_llama_cpp_names, locate_llama_cpp
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.model.llama_cpp import list_llama_cpp_names, locate_llama_cpp
 from rnn_engine.model.stored import Part, Rows, StoredTensor
 from rnn_engine.quantised import BlockFormat
-from rnn_engine.tensor_files.entry import TensorEntry
-from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, write_blocks
-from rnn_engine.tensor_files.gguf_header import Metadata
-from rnn_engine.tensor_files.gguf_writer import Value, Vocabulary, write_gguf
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.ggml_file import keeps_blocks, write_blocks
+from rnn_engine.tensor_files.gguf_file import Metadata, Value, Vocabulary, write_gguf
+from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import ModelShape
-from rnn_engine.versions.v6.shape import ShapeV6
-from rnn_engine.versions.v7.shape import ShapeV7
-from rnn_engine.versions.v7_deep_embed.shape import ShapeV7DeepEmbed
+from rnn_engine.versions.v6.layout import ShapeV6
+from rnn_engine.versions.v7.layout import ShapeV7
+from rnn_engine.versions.v7_deep_embed.layout import ShapeV7DeepEmbed
 
 _CONTEXT_LENGTH: Final = 1 << 20  # of a model that has no limit, as llama.cpp's converter has it
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's kinds of tokens

@@ -11,12 +11,11 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.ai00 import check_ai00, model_info
-from rnn_engine.convert.source import F16, Source
+from rnn_engine.convert.writers import F16, Source, check_ai00, model_info
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.prefab_file import MATRICES, V6_MIXES
-from rnn_engine.versions.v7.shape import ShapeV7
+from rnn_engine.versions.v7.layout import ShapeV7
 
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn|ln1|ln2|ln0)\.(.*)")
 _FIELDS: Final = {name: field for field, name in MATRICES.items()}

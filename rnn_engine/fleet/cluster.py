@@ -7,9 +7,10 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from math import ceil
 from threading import Event, Thread
 from typing import Any
@@ -20,11 +21,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from rnn_engine.errors import InvalidRequestError, RnnEngineError
-from rnn_engine.fleet.deployment import NAME
-from rnn_engine.fleet.errors import ReplicaLostError
-from rnn_engine.fleet.links import NOTHING_KNOWN
-from rnn_engine.fleet.settings import Resources
-from rnn_engine.fleet.wire import Report, unpack_report
+from rnn_engine.fleet.deployment import NAME, LoadReplica, make_application
+from rnn_engine.fleet.remote import Front, RemoteEngine
+from rnn_engine.fleet.settings import FleetSettings, Resources
+from rnn_engine.fleet.wire import NOTHING_KNOWN, ReplicaLostError, Report, unpack_report
 from rnn_engine.gpu import equal_devices
 
 _CONNECT_SECONDS = 5.0  # to the head of a cluster
@@ -201,3 +201,47 @@ def _losing(replica: str) -> Iterator[None]:
         raise
     except (RayError, RayServeException, TimeoutError) as error:
         raise ReplicaLostError(replica, type(error).__name__) from error
+
+
+# From settings to a fleet: replicas deployed on Ray, and the engine that stands for them.
+
+
+async def open_fleet(
+    name: str,
+    load: LoadReplica,
+    open_front: Callable[[], Front],
+    settings: FleetSettings,
+    *,
+    slots: int,
+    max_queued: int,
+) -> RemoteEngine:
+    """Deploy replicas of a model, wait until they run, and return the engine over them, which removes them.
+
+    Or take those of an application that is there, and leave them. `load` loads a replica's engine, with `slots` slots,
+    and can be pickled. Raises what `start_ray`, `deploy`, `check_application` and `open_front` raise.
+    """
+    front = await asyncio.to_thread(open_front)
+    owned = settings.application is None
+    application = settings.application or f"{name}-{uuid.uuid4().hex[:8]}"  # others may serve the same model
+    async with AsyncExitStack() as undo:
+        undo.callback(front.close)
+        await asyncio.to_thread(
+            start_ray, settings.address, settings.most_replicas, settings.resources, settings.device
+        )
+        if owned:
+            replicas = make_application(
+                load,
+                replicas=settings.replicas,
+                scaling=settings.scaling,
+                slots=slots,
+                resources=settings.resources,
+                drain_seconds=settings.drain_seconds,
+            )
+            undo.push_async_callback(asyncio.to_thread, remove, application)
+            await asyncio.to_thread(deploy, application, replicas)
+        else:
+            await asyncio.to_thread(check_application, application)
+        links = RayLinks(application, owned=owned)
+        engine = await RemoteEngine.open(links, front, max_queued=max_queued)
+        undo.pop_all()
+        return engine

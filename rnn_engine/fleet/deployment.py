@@ -10,11 +10,10 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from rnn_engine.engine import Engine
-from rnn_engine.fleet.errors import ReplicaLostError
-from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.replica import Replica
-from rnn_engine.fleet.settings import Resources, Scaling
-from rnn_engine.loading.collector import freeze_modules
+from rnn_engine.fleet.settings import Place, Resources, Scaling
+from rnn_engine.fleet.wire import ReplicaLostError
+from rnn_engine.loading.parts import freeze_modules
 
 LoadReplica: TypeAlias = Callable[[Place], Awaitable[Engine]]
 """Loads a replica's engine in its process. Can be pickled."""

@@ -3,24 +3,185 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+import logging
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import fields, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
-from rnn_engine.errors import EngineClosedError, NotFoundError, UnavailableError
-from rnn_engine.fleet.errors import RETRY_SECONDS
-from rnn_engine.fleet.links import Links
-from rnn_engine.fleet.member import Member
+from rnn_engine.errors import EngineClosedError, NotFoundError, RnnEngineError, UnavailableError
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
-from rnn_engine.fleet.totals import total_counters
-from rnn_engine.fleet.trees import split_position
-from rnn_engine.fleet.wire import Report, unpack_answer
-from rnn_engine.health import Health
-from rnn_engine.requests import GenerateRequest
-from rnn_engine.telemetry import EngineCounters
-from states.cache.checkpoint import position_missing
-from states.cache.roots import make_root
+from rnn_engine.fleet.wire import (
+    RETRY_SECONDS,
+    Links,
+    Outcome,
+    ReplicaLostError,
+    Report,
+    unpack_answer,
+    unpack_outcomes,
+)
+from rnn_engine.requests import Event, Finished, GenerateRequest
+from rnn_engine.scheduler import Inbox
+from rnn_engine.telemetry import EngineCounters, Health, Histogram, SlotUse
+from states.cache.browse import CacheTree, SnapshotNode, TreeNode
+from states.cache.checkpoint import make_root, position_missing
+from states.cache.config import CacheStats, TierStats
 from states.frozen import NO_INITIAL_STATE
+from states.shared.client import StoreCounters
+
+# One replica as a front sees it: the requests that it runs for the front, and the stream that answers them.
+
+_log = logging.getLogger(__name__)
+
+
+class EndedError(RnnEngineError):
+    """A request ended without saying so."""
+
+
+class Member:
+    """A replica, and the requests of this front that it runs. For one event loop."""
+
+    def __init__(self, links: Links, front: str, report: Report) -> None:
+        self.name = report.name
+        self.report = report  # the last one
+        self.leaving = False  # it is in no survey any more, and gets no new requests
+        self.lost = False  # it can't be reached any more
+        self.ready = asyncio.Event()  # its stream has begun, or is lost
+        self._links = links
+        self._front = front
+        self._requests: dict[int, RemoteRequest] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream = asyncio.create_task(self._read_stream())
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether new requests may go there."""
+        return self.ready.is_set() and not self.leaving and not self.lost and self.report.health.status == "ok"
+
+    @property
+    def outstanding(self) -> int:
+        """How many requests of this front are there."""
+        return len(self._requests)
+
+    def note(self, report: Report | None) -> None:
+        """Take what the replica tells of itself; None where it is not among those that take requests."""
+        self.leaving = report is None
+        self.report = report or self.report
+
+    def request(self, key: int, call: bytes) -> RemoteRequest:
+        """Return a context manager that has a request run while its block runs."""
+        return RemoteRequest(self, key, call)
+
+    def enter(self, request: RemoteRequest) -> asyncio.Task[None]:
+        """Send a request; for `request`."""
+        self._requests[request.key] = request
+        if self.lost:
+            request.put(self._lost_error("its stream has ended"))
+        return self._spawn(self._run(request))
+
+    def leave(self, request: RemoteRequest) -> None:
+        """Drop what is told of a request from now on; for `request`."""
+        del self._requests[request.key]
+
+    def hold(self, key: int, held: bool) -> None:
+        """Have the replica stop to read a request's events, or go on; for `request`."""
+        self._spawn(self._links.hold(self.name, self._front, key, held))
+
+    def fail(self, error: RnnEngineError) -> None:
+        """End all requests with `error`."""
+        for request in self._requests.values():
+            request.put(error)
+
+    async def close(self) -> None:
+        """Leave the stream, and wait until what was cancelled is."""
+        self._stream.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait((self._stream, *self._tasks))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, request: RemoteRequest) -> None:
+        """Have a request run. How it ends is told in the stream, unless the way there fails."""
+        try:
+            await self._links.run(self.name, self._front, request.key, request.call)
+        except ReplicaLostError as error:
+            self.lost = True
+            request.put(error)
+        except Exception as error:
+            _log.exception("a request failed at the replica %s", self.name)
+            request.put(RnnEngineError(f"{type(error).__name__}: {error}"))
+
+    async def _read_stream(self) -> None:
+        reason = "its stream has ended"
+        try:
+            async with aclosing(self._links.parcels(self.name, self._front)) as parcels:
+                async for data in parcels:
+                    for key, outcome in unpack_outcomes(data):
+                        request = self._requests.get(key)
+                        if request is not None:  # else its reader has left
+                            request.put(outcome)
+                    self.ready.set()
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            _log.warning("the stream of the replica %s broke off: %s", self.name, reason)
+        finally:
+            self.lost = True
+            self.ready.set()
+            self.fail(self._lost_error(reason))
+
+    def _lost_error(self, reason: str) -> ReplicaLostError:
+        return ReplicaLostError(self.name, reason)
+
+
+class RemoteRequest:
+    """A request at one replica, which runs while the block runs. A context manager that gives itself.
+
+    Not a generator: a loop that shuts down closes all generators at once.
+    """
+
+    def __init__(self, member: Member, key: int, call: bytes) -> None:
+        self.key = key
+        self.call = call
+        self._member = member
+        self._inbox = Inbox(partial(member.hold, key))
+        self._ended = False
+
+    def put(self, outcome: Outcome) -> None:
+        """Take what is told of the request. Nothing counts after its end."""
+        if self._ended:
+            return
+        if outcome is None:
+            outcome = EndedError()
+        self._ended = isinstance(outcome, (Finished, RnnEngineError))
+        self._inbox.put(outcome)
+
+    async def get(self) -> Event:
+        """Wait for the next event. Raises the error that ends the request, or EndedError."""
+        return await self._inbox.get()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens have come."""
+        return self._inbox.num_tokens
+
+    def __enter__(self) -> Self:
+        self._run = self._member.enter(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._member.leave(self)
+        if not self._ended:
+            self._run.cancel()
+
 
 SURVEY_SECONDS = 0.5  # between two looks at the replicas
 
@@ -143,3 +304,115 @@ class Members:
 
 def _stopped() -> EngineClosedError:
     return EngineClosedError("the engine has stopped")
+
+
+_OF_REQUESTS = frozenset({"request_seconds", "prompt_tokens", "completion_tokens", "cached_tokens", "outcomes"})
+"""What a front counts by itself, since it sees all of its requests, those that no replica ran among them."""
+
+
+def total_counters(own: EngineCounters, replicas: Iterable[EngineCounters]) -> EngineCounters:
+    """Return the sum of what replicas count, with what the front itself counts of requests."""
+    total = EngineCounters()
+    for name in _OF_REQUESTS:
+        setattr(total, name, getattr(own, name))
+    for counters in replicas:
+        for name, value in vars(counters).items():
+            if name in _OF_REQUESTS:
+                continue
+            if isinstance(value, Histogram):
+                _add(getattr(total, name), value)
+            else:
+                setattr(total, name, getattr(total, name) + value)
+    return total
+
+
+def total_cache_stats(replicas: Sequence[CacheStats]) -> CacheStats | None:
+    """Return the sum of what caches count; None where there is none."""
+    if not replicas:
+        return None
+    tiers: dict[str, TierStats] = {}
+    total = CacheStats(())
+    for stats in replicas:
+        for tier in stats.tiers:
+            _add_fields(tiers.setdefault(tier.tier, TierStats(tier.tier, 0)), tier)
+        _add_fields(total, stats)
+        for reason, count in stats.misses.items():
+            total.misses[reason] += count
+    total.tiers = tuple(tiers.values())
+    total.store = total_store_counters(stats.store for stats in replicas)
+    return total
+
+
+def total_store_counters(clients: Iterable[StoreCounters | None]) -> StoreCounters | None:
+    """Return the sum of what clients of a shared store count; None where there is none."""
+    known = [counters for counters in clients if counters is not None]
+    if not known:
+        return None
+    total = StoreCounters()
+    for counters in known:
+        for outcome, count in counters.outcomes.items():
+            total.outcomes[outcome] += count
+        total.read_bytes += counters.read_bytes
+        total.written_bytes += counters.written_bytes
+        total.seconds += counters.seconds
+        total.circuit_open |= counters.circuit_open
+        total.circuit_openings += counters.circuit_openings
+        total.unreadable += counters.unreadable
+    return total
+
+
+def all_slot_uses(reports: Iterable[Report]) -> list[SlotUse]:
+    """Return what the slots of all replicas are used for, numbered through, the oldest request of each first."""
+    uses: list[SlotUse] = []
+    first = 0
+    reports = list(reports)
+    for number, report in enumerate(reports):
+        for use in report.slots:
+            request = use.request * len(reports) + number
+            uses.append(replace(use, slot=first + use.slot, request=request))
+        first += report.info.num_slots
+    return uses
+
+
+def _add(total: Histogram, more: Histogram) -> None:
+    total.counts = [count + other for count, other in zip(total.counts, more.counts, strict=True)]
+    total.sum += more.sum
+
+
+def _add_fields(total: CacheStats | TierStats, more: CacheStats | TierStats) -> None:
+    for field in fields(total):
+        value = getattr(more, field.name)
+        if isinstance(value, int):
+            setattr(total, field.name, getattr(total, field.name) + value)
+
+
+def join_nodes(replicas: Mapping[str, tuple[SnapshotNode, ...]], limit: int) -> tuple[SnapshotNode, ...]:
+    """Return the positions of all replicas, one replica after the other, the first of each where they are too many."""
+    most = max(limit // max(len(replicas), 1), 1)
+    joined: list[SnapshotNode] = []
+    for nodes in replicas.values():
+        first = len(joined)
+        kept = nodes if sum(map(len, replicas.values())) <= limit else nodes[:most]
+        joined += (node if node.parent is None else replace(node, parent=first + node.parent) for node in kept)
+    return tuple(joined[:limit])
+
+
+def join_trees(replicas: Mapping[str, CacheTree], limit: int) -> CacheTree:
+    """Return the positions of all replicas, each with an id that says where it is."""
+    nodes = [_named(name, node) for name, tree in replicas.items() for node in tree.nodes]
+    return CacheTree(
+        tuple(nodes[:limit]),
+        sum(tree.num_positions for tree in replicas.values()),
+        len(nodes) > limit or any(tree.truncated for tree in replicas.values()),
+    )
+
+
+def split_position(position: str) -> tuple[str, str]:
+    """Return the replica and its own id of a position that `join_trees` named."""
+    replica, _, own = position.rpartition("-")
+    return replica, own
+
+
+def _named(replica: str, node: TreeNode) -> TreeNode:
+    parent = None if node.parent is None else f"{replica}-{node.parent}"
+    return replace(node, position=replace(node.position, id=f"{replica}-{node.position.id}"), parent=parent)

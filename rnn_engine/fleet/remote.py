@@ -8,34 +8,43 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rnn_engine.admission import Admission
 from rnn_engine.chat_template import ChatTemplate
-from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import OverloadedError
-from rnn_engine.fleet.errors import ReplicaLostError
-from rnn_engine.fleet.links import Links
-from rnn_engine.fleet.member import EndedError
-from rnn_engine.fleet.members import SURVEY_SECONDS, Members
+from rnn_engine.errors import OverloadedError, check_token_ids
+from rnn_engine.fleet.members import (
+    SURVEY_SECONDS,
+    EndedError,
+    Members,
+    all_slot_uses,
+    join_nodes,
+    join_trees,
+    split_position,
+    total_cache_stats,
+    total_store_counters,
+)
 from rnn_engine.fleet.routing import PrefixRouter
-from rnn_engine.fleet.totals import all_slot_uses, total_cache_stats, total_store_counters
-from rnn_engine.fleet.trees import join_nodes, join_trees, split_position
-from rnn_engine.fleet.wire import pack_question, pack_request
-from rnn_engine.health import Health
+from rnn_engine.fleet.wire import Links, ReplicaLostError, pack_question, pack_request
+from rnn_engine.hub import locate_model
 from rnn_engine.interface import EngineInfo, EngineStats
+from rnn_engine.loading.chat_template import load_chat_template
+from rnn_engine.loading.parts import own_folders
+from rnn_engine.loading.runner import open_merged
+from rnn_engine.loading.settings import LoadSettings, StateSettings, open_registry, share_names
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
-from rnn_engine.telemetry import EngineCounters, Outcome, RequestAccount, SlotUse
-from rnn_engine.tokenizer import Tokenizer
-from states.cache.browse import CacheTree, TreeQuery
-from states.cache.counters import CacheStats
-from states.cache.snapshot import SnapshotNode
+from rnn_engine.scheduler.inboxes import Admission
+from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
+from rnn_engine.tokenizer import Tokenizer, load_tokenizer
+from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from states.cache.config import CacheConfig, CacheStats
 from states.files.exchange import StateFiles
 from states.named.store import StateStore
-from states.shared.counters import StoreCounters
+from states.shared.client import StoreCounters
+from states.shared.config import StoreConfig
+from states.shared.opening import open_store
 
 MOST_ATTEMPTS = 3  # replicas on which a request is begun, where those before are lost before it has answered anything
 
@@ -254,4 +263,44 @@ class RemoteEngine:
             device_bytes=sum(sizes) if sizes else None,
             folders=self._front.folders,
             chat_template=self._front.chat_template,
+        )
+
+
+_NO_CACHE = CacheConfig(device_capacity=0, host_capacity=0)
+_DEFAULT_SETTINGS = LoadSettings()
+
+
+def open_front(
+    model_path: str | Path,
+    loading: LoadSettings = _DEFAULT_SETTINGS,
+    *,
+    states: StateSettings | None = None,
+    store: StoreConfig | None = None,
+) -> Front:
+    """Open a model's tokenizer, chat template and named states; its weights are read for their fingerprint alone.
+
+    Blocks. The options are those of `Engine.load`, and so are the errors. With a `store`, fronts share named states.
+    """
+    path, settings = locate_model(model_path), states or StateSettings()
+    with ExitStack() as undo:
+        folders = {}
+        for use, folder in own_folders(_NO_CACHE, settings):
+            undo.callback(folder.release)
+            folders[use] = folder.path
+        opened = None if store is None else open_store(store)
+        if opened is not None:
+            undo.callback(opened.close)
+        with open_merged(path, tuple(loading.loras), v5_group_norm_epsilon=loading.v5_group_norm_epsilon) as model:
+            chosen = load_tokenizer(loading.tokenizer, path, model.shape.vocab_size)
+            registry = open_registry(model, settings)
+            named = share_names(opened, registry, model.fingerprint, settings)
+        return Front(
+            tokenizer=chosen,
+            chat_template=load_chat_template(loading.chat_template, path),
+            states=named,
+            state_files=registry.files,
+            folders=folders,
+            on_forgotten=registry.on_forgotten,
+            store_counters=lambda: None if opened is None else opened.client.counters(),
+            close=undo.pop_all().close,
         )

@@ -23,7 +23,7 @@ from rnn_engine.fleet.wire import (
     unpack_request,
 )
 from rnn_engine.interface import EngineLike
-from states.cache.summary import SummaryChanges
+from states.cache.browse import SummaryChanges
 
 
 class ReplicaEngine(EngineLike, Protocol):

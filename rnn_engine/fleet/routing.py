@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from states.cache.summary import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
+from states.cache.browse import BLOCK_TOKENS, SummaryChanges, block_digests, path_digest, unpack_marks
 from states.tokens import TOKEN_BYTES, pack
 
 MOST_BLOCKS = 1 << 16  # that are remembered of each replica: the prompts of the last four million tokens

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from types import MappingProxyType
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from rnn_engine.errors import InvalidRequestError, RnnEngineError
-from rnn_engine.health import Health
+from rnn_engine.errors import InvalidRequestError, RnnEngineError, UnavailableError
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.requests import Event, GenerateRequest, Started
-from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
-from states.cache.counters import CacheStats
-from states.cache.summary import SummaryChanges
+from rnn_engine.telemetry import EngineCounters, Health, SlotUse, Timing
+from states.cache.browse import SummaryChanges
+from states.cache.config import CacheStats
+
+RETRY_SECONDS = 1.0  # after which another replica is likely to answer
+
+
+class ReplicaLostError(UnavailableError):
+    """The replica that ran a request is gone, or can't be reached; another one may run it from the start."""
+
+    def __init__(self, replica: str, reason: str) -> None:
+        super().__init__(f"the replica {replica} that ran the request is gone: {reason}", RETRY_SECONDS)
+
 
 Outcome: TypeAlias = Event | RnnEngineError | None
 """An event of a request or the error that ends it; None where it ended without saying so."""
@@ -116,3 +127,43 @@ def unpack_answer(data: bytes) -> Any:  # noqa: ANN401 - the question says which
     if error is not None:
         raise error
     return value
+
+
+NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
+
+
+class Links(Protocol):
+    """The way to all replicas of one deployment. For one event loop."""
+
+    async def survey(self, known: Mapping[str, int] = NOTHING_KNOWN) -> Sequence[Report] | None:
+        """Return what each replica that takes requests tells of itself; None where not all answer in time.
+
+        `known` has by replica the version of its cache's summary that is known; what has changed since is told.
+        """
+        ...
+
+    def run(self, replica: str, front: str, key: int, call: bytes) -> Coroutine[Any, Any, None]:
+        """Have a replica run a request; see `Replica.run`. Being cancelled cancels the request there.
+
+        Raises ReplicaLostError where the replica is gone.
+        """
+        ...
+
+    def parcels(self, replica: str, front: str) -> AsyncGenerator[bytes]:
+        """Yield what becomes of the requests of `front`; see `Replica.parcels`.
+
+        Ends, or raises, where the replica is gone.
+        """
+        ...
+
+    async def hold(self, replica: str, front: str, key: int, held: bool) -> None:
+        """See `Replica.hold`. A replica that is gone is ignored."""
+        ...
+
+    async def ask(self, replica: str, question: bytes) -> bytes:
+        """Return a replica's answer; see `Replica.ask`. Raises ReplicaLostError where the replica is gone."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the replicas; stop them where they were started for this front alone."""
+        ...

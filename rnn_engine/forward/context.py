@@ -1,4 +1,4 @@
-"""What the stages of a forward pass are built from."""
+"""What the stages of a forward pass are built from, and the norm with token shift that begins each part of a layer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
 from rnn_engine.forward.segments import Matrix, Weights
+from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage
-from rnn_engine.forward.state import StateLayout
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_choice import FormatOf, stored_format
@@ -102,3 +102,44 @@ class PackedVectors:
         buffer = context.memory.create_buffer(label, packed.nbytes)
         context.memory.upload(buffer, 0, packed)
         return cls(buffer, dict(zip(flat, [0, *ends], strict=False)))
+
+
+def norm_shift_stage(
+    context: BuildContext,
+    layer: int,
+    label: str,
+    vectors: PackedVectors,
+    *,
+    norm: str,
+    mixes: tuple[str, ...],
+    shift: str,
+    outputs: Buffer,
+    keeps_difference: bool = False,
+) -> KernelStage:
+    """The stage that fills `outputs` [len(mixes), max_tokens, D] with the normed tokens, mixed with those before them.
+
+    `norm` is the layer norm's name in `vectors`, `mixes` are the vectors of the mixes, which lie side by side there,
+    and `shift` is the state's field with the normed token before the first. The difference from each token to the one
+    before it is kept in a plane of its own, after the mixes, where `keeps_difference` says so.
+    """
+    width = context.model.shape.width
+    constants = {
+        "THREADS": context.tuning.norm_threads,
+        "WIDTH": width,
+        "STATE_STRIDE": context.state_layout.stride,
+        "SHIFT_OFFSET": context.state_layout.offsets[shift],
+        "MIXES": len(mixes),
+        "MIX": vectors.starts[mixes[0]],
+        "KEEPS_DIFFERENCE": keeps_difference,
+        "NORM_WEIGHT": vectors.starts[f"{norm}.weight"],
+        "NORM_BIAS": vectors.starts[f"{norm}.bias"],
+    }
+    buffers = {
+        "x": context.buffers.x,
+        "vectors": vectors.buffer,
+        "state": context.states[layer],
+        "mixes": outputs,
+    }
+    return context.kernel_stage(
+        label, "norm_shift", constants, buffers, lambda step: (step.num_tokens, 1), state_bytes=4 * width
+    )

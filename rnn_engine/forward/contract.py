@@ -10,19 +10,25 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.checks import are_token_ids, check_range, check_token_ids
-from rnn_engine.draws import (
+from rnn_engine.errors import InvalidRequestError, StateError, are_token_ids, check_range, check_token_ids
+from rnn_engine.types import (
     DRAW_DECAYS,
     DRAW_PENALTIES,
     DRAW_REPEATS,
     DRAW_TEMPERATURES,
+    F32,
     MOST_DRAW_BIASES,
+    Batch,
     DrawPenalties,
+    ModelShape,
+    State,
+    Ticket,
     TokenDraw,
+    TokenRun,
+    mask_words,
+    unpack_masks,
 )
-from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.types import F32, Batch, ModelShape, State, Ticket, TokenRun, mask_words, unpack_masks
-from states.checks import check_fields
+from states.frozen import check_fields
 
 T = TypeVar("T")
 

@@ -1,25 +1,205 @@
-"""A model on its device: its states, the buffers of its steps, and the plan of a step."""
+"""A model on its device from embedding to head: its states, the buffers of its steps, and the plan of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.forward.context import BuildContext
+from rnn_engine.forward.context import BuildContext, PackedVectors
 from rnn_engine.forward.draws import Following
-from rnn_engine.forward.embedding import make_embedding
-from rnn_engine.forward.head import Head
-from rnn_engine.forward.matmul import MatMulKernels
-from rnn_engine.forward.packing import COLUMNS_AT_ONCE
-from rnn_engine.forward.stages import Stage
-from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
+from rnn_engine.forward.segments import Matrix, create_weight_buffers, upload_rows
+from rnn_engine.forward.slot_states import StateLayout
+from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, StepSize
 from rnn_engine.forward.weight_choice import FormatOf
+from rnn_engine.forward.weight_formats import COLUMNS_AT_ONCE, PANEL_ROWS, WEIGHT_FORMATS, row_blocks
 from rnn_engine.gpu import Buffer, Dispatch, Memory, Plan
-from rnn_engine.types import F32, Model
+from rnn_engine.types import F32, MOST_DRAW_BIASES, Model
+from shaders import Constant
+
+# Tables with a row for each token: the embedding, with whose layer norm every step begins, and those of layers.
+
+
+class GivenEmbeddings:
+    """The stage that takes in embeddings that runs bring: a table that is written for each step with some."""
+
+    def __init__(self, context: BuildContext, constants: Mapping[str, Constant], buffers: Mapping[str, Buffer]) -> None:
+        self._memory = context.memory
+        self._format = WEIGHT_FORMATS["f32"]
+        shape, limits = context.model.shape, context.limits
+        panel_blocks = PANEL_ROWS * row_blocks(self._format, shape.width)
+        num_blocks = -(-limits.max_tokens // PANEL_ROWS) * panel_blocks
+        part = context.memory.create_buffer("part of the given embeddings", 12)
+        context.memory.upload(part, 0, np.array([shape.vocab_size, limits.max_tokens, panel_blocks], np.uint32))
+        self._stored = create_weight_buffers(context.memory, "given embeddings", self._format, num_blocks)
+        self._stage = context.kernel_stage(
+            "given embeddings",
+            "embed",
+            constants,
+            {"part": part, **buffers, **self._stored},
+            lambda step: (step.num_tokens, 1),
+            {"WEIGHTS": self._format.include},
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        if step.has_given:
+            yield from self._stage.dispatches(step)
+
+    def upload(self, rows: F32) -> None:
+        """Write the embeddings of the next step, [n, D]."""
+        for variable, array in self._format.pack(rows).items():
+            self._memory.upload(self._stored[variable], 0, array)
+
+
+def make_embedding(context: BuildContext) -> tuple[tuple[Stage, ...], GivenEmbeddings]:
+    """Upload the embedding and return the stages that look tokens up in it, and that for embeddings that runs bring."""
+    vectors = PackedVectors.load(context, "ln0", "blocks.0.ln0.", ("weight", "bias"))
+    constants = {"THREADS": context.tuning.norm_threads, "WIDTH": context.model.shape.width}
+    buffers = {"vectors": vectors.buffer, "x": context.buffers.x}
+    stages = table_stages(context, "embedding", "emb.weight", "embed", constants, buffers)
+    return stages, GivenEmbeddings(context, constants, buffers)
+
+
+def table_stages(
+    context: BuildContext,
+    label: str,
+    name: str,
+    kernel: str,
+    constants: Mapping[str, Constant],
+    buffers: Mapping[str, Buffer],
+) -> tuple[Stage, ...]:
+    """Upload the tensor `name` [V, C], in parts that fit a binding, and return the stage of each.
+
+    The kernel includes table_part.wgsl, and runs a workgroup for each token of a step.
+    """
+    weights = context.weights(name)
+    table, chosen = weights.values, weights.format
+    num_rows, width = table.shape
+    panel_blocks = PANEL_ROWS * row_blocks(chosen, width)
+    panel_bytes = panel_blocks * max(chosen.block_bytes.values())
+    part_rows = context.memory.max_binding_bytes // panel_bytes * PANEL_ROWS
+    stages = []
+    for first in range(0, num_rows, part_rows):
+        rows = table[first : first + part_rows]
+        part = context.memory.create_buffer(f"part of the {label}", 12)
+        context.memory.upload(part, 0, np.array([first, len(rows), panel_blocks], np.uint32))
+        num_blocks = -(-len(rows) // PANEL_ROWS) * panel_blocks
+        stored = create_weight_buffers(context.memory, label, chosen, num_blocks)
+        upload_rows(context.memory, stored, chosen, rows, 0)
+        stages.append(
+            context.kernel_stage(
+                label,
+                kernel,
+                constants,
+                {"part": part, **buffers, **stored},
+                lambda step: (step.num_tokens, 1),
+                {"WEIGHTS": chosen.include},
+            )
+        )
+    return tuple(stages)
+
+
+# The end of a forward pass: the last norm, the head, and the candidates of the rows whose logits are wanted.
+
+
+class Head:
+    """The weights of the head on the device. `bind` gives its stages for one set of outputs."""
+
+    def __init__(self, context: BuildContext) -> None:
+        shape = context.model.shape
+        self._context = context
+        self._norm = PackedVectors.load(context, "ln_out", "ln_out.", ("weight", "bias"))
+        matrix = Matrix(context.weights("head.weight"), 0, shape.width, 0, shape.vocab_size)
+        self._matmul = MatMul("head", [matrix], context.matmuls, context.memory, counts_rows=True)
+
+    def bind(self, outputs: HeadOutputs) -> HeadStages:
+        """The stages that write `outputs`, for steps with at least one row."""
+        context = self._context
+        shape, tuning, buffers = context.model.shape, context.tuning, context.buffers
+        norm = context.kernel_stage(
+            "norm rows",
+            "norm_rows",
+            {"THREADS": tuning.norm_threads, "WIDTH": shape.width},
+            {"x": buffers.x, "vectors": self._norm.buffer, "normed": buffers.normed},
+            lambda step: (step.num_rows, 1),
+        )
+        matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
+        candidates = Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
+        return HeadStages((norm, matmul), candidates, self._draw(outputs))
+
+    def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
+        context = self._context
+        return context.kernel_stage(
+            "candidates",
+            "candidates",
+            {
+                "THREADS": context.tuning.candidate_threads,
+                "VOCAB": context.model.shape.vocab_size,
+                "K": context.limits.num_candidates,
+                "HAS_MASKS": masks,
+            },
+            {"logits": outputs.logits, "masks": context.buffers.masks, "readout": outputs.readout},
+            lambda step: (step.num_rows, 1),
+        )
+
+    def _draw(self, outputs: HeadOutputs) -> KernelStage:
+        context, buffers = self._context, self._context.buffers
+        return context.kernel_stage(
+            "draw",
+            "draw",
+            {
+                "THREADS": context.tuning.candidate_threads,
+                "VOCAB": context.model.shape.vocab_size,
+                "K": context.limits.num_candidates,
+                "MAX_DRAWS": context.limits.max_draws,
+                "MAX_BIASES": MOST_DRAW_BIASES,
+            },
+            {
+                "readout": outputs.readout,
+                "halts": buffers.halts,
+                "draws": buffers.draws,
+                "last_drawn": buffers.last_drawn,
+                "logits": outputs.logits,
+                "penalties": buffers.penalties,
+                "biases": buffers.biases,
+            },
+            lambda step: (step.num_rows, 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStages:
+    """The stages of the head for one set of outputs."""
+
+    logits: tuple[Stage, ...]  # that write the logits
+    candidates: Stage  # that reduces them
+    draw: Stage  # that draws from what is left of them
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The stage that reduces rows to candidates, by a quicker kernel where no row has a mask."""
+
+    without_masks: KernelStage
+    with_masks: KernelStage
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    def dispatches(self, step: StepSize) -> Iterator[Dispatch]:
+        stage = self.with_masks if step.has_masks else self.without_masks
+        return stage.dispatches(step)
+
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called while loading with what is being done, how many parts are done, and how many there are."""

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rnn_engine.forward.quantised_inputs import QuantisedInputs
 from rnn_engine.forward.segments import (
     MAX_SEGMENTS,
     SEGMENT_WORDS,
     Activation,
     Matrix,
     Part,
+    create_weight_buffers,
     split_matrices,
+    upload_rows,
 )
-from rnn_engine.forward.stages import KernelStage
+from rnn_engine.forward.stages import KernelStage, QuantisedInputs
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import MatMulClass, Tuning
-from rnn_engine.forward.upload import create_weight_buffers, upload_rows
 from rnn_engine.forward.variants import MatMulVariant
 from rnn_engine.forward.weight_formats import WeightFormat
 from rnn_engine.gpu import BindGroup, Buffer, Dispatch, Kernel, Kernels, Memory

@@ -19,8 +19,7 @@ from rnn_engine.errors import DeviceError
 from rnn_engine.forward.gpu_runner import GpuRunner
 from rnn_engine.forward.matmul import BoundMatMul, LoadedPart, MatMulKernels
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass, rounded_count
-from rnn_engine.forward.variant_space import MatMulWork, cost_on, variants
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, cost_on, variants
 from rnn_engine.gpu import BindGroup, Device, Memory, Plan, time_plan
 
 _REPEATS: Final = 3

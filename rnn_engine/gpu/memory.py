@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
 import wgpu
 from numpy.typing import NDArray
 
-from rnn_engine.errors import DeviceMemoryError
+from rnn_engine.errors import DeviceError, DeviceMemoryError
 from rnn_engine.gpu import native
-from rnn_engine.gpu.device_errors import device_errors, is_lost
+
+
+def is_lost(device: wgpu.GPUDevice) -> bool:
+    """Whether a device was reset or taken away. Ask before calls for which wgpu-native ends the process then."""
+    try:
+        device.create_buffer(size=16, usage=wgpu.BufferUsage.COPY_DST).destroy()
+    except wgpu.GPUError:
+        return True
+    return False
+
+
+@contextmanager
+def device_errors(what: str) -> Iterator[None]:
+    """Raise whatever wgpu raises inside as a DeviceError that says `what` failed."""
+    try:
+        yield
+    except (wgpu.GPUError, RuntimeError) as error:
+        raise DeviceError(f"{what}: {error}") from error
+
 
 Buffer: TypeAlias = wgpu.GPUBuffer
 """A piece of a device's memory."""

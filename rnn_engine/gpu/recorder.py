@@ -14,9 +14,8 @@ import wgpu
 from rnn_engine.errors import DeviceError
 from rnn_engine.gpu import native
 from rnn_engine.gpu.device import Device
-from rnn_engine.gpu.device_errors import device_errors, is_lost
 from rnn_engine.gpu.kernels import BindGroup, Kernel
-from rnn_engine.gpu.memory import Buffer
+from rnn_engine.gpu.memory import Buffer, device_errors, is_lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from rnn_engine.gpu.adapters import DeviceInfo, choose_adapter
-from rnn_engine.gpu.device import Device
+from rnn_engine.gpu.device import Device, DeviceInfo, choose_adapter
 from rnn_engine.gpu.memory import Buffer, Memory
 
 _LEAST_LIMITS: Final = {

@@ -3,7 +3,7 @@
 from rnn_engine.grammar.compiled import start_after
 from rnn_engine.grammar.compiler import GrammarCompiler
 from rnn_engine.grammar.grammar import Grammar, GrammarError, GrammarKind, choice_grammar, json_grammar, written_grammar
-from rnn_engine.grammar.tags import Tag, tagged_text
+from rnn_engine.grammar.guidance import Tag, tagged_text
 from rnn_engine.grammar.vocabulary import Vocabulary
 
 __all__ = [

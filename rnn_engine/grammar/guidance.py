@@ -1,10 +1,12 @@
-"""Grammars that llguidance runs: all kinds but kbnf."""
+"""Grammars that llguidance runs: all kinds except kbnf."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeAlias
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -13,9 +15,86 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import StepError
 from rnn_engine.grammar.grammar import Grammar, GrammarError
-from rnn_engine.grammar.json_schema import error_place, load_schema, with_spacing
 from rnn_engine.grammar.vocabulary import Vocabulary
 from rnn_engine.types import mask_words
+
+# JSON schemas before they are compiled: how the JSON is spaced, and where in a schema an error is.
+
+Schema: TypeAlias = Mapping[str, object] | bool
+
+_SPACING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_LEVELS: Final = 100  # of objects and lists in each other
+_MOST_INTEGER: Final = 2**53  # up to which every integer is a float
+_MOST_TRIES: Final = 100  # parts of a schema that are compiled to find an error
+
+
+def load_schema(text: str) -> Schema:
+    """Return the JSON schema in `text`. Raises GrammarError where it is none, or refers to another document."""
+    try:
+        schema = json.loads(text, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"it is no JSON: {error or 'too deeply nested'}") from None
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("expected an object, true or false")
+    for place, part in _parts(schema):
+        if place.count("/") > _MOST_LEVELS:
+            raise GrammarError(f"it is too deeply nested; at most {_MOST_LEVELS} levels are allowed")
+        reference = part.get("$ref") if isinstance(part, Mapping) else None
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise GrammarError(f"$ref {reference[:80]!r} leads out of the schema, and nothing is fetched (at {place})")
+    return schema
+
+
+def _number(text: str) -> float | int:
+    """Return a number with a point or an exponent; as an integer where it is one, for which llguidance asks."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= _MOST_INTEGER else value
+
+
+def with_spacing(schema: Schema) -> Schema:
+    """Return `schema` with what llguidance is told: JSON on one line, spaced as Python's `json.dumps` does.
+
+    What the schema itself says of that, under `x-guidance`, is kept.
+    """
+    if schema is False:
+        return schema
+    own = {} if schema is True else dict(schema)
+    said = own.get("x-guidance")
+    return {**own, "x-guidance": {**_SPACING, **(said if isinstance(said, Mapping) else {})}}
+
+
+def error_place(schema: Schema, fails_alike: Callable[[Schema], bool]) -> str:
+    """Return the JSON pointer of the smallest part of `schema` that fails as the whole does."""
+    definitions = (
+        {} if isinstance(schema, bool) else {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    )
+    found = "#"
+    parts = ((place, part) for place, part in _parts(schema) if isinstance(part, Mapping))
+    for place, part in islice(parts, _MOST_TRIES):
+        if place.startswith(found) and fails_alike({**definitions, **part}):
+            found = place
+    return found
+
+
+def _parts(schema: object) -> Iterator[tuple[str, object]]:
+    """Yield every object and list in `schema`, outer ones first, with JSON pointers."""
+    unseen: list[tuple[str, object]] = [("#", schema)]
+    while unseen:
+        place, part = unseen.pop()
+        yield place, part
+        if isinstance(part, Mapping):
+            children: list[tuple[object, object]] = list(part.items())
+        elif isinstance(part, list):
+            children = list(enumerate(part))
+        else:
+            continue
+        unseen.extend((f"{place}/{_escaped(str(key))}", child) for key, child in reversed(children))
+
+
+def _escaped(key: str) -> str:
+    """Return a key as JSON pointers have it."""
+    return key.replace("~", "~0").replace("/", "~1")
+
 
 _LIMITS: Final = LLParserLimits(
     max_lexer_states=50_000,
@@ -129,3 +208,73 @@ def _message(grammar: Grammar, error: str, vocabulary: Vocabulary) -> str:
         return _compile(_json_source(part), vocabulary).get_error() == error
 
     return f"{error} (at {error_place(load_schema(grammar.text), fails_alike)})"
+
+
+_TEXT = r"/(.|\n)*/"
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A part of a text: `begin`, a JSON text that follows `schema`, `end`."""
+
+    begin: str
+    schema: Mapping[str, object] | bool  # True allows any JSON text
+    end: str
+
+
+def tagged_text(
+    tags: Sequence[Tag],
+    trigger: str,
+    *,
+    required: bool = False,
+    parallel: bool = True,
+    separator: str = "\n",
+    ending: str = "",
+    otherwise: Mapping[str, object] | bool | None = None,
+) -> Grammar:
+    r"""Return the grammar of texts with parts of `tags` in them.
+
+    The text is free until `trigger`, with which each tag begins; then one of the tags follows to its end, then free
+    text again, and so on. Where `required`, there is no free text: the text is one of the tags or, where `parallel`,
+    several with `separator` between, and perhaps `ending` after the last. Where not `parallel`, a text has at most one
+    tag and ends with it. With a schema `otherwise` there is no free text either: the text is tags, or JSON by the
+    schema.
+
+    Tool calls, for instance, are right once they have begun::
+
+        tags = [
+            Tag('<tool_call>\n{"name": "add", "arguments": ', schema_of_add, "}\n</tool_call>"),
+            Tag('<tool_call>\n{"name": "now", "arguments": ', schema_of_now, "}\n</tool_call>"),
+        ]
+        request = GenerateRequest(prompt, grammar=tagged_text(tags, "<tool_call>"))
+
+    Raises ValueError where there is no tag, or one does not begin with `trigger`.
+    """
+    if not tags or not trigger or not all(tag.begin.startswith(trigger) for tag in tags):
+        raise ValueError(f"expected tags that begin with the trigger, which is not empty; got {tags!r}, {trigger!r}")
+    rules = [f"tag_{number}: {_body(tag, trigger)}" for number, tag in enumerate(tags)]
+    any_tag = " | ".join(f"tag_{number}" for number in range(len(tags)))
+    if required or otherwise is not None:
+        one = f"{_quoted(trigger)} ({any_tag})"
+        last = f"{_quoted(ending)}?" if ending else ""
+        start = f"{one} ({_quoted(separator)} {one})* {last}" if parallel else one
+        if not required:
+            start = f"{start} | %json {_spaced(otherwise)}"
+    else:
+        rules += [f"TEXT: {_TEXT}", "last: TEXT", f"free[lazy]: TEXT {_quoted(trigger)}"]
+        start = f"(free ({any_tag}))* last" if parallel else f"free ({any_tag}) | last"
+    return Grammar("lark", "\n".join(["%llguidance {}", f"start: {start}", *rules, ""]), "tools")
+
+
+def _body(tag: Tag, trigger: str) -> str:
+    """Return what follows the trigger of a tag."""
+    json_text = f"%json {_spaced(tag.schema)}"
+    return " ".join(filter(None, (_quoted(tag.begin[len(trigger) :]), json_text, _quoted(tag.end))))
+
+
+def _spaced(schema: Mapping[str, object] | bool | None) -> str:
+    return json.dumps(with_spacing(schema or {}), ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final, Protocol, Self
+from types import ModuleType
+from typing import Final, Protocol, Self, cast
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from rnn_engine.grammar.grammar import GrammarKind
-from rnn_engine.grammar.kbnf_library import kbnf
+
+_IS_LOADED = "torch" in sys.modules
+if not _IS_LOADED:
+    sys.modules["torch"] = cast(ModuleType, None)  # importing it fails, for which kbnf is prepared
+try:
+    import kbnf as kbnf
+finally:
+    if not _IS_LOADED:
+        del sys.modules["torch"]
 
 END: Final = 0  # the token that ends a text
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rnn_engine.chat_template.base import ChatTemplate
 from rnn_engine.chat_template.jinja import JinjaTemplate
-from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.chat_template.messages import ChatTemplate, ToolFormats
 from rnn_engine.chat_template.world import WorldTemplate
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.model.json_file import read_json
+from rnn_engine.model.huggingface import read_json
 from rnn_engine.tensor_files.formats import open_source
 from rnn_engine.tensor_files.gguf_file import GgufFile
 

@@ -11,14 +11,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from rnn_engine.checks import check_finite
+from rnn_engine.errors import check_finite
+from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.forward import GpuRunner, Progress
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Choice, Chosen, Tuner
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
 from rnn_engine.forward.variants import KernelLimits, from_record, to_record
 from rnn_engine.gpu import Device, measure_subgroup_size
-from rnn_engine.user_cache import cache_folder, read_record, short_digest, write_record
 
 DEFAULT_SECONDS: Final = 10.0
 _LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels is felt

@@ -1,13 +1,23 @@
-"""How a model is read and put on a device."""
+"""How a model is read and put on a device, and which named states it begins with."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from rnn_engine.checks import check_finite
-from rnn_engine.model import LoraChoice
+from rnn_engine.errors import StateError, check_finite
+from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.requests import DEFAULT_DRAFT
+from rnn_engine.types import ModelShape
+from states.files.exchange import StateFiles
+from states.files.reading import LoadedState, is_time_state, state_from_tuned
+from states.frozen import NO_INITIAL_STATE
+from states.named.entry import Quota
+from states.named.registry import DEFAULT_CAPACITY, SavedStates, StateRegistry
+from states.named.store import LocalStateStore, StateStore
+from states.shared.opening import OpenStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +42,82 @@ class LoadSettings:
         """Raise InvalidRequestError for a number that is none."""
         check_finite("v5_group_norm_epsilon", self.v5_group_norm_epsilon)
         check_finite("tune_seconds", self.tune_seconds)
+
+
+# The registry of a model's states as an engine begins with it: the operator's files, the model's own tensors, and the
+# persistent states of earlier runs.
+
+OWN_STATE = "model"
+"""The name of the state that a model's own file brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A file with a state, in any form that `states.files.reading` knows."""
+
+    path: Path
+    name: str | None = None  # None = the one that the file gives itself, else the file's name without its ending
+    id: uuid.UUID | None = None  # None = the one that the file gives itself, else one that follows from its values
+
+
+@dataclass(frozen=True, slots=True)
+class StateSettings:
+    """Which states an engine begins with, and how many it may keep."""
+
+    files: Sequence[StateFile] = ()
+    default: str | None = None  # a name, or `none` for the fill values; None leaves it to the files
+    folder: Path | None = None  # for persistent states
+    file_folder: Path | None = None  # the only one that requests may read files from; None = that of persistent states
+    capacity: int = DEFAULT_CAPACITY  # bytes of all states together
+    quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
+
+
+def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
+    """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
+    registry = make_registry(
+        model.shape,
+        model.fingerprint,
+        settings.folder,
+        settings.capacity,
+        settings.quota,
+        file_folder=settings.file_folder,
+    )
+    own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
+    if own:
+        state = state_from_tuned(own, model.shape, "value_key", model.path.name)
+        registry.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
+        registry.set_default(OWN_STATE)
+    for file in settings.files:
+        registry.add_file(file.path, file.name, file.id)
+    registry.load_saved()
+    if settings.default is not None:
+        registry.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
+    return registry
+
+
+def share_names(store: OpenStore | None, own: StateRegistry, fingerprint: str, settings: StateSettings) -> StateStore:
+    """Return where the states are kept that clients name: in the store, unless a folder is to keep them here."""
+    if store is None or settings.folder is not None:
+        return LocalStateStore(own)
+    from states.shared.state_store import SharedStateStore  # of an extra, as an open store has shown to be there
+
+    capacity, quota = settings.capacity, settings.quota
+    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.tell_forgotten)
+
+
+def make_registry(
+    shape: ModelShape,
+    fingerprint: str,
+    folder: Path | None = None,
+    capacity: int = DEFAULT_CAPACITY,
+    quota: Quota | None = None,
+    *,
+    file_folder: Path | None = None,
+) -> StateRegistry:
+    """An empty registry. Makes `folder` where it is missing; requests read files from `file_folder`, or else there."""
+    files = StateFiles(shape, fingerprint, file_folder or folder)
+    try:
+        saved = None if folder is None else SavedStates(files, folder)
+    except OSError as error:
+        raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
+    return StateRegistry(files, capacity=capacity, saved=saved, quota=quota or Quota())

@@ -6,7 +6,7 @@ the tuned initial state. Nothing in a file says which convention it follows, but
 adapter's outer dimension is the model's width. The adapters that are not square, of any layer, settle it for the
 file. Where the shapes say nothing, a file is taken for ai00's where it has one of ai00's names, or where it has
 adapters, its name ends in `.st` and all its tensors are f16, which is what ai00's converter writes; any other is taken
-for BlinkDL's. GGUF files have a convention of their own: see `rnn_engine.model.llama_cpp`.
+for BlinkDL's. GGUF files have a convention of their own: see `rnn_engine.model.ggml`.
 """
 
 from __future__ import annotations

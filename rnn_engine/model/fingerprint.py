@@ -1,4 +1,4 @@
-"""A short name for a model's weights: equal for equal weights, whatever file they lie in, and of no others.
+"""A short name for a model's weights, the same for the same weights in any file, remembered between runs.
 
 It is a digest of every tensor's name, element type, shape and bytes, in the order of the names. A tensor's bytes are
 digested by chunks, on all cores, and then the digests of the chunks. A matrix in blocks has the name of its format in
@@ -8,15 +8,21 @@ place of a type, and its codes and figures as bytes.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rnn_engine.files import cache_folder, read_record, short_digest, write_record
 from rnn_engine.quantised import Blocks
+from rnn_engine.tensor_files.binary_file import FileStamp
 
 _CHUNK_BYTES: Final = 4 << 20
 _SHOWN_DIGITS: Final = 32  # of the digest's 64
@@ -53,3 +59,41 @@ def _describe(name: str, tensor: NDArray[Any] | Blocks, pool: ThreadPoolExecutor
 
 def _digest(chunk: NDArray[np.uint8]) -> bytes:
     return hashlib.sha256(chunk.data).digest()
+
+
+# Remember the fingerprints of large model files between runs, in the user's cache folder.
+#
+# A record is good for one path and one `FileStamp`: a file that changed in any way is read again. Small models are
+# quick to read and leave no record.
+
+RECORDED_BYTES = 256 << 20
+"""The size from which on a file's fingerprint is kept."""
+
+_RECIPE: Final = 1  # changes whenever `fingerprint` gives others for the same weights
+_SETTLED_NANOSECONDS: Final = 2 * 10**9  # a file that changed since then may change again without a new time
+_log = logging.getLogger(__name__)
+
+
+def recall(path: Path, stamp: FileStamp, compute: Callable[[], str]) -> str:
+    """Return what is recorded for the file, else what `compute` returns, which is then recorded."""
+    if stamp.size < RECORDED_BYTES:
+        return compute()
+    resolved = str(path.resolve())
+    key = {"recipe": _RECIPE, "path": resolved, **asdict(stamp)}
+    record = cache_folder() / "fingerprints" / f"{short_digest(resolved)}.json"
+    kept = read_record(record) or {}
+    known = kept.pop("fingerprint", None)
+    if isinstance(known, str) and kept == key:
+        return known
+    settled = time.time_ns() - max(stamp.modified, stamp.status_changed) > _SETTLED_NANOSECONDS
+    found = compute()
+    if settled:
+        _write(record, {**key, "fingerprint": found})
+    return found
+
+
+def _write(record: Path, content: dict[str, object]) -> None:
+    try:
+        write_record(record, content)
+    except OSError as error:
+        _log.warning("the model's fingerprint is not kept and will be computed again: %s", error)

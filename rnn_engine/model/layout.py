@@ -15,8 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.listing import count, show_all
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.source import TensorInfo, count, show_all
 from rnn_engine.types import ModelShape
 
 Sizes = Mapping[str, int]

@@ -7,6 +7,7 @@ replaces the model's own, or is added to it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, ModelError
+from rnn_engine.model.conventions import locate_tensors
 from rnn_engine.model.fingerprint import fingerprint
-from rnn_engine.model.layout import WEIGHT_DTYPES, squeeze
-from rnn_engine.tensor_files.listing import count, show, show_all
-from rnn_engine.tensor_files.source import TensorInfo, TensorSource
+from rnn_engine.model.huggingface import fla_name, is_transposed, read_json
+from rnn_engine.model.layout import WEIGHT_DTYPES, TensorSpec, squeeze
+from rnn_engine.tensor_files.formats import open_source
+from rnn_engine.tensor_files.source import TensorInfo, TensorSource, count, show, show_all
 from rnn_engine.types import F32
+
+_FILE: Final = "adapter_config.json"
+_MODULE: Final = re.compile(r"[\w.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """How PEFT scales its pairs."""
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]  # the end of a module's name -> its rank
+    alpha_pattern: Mapping[str, float]
+    by_root: bool  # alpha is divided by the root of the rank
+
+    def scale(self, module: str, rank: int, alpha: float | None) -> float:
+        """Return by how much the product of a module's pair of rank `rank` is multiplied; `alpha` None is the config's.
+
+        Raises ModelError where the config says another rank.
+        """
+        expected = _find(self.rank_pattern, module, self.rank)
+        if rank != expected:
+            raise ModelError(f"{show(module)} has a pair of rank {rank}; expected {expected:g}, as {_FILE} says")
+        chosen = _find(self.alpha_pattern, module, self.alpha) if alpha is None else alpha
+        return chosen / (math.sqrt(rank) if self.by_root else rank)
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """Read the folder's config. Raises ModelError where it is missing or asks for what is not merged."""
+    path = folder / _FILE
+    config = read_json(path)
+    try:
+        _check_kind(config)
+        return PeftConfig(
+            rank=int(_positive("r", config.get("r"))),
+            alpha=_positive("lora_alpha", config.get("lora_alpha")),
+            rank_pattern=_pattern("rank_pattern", config.get("rank_pattern")),
+            alpha_pattern=_pattern("alpha_pattern", config.get("alpha_pattern")),
+            by_root=config.get("use_rslora") is True,
+        )
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _check_kind(config: Mapping[str, Any]) -> None:
+    if config.get("peft_type", "LORA") != "LORA":
+        raise ModelError(f"peft_type {show(str(config['peft_type']))} is not merged; expected LORA")
+    if config.get("use_dora"):
+        raise ModelError("use_dora is not merged; expected false")
+
+
+def _pattern(field: str, value: object) -> dict[str, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ModelError(f"{field} is a {type(value).__name__}; expected numbers by module")
+    for module in value:
+        if not _MODULE.fullmatch(module):
+            raise ModelError(f"{field} has the module {show(module)}; expected letters, digits, _ and . alone")
+    return {module: _positive(f"{field} of {show(module)}", number) for module, number in value.items()}
+
+
+def _positive(field: str, value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1e9:  # type: ignore[operator]
+        raise ModelError(f"{field} is {show(str(value))}; expected a number above 0")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
+    for end, number in pattern.items():
+        if module == end or module.endswith(f".{end}"):
+            return number
+    return default
+
 
 Read: TypeAlias = Callable[[str], NDArray[Any]]
 
@@ -179,3 +256,136 @@ def _check_plain(name: str, plain: Plain, info: TensorInfo, target: TensorInfo) 
     oriented = (*shape[:-2], shape[-1], shape[-2]) if plain.swapped and len(shape) >= 2 else shape
     if oriented != target.shape:
         raise ModelError(f"{show(plain.name)} is {list(info.shape)}; expected {list(target.shape)}, as {name} is")
+
+
+# Open LoRAs: ai00's and BlinkDL's files, and PEFT's folders.
+
+Tensors = Mapping[str, TensorInfo]
+
+_FILE_PAIR: Final = re.compile(r"(?P<module>.+)\.lora[._](?P<half>[01AB])")
+_PEFT_PREFIX: Final = "base_model.model."
+_PEFT_PAIR: Final = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
+_OTHER_HALF: Final = {"0": "1", "1": "0", "A": "B", "B": "A"}  # ai00's two and those of all others
+_PEFT_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
+_PROJECTION: Final = re.compile(r"blocks\.[0-9]+\.(att|ffn)\.(key|value|receptance|gate|output)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A tensor of the model, as a LoRA sees it: by BlinkDL's name, and whether the LoRA has its two axes swapped."""
+
+    name: str
+    swapped: bool
+
+
+def open_lora(choice: LoraChoice, specs: Sequence[TensorSpec], model: Tensors) -> Lora:
+    """Open a LoRA for a model with these tensors, by BlinkDL's names. Raises ModelError where it does not fit."""
+    folder = choice.path if choice.path.is_dir() else None
+    config = None if folder is None else read_peft_config(folder)
+    path = choice.path if folder is None else _peft_file(folder)
+    source = open_source(path)
+    try:
+        if config is None:
+            changes = _read_file(choice, specs, source.tensors, model)
+        else:
+            changes = _read_peft(config, choice.alpha, specs, source.tensors, model)
+        check_changes(changes, source.tensors, model)
+        return Lora(choice, source, changes)
+    except ModelError as error:
+        source.close()
+        raise ModelError(f"{path}: {error}") from error
+    except BaseException:
+        source.close()
+        raise
+
+
+def _read_file(choice: LoraChoice, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors) -> dict[str, Change]:
+    """Return the changes of ai00's or BlinkDL's file. A pair's name is its matrix's, without `.weight`.
+
+    The choice's alpha is for the projections; that of any other tensor is 1.
+    """
+    targets: dict[str, _Target] = {}
+    for spec in specs:
+        for name in {spec.name, spec.ai00_name or spec.name} if spec.name in model else ():
+            targets[name.removesuffix(".weight")] = _Target(spec.name, spec.ai00_swaps)
+    changes = _read_pairs(_FILE_PAIR, tensors, targets, lambda _, name, rank: _alpha(choice, name) / rank)
+    plain = {name: info for name, info in tensors.items() if not _FILE_PAIR.fullmatch(name)}
+    for name, change in _read_plain(choice, specs, plain, model).items():
+        _add(changes, name, change)
+    return changes
+
+
+def _read_plain(choice: LoraChoice, specs: Sequence[TensorSpec], plain: Tensors, model: Tensors) -> dict[str, Change]:
+    """Return what plain tensors of ai00's or BlinkDL's file change: they replace vectors, and add to matrices."""
+    width = TensorInfo(model["emb.weight"].shape, np.dtype(np.float16))
+    located = locate_tensors(choice.path, specs, {"emb.weight": width, **plain})
+    stored = {name: place for name, place in located.items() if place.name in plain}
+    refuse_unknown([place.name for name, place in stored.items() if name not in model])
+    vectors = {spec.name for spec in specs if len(spec.dims) == 1 or spec.dims == ("H", "N")}
+    return {
+        name: Plain(place.name, None if name in vectors else _alpha(choice, name), place.swapped)
+        for name, place in stored.items()
+    }
+
+
+def _alpha(choice: LoraChoice, name: str) -> float:
+    if not _PROJECTION.fullmatch(name):
+        return 1.0
+    if choice.alpha is None:
+        raise ModelError("the file does not say its alpha; expected FILE:ALPHA, such as lora.safetensors:32")
+    return choice.alpha
+
+
+def _read_peft(
+    config: PeftConfig, alpha: float | None, specs: Sequence[TensorSpec], tensors: Tensors, model: Tensors
+) -> dict[str, Change]:
+    """Return the changes of PEFT's file: pairs of modules, and whole tensors, which replace the model's."""
+    targets: dict[str, _Target] = {}
+    for spec in specs:
+        if spec.name in model:
+            targets[spec.name] = _Target(spec.name, swapped=False)
+            targets[fla_name(spec.name)] = _Target(spec.name, is_transposed(spec.name))
+    modules = {name.removesuffix(".weight"): target for name, target in targets.items()}
+    changes = _read_pairs(_PEFT_PAIR, tensors, modules, lambda module, _, rank: config.scale(module, rank, alpha))
+    whole = {name: name.removeprefix(_PEFT_PREFIX) for name in tensors if not _PEFT_PAIR.fullmatch(name)}
+    refuse_unknown([name for name, stored in whole.items() if stored not in targets])
+    for name, stored in whole.items():
+        _add(changes, targets[stored].name, Plain(name, None, targets[stored].swapped))
+    return changes
+
+
+def _read_pairs(
+    pattern: re.Pattern[str],
+    tensors: Tensors,
+    targets: Mapping[str, _Target],
+    scale: Callable[[str, str, int], float],  # module, BlinkDL's name, rank -> by how much the product is multiplied
+) -> dict[str, Change]:
+    """Return the low-rank pairs whose names match `pattern`, by the tensor that each changes."""
+    matches = [match for name in tensors if (match := pattern.fullmatch(name))]
+    refuse_unknown([match.string for match in matches if match["module"] not in targets])
+    changes: dict[str, Change] = {}
+    for match in matches:
+        down, half, target = match.string, match["half"], targets[match["module"]]
+        up = f"{down[: match.start('half')]}{_OTHER_HALF[half]}{down[match.end('half') :]}"
+        if up not in tensors:
+            raise ModelError(f"{show(down)} has no {show(up)}; expected both of a pair")
+        if half in "1B":
+            continue
+        is_ai00 = half == "0"
+        rank = pair_rank(down, tensors[down], 1 if is_ai00 else 0)
+        transposes = target.swapped and (is_ai00 or pattern is _PEFT_PAIR)
+        _add(changes, target.name, Pair(down, up, scale(match["module"], target.name, rank), is_ai00, transposes))
+    return changes
+
+
+def _add(changes: dict[str, Change], name: str, change: Change) -> None:
+    if name in changes:
+        raise ModelError(f"two changes of {name}; expected one pair or one whole tensor")
+    changes[name] = change
+
+
+def _peft_file(folder: Path) -> Path:
+    for name in _PEFT_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    raise ModelError(f"{folder} has neither {' nor '.join(_PEFT_FILES)}; expected a folder that PEFT saved")

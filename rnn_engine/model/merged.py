@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.model.fingerprint import with_settings
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.model.lora import Lora, LoraChoice
-from rnn_engine.model.lora_files import open_lora
+from rnn_engine.model.lora import Lora, LoraChoice, open_lora
 from rnn_engine.model.model_file import ModelFile
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.source import TensorInfo

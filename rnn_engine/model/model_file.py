@@ -14,23 +14,17 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.model.conventions import locate_tensors
-from rnn_engine.model.fingerprint import fingerprint, with_settings
-from rnn_engine.model.fla import has_fla_names, locate_fla
-from rnn_engine.model.hf_config import HfConfig
-from rnn_engine.model.hf_folder import open_folder
-from rnn_engine.model.hf_names import has_hf_names, locate_hf
-from rnn_engine.model.known_fingerprints import recall
+from rnn_engine.model.fingerprint import fingerprint, recall, with_settings
+from rnn_engine.model.ggml import check_metadata, check_sizes, locate_llama_cpp, locate_rwkv_cpp
+from rnn_engine.model.huggingface import HfConfig, has_fla_names, has_hf_names, locate_fla, locate_hf, open_folder
 from rnn_engine.model.layout import CheckedModel, Layout, check_tensors
-from rnn_engine.model.llama_cpp import check_metadata, locate_llama_cpp
-from rnn_engine.model.rwkv_cpp import check_sizes, locate_rwkv_cpp
 from rnn_engine.model.stored import StoredTensor
 from rnn_engine.quantised import Blocks
 from rnn_engine.tensor_files.binary_file import FileStamp
 from rnn_engine.tensor_files.formats import open_source
-from rnn_engine.tensor_files.ggmf_file import GgmfFile
+from rnn_engine.tensor_files.ggml_file import GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
-from rnn_engine.tensor_files.listing import show, show_all
-from rnn_engine.tensor_files.source import TensorInfo, TensorSource
+from rnn_engine.tensor_files.source import TensorInfo, TensorSource, show, show_all
 from rnn_engine.types import ModelShape
 
 FindLayout: TypeAlias = Callable[[Mapping[str, TensorInfo]], Layout]

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.quantised import Blocks
-from rnn_engine.tensor_files.listing import show
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.source import TensorInfo, show
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""From a conversation to the tokens that a model continues.
+"""Turn a conversation into the tokens that a model continues, and its tools into a grammar for the answer.
 
 What clients write never becomes a special token: where a message spells one, the text is cut there before it is
 tokenised. The template's own text keeps its special tokens.
@@ -7,16 +7,91 @@ tokenised. The template's own text keeps its special tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
-from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, ToolCall
+from rnn_engine.chat_template import ChatMessage, ChatTemplate, Conversation, Rendered, Role, Tool, ToolCall
 from rnn_engine.chat_template.answer import THINK_BEGINS, THINK_ENDS
+from rnn_engine.chat_template.messages import ToolFormat, to_json
 from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar, Tag, tagged_text
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.positions import token_positions
+
+NO_SIZES: Mapping[int, int] = MappingProxyType({})
+
+
+def token_positions(
+    engine: EngineLike, tokens: Sequence[int], offsets: Sequence[int], sizes: Mapping[int, int] = NO_SIZES
+) -> tuple[int, ...]:
+    """Return for each offset in bytes how many of `tokens` lie wholly before it.
+
+    `sizes` has the lengths of the tokens that the text spells in another way than their bytes say: special ones.
+    """
+    lengths = {token: len(engine.detokenize((token,))) for token in set(tokens)} | dict(sizes)
+    ends = list(accumulate(lengths[token] for token in tokens))
+    return tuple(bisect_right(ends, offset) for offset in offsets)
+
+
+ToolMode: TypeAlias = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools may, must or must not be called, and which; None is all."""
+
+    mode: ToolMode
+    names: tuple[str, ...] | None = None
+
+    def callable_tools(self, tools: Sequence[Tool]) -> Sequence[Tool]:
+        """Return those of `tools` that may be called."""
+        if self.mode == "none":
+            return ()
+        return [tool for tool in tools if self.names is None or tool.name in self.names]
+
+
+def tool_grammar(
+    format_: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    required: bool,
+    parallel: bool,
+    lead: str = "",
+    ending: str = "",
+    otherwise: Mapping[str, object] | bool | None = None,
+) -> Grammar:
+    """Return the grammar of answers that may call `tools`, or have to where `required`.
+
+    Calls follow their schemas from the moment that they begin. A format without a closing text has one call an answer.
+    Where a call is required, the answer begins with `lead` and may end with `ending`. An answer without calls follows
+    the schema `otherwise`, where one is given.
+    """
+    before = f"{format_.opening}\n" if format_.opening else ""
+    after = f"\n{format_.closing}" if format_.closing else ""
+    from_start = required or otherwise is not None
+    lead = lead if from_start else ""
+    begins = [f'{lead}{before}{{"name": {to_json(tool.name)}, "{format_.arguments}": ' for tool in tools]
+    tags = [Tag(begin, _schema(tool), f"}}{after}") for begin, tool in zip(begins, tools, strict=True)]
+    trigger = _common_beginning(begins) if from_start or not format_.opening else format_.opening
+    several = parallel and bool(format_.closing)
+    return tagged_text(tags, trigger, required=required, parallel=several, ending=ending, otherwise=otherwise)
+
+
+def _common_beginning(texts: Sequence[str]) -> str:
+    """Return what all of `texts` begin with."""
+    first, last = min(texts), max(texts)
+    length = 0
+    while length < len(first) and first[length] == last[length : length + 1]:
+        length += 1
+    return first[:length]
+
+
+def _schema(tool: Tool) -> Mapping[str, object]:
+    return tool.parameters if tool.strict else {**tool.parameters, "x-guidance": {"lenient": True}}
+
 
 _CUTS = [chr(code) for code in range(0xFDD0, 0xFDEF)]  # noncharacters, of which a text has hardly ever any
 

@@ -1,4 +1,4 @@
-"""Embed texts: run them side by side and take each one's vector from the state after its last token."""
+"""Embed texts: run them side by side, and make a vector of each one's state after its last token."""
 
 from __future__ import annotations
 
@@ -6,16 +6,182 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import prod
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.cost import Cost
-from rnn_engine.operations.parallel import ParallelRequests
-from rnn_engine.operations.state_vector import EmbeddingSettings, finish_vector, part_vector
+from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import Finished, GenerateRequest, Started
-from rnn_engine.types import F32, InitialState, State
+from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State, StateField
+
+# A state as one vector: which layers and parts of it, how its matrices are pooled, and how long it may be.
+#
+# The same state and settings give the same vector on every machine and at every time, so that vectors may be stored
+# and compared later.
+
+Layers: TypeAlias = int | Sequence[int] | Literal["all", "mean"]
+Pooling: TypeAlias = Literal["key_norms", "value_norms", "key_means", "value_means", "none"]
+
+ALL_PARTS = "all"
+"""The `part` that joins all fields of a state."""
+
+MAX_DIMENSIONS = 8192
+MAX_LAYERS = 1024  # in a list, where one may be named again
+MAX_NUMBERS = 1 << 23  # before projection
+_VALUE_AXIS, _KEY_AXIS = -2, -1  # of a matrix field [H, value, key]
+_SIGNS_EACH = 4  # how many of the projected numbers take in one number
+_BLOCK = 1 << 16  # numbers projected at a time
+_U64 = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """What of a state becomes the vector.
+
+    Each layer gives its part, a field of the state: a vector [D], or a matrix a head pooled to one number for each key
+    or value of each head [D], or all of their numbers [D * N]; "all" joins the fields, in the state's order and pooled,
+    each scaled to length 1 so that none drowns the others. Several layers are joined one after the other; "mean" is
+    the mean over all layers. `dimensions`, where it is less than that gives, projects the vector by fixed random signs,
+    which about keeps the angles between vectors.
+    """
+
+    layer: Layers = "mean"  # an index, from the end where it is negative; several; all joined; or the mean of all
+    part: str | None = None  # the name of a field, or ALL_PARTS; None = the matrices where there are some, else all
+    pooling: Pooling = "key_norms"  # of a matrix field
+    dimensions: int | None = None  # None = as many as the part has
+    normalize: bool = True  # scale the vector to length 1
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise InvalidRequestError for the first field whose value is not allowed."""
+        if self.part is not None:
+            _check_choice("part", self.part, [*(field.name for field in shape.state_fields), ALL_PARTS])
+        _check_choice("pooling", self.pooling, get_args(Pooling))
+        self.layers(shape)
+        size = self.size(shape)
+        if size > MAX_NUMBERS:
+            raise InvalidRequestError(
+                "layer", self.layer, f"layers that give at most {MAX_NUMBERS} numbers, not {size}"
+            )
+        longest = min(size, MAX_DIMENSIONS)
+        if self.dimensions is not None and not 1 <= self.dimensions <= longest:
+            raise InvalidRequestError(
+                "dimensions", self.dimensions, f"a number from 1 to {longest}; layer, part and pooling give {size}"
+            )
+        if self.dimensions is None and size > MAX_DIMENSIONS:
+            raise InvalidRequestError(
+                "dimensions", None, f"a number from 1 to {longest}, since layer, part and pooling give {size} numbers"
+            )
+
+    def layers(self, shape: ModelShape) -> tuple[int, ...]:
+        """The selected layers, counted from 0. Raises InvalidRequestError."""
+        every = range(shape.num_layers)
+        if self.layer in ("all", "mean"):
+            return tuple(every)
+        chosen = [self.layer] if isinstance(self.layer, int) else self.layer
+        if not isinstance(chosen, str) and len(chosen) > MAX_LAYERS:
+            raise InvalidRequestError("layer", self.layer, f"at most {MAX_LAYERS} layers, not {len(chosen)}")
+        if isinstance(chosen, str) or not chosen or not all(-len(every) <= layer < len(every) for layer in chosen):
+            raise InvalidRequestError(
+                "layer", self.layer, f"'all', 'mean', or one or more layers from {-len(every)} to {len(every) - 1}"
+            )
+        return tuple(every[layer] for layer in chosen)
+
+    def fields(self, shape: ModelShape) -> tuple[StateField, ...]:
+        """The fields of a state that make up the part."""
+        every = shape.state_fields
+        if self.part == ALL_PARTS:
+            return every
+        if self.part is None:
+            return tuple(field for field in every if field.kind is FieldKind.MATRIX) or every
+        return tuple(field for field in every if field.name == self.part)
+
+    def size(self, shape: ModelShape) -> int:
+        """How many numbers the part has, before any projection."""
+        part = sum(_pooled_size(field, self.pooling) for field in self.fields(shape))
+        return part * (1 if self.layer == "mean" else len(self.layers(shape)))
+
+
+def part_vector(state: State, settings: EmbeddingSettings, shape: ModelShape) -> F32:
+    """The part of the state that checked `settings` select, neither projected nor scaled. -> [size] f32"""
+    fields = settings.fields(shape)
+    rows: F32 = np.stack([_of_layer(state, layer, settings, fields) for layer in settings.layers(shape)])  # [layers, n]
+    return np.asarray(rows.mean(axis=0), np.float32) if settings.layer == "mean" else rows.reshape(-1)
+
+
+def finish_vector(vector: F32, settings: EmbeddingSettings) -> F32:
+    """A part's vector, projected and scaled. One without length stays as it is. -> [dimensions or size] f32"""
+    if settings.dimensions is not None and settings.dimensions < len(vector):
+        vector = _project(vector, settings.dimensions)
+    return _unit(vector) if settings.normalize else vector
+
+
+def _of_layer(state: State, layer: int, settings: EmbeddingSettings, fields: Sequence[StateField]) -> F32:
+    """The part of one layer. -> [n] f32"""
+    pooled = [_pool(field, state[field.name][layer], settings.pooling) for field in fields]
+    return pooled[0] if len(pooled) == 1 else np.concatenate([_unit(numbers) for numbers in pooled])
+
+
+def _unit(vector: F32) -> F32:
+    length = np.linalg.norm(vector)
+    return vector if length == 0.0 else np.asarray(vector / length, np.float32)
+
+
+def _pooled_size(field: StateField, pooling: Pooling) -> int:
+    """How many numbers `_pool` makes of a field of one layer."""
+    if field.kind is not FieldKind.MATRIX or pooling == "none":
+        return prod(field.shape)
+    num_heads, num_values, num_keys = field.shape
+    return num_heads * (num_keys if pooling in ("key_norms", "key_means") else num_values)
+
+
+def _pool(field: StateField, values: F32, pooling: Pooling) -> F32:
+    """A field of one layer as one vector, with a matrix's values or keys pooled to one number each."""
+    pooled: F32 = values
+    if field.kind is FieldKind.MATRIX:
+        match pooling:
+            case "key_norms":
+                pooled = np.linalg.norm(values, axis=_VALUE_AXIS)
+            case "value_norms":
+                pooled = np.linalg.norm(values, axis=_KEY_AXIS)
+            case "key_means":
+                pooled = values.mean(axis=_VALUE_AXIS)
+            case "value_means":
+                pooled = values.mean(axis=_KEY_AXIS)
+            case "none":
+                pass
+    return np.asarray(pooled, np.float32).reshape(-1)
+
+
+def _project(vector: F32, dimensions: int) -> F32:
+    """Add each number, with random signs, to a few of `dimensions` random places. -> [dimensions] f32"""
+    total = np.zeros(dimensions)
+    for start in range(0, len(vector), _BLOCK):
+        numbers = vector[start : start + _BLOCK].astype(np.float64)
+        index = np.arange(start, start + len(numbers), dtype=np.uint64)
+        for copy in range(_SIGNS_EACH):
+            bits = _scramble(index * np.uint64(_SIGNS_EACH) + np.uint64(copy))
+            places = ((bits >> np.uint64(1)) % np.uint64(dimensions)).astype(np.int64)
+            signed = np.where(bits & np.uint64(1), numbers, -numbers)
+            total += np.bincount(places, weights=signed, minlength=dimensions)
+    projected: F32 = (total / np.sqrt(_SIGNS_EACH)).astype(np.float32)
+    return projected
+
+
+def _scramble(numbers: _U64) -> _U64:
+    """The SplitMix64 generator at these positions: a numpy generator may change from one version to the next."""
+    bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise InvalidRequestError(field, value, f"one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,21 +1,24 @@
-"""States under names that running the model makes: from a prompt, from the end of a request, or by going on."""
+"""Named states that running the model makes or advances, and the difference between two states."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rnn_engine.chat_template import ChatTemplate
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.cost import Cost
+from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import EndState, Finished, GenerateRequest, PromptScored, Started, TokenInfo
 from rnn_engine.sampling import LogitRow, top_logprobs
-from rnn_engine.types import F32, InitialState, ModelShape
+from rnn_engine.types import F32, FieldKind, InitialState, ModelShape, State
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import NamedState, Retention, check_changeable
 
@@ -225,3 +228,41 @@ async def check_room(engine: EngineLike, name: str, retention: Retention) -> Non
     """Raise what naming a state at the end of a run would raise now."""
     shape = engine.info.shape
     await engine.states.check_place(name, retention, shape.state_bytes + 4 * shape.vocab_size)
+
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldDifference:
+    """One field of two states. A column is a head of a matrix; any other field has one."""
+
+    name: str
+    kind: FieldKind
+    norms: F64  # [L, columns] Euclidean norms in the first state
+    other_norms: F64  # [L, columns] in the second one
+    distances: F64  # [L, columns] norms of the difference
+
+    @property
+    def relative(self) -> F64:
+        """The distances over the means of both norms: 0 where equal, 2 where one is zero or they are opposite."""
+        means = (self.norms + self.other_norms) / 2
+        return np.divide(self.distances, means, out=np.zeros_like(means), where=means > 0)
+
+
+def state_difference(state: State, other: State, shape: ModelShape) -> Iterator[FieldDifference]:
+    """Yield the difference of each field, in the shape's order."""
+    for field in shape.state_fields:
+        columns = field.shape[0] if field.kind is FieldKind.MATRIX else 1
+        first, second = (_columns(one[field.name], columns) for one in (state, other))
+        norms, other_norms, distances = map(_norms, (first, second, first - second))
+        yield FieldDifference(field.name, field.kind, norms, other_norms, distances)
+
+
+def _columns(array: F32, count: int) -> F64:
+    """Return a field of all layers as [L, count, numbers]."""
+    return array.reshape(len(array), count, -1).astype(np.float64)
+
+
+def _norms(columns: F64) -> F64:
+    return np.asarray(np.linalg.norm(columns, axis=-1), np.float64)

@@ -1,16 +1,26 @@
-"""Run several engine requests of one call side by side."""
+"""Run several engine requests of one call side by side, and add up what they cost."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from rnn_engine.errors import StepError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """How many tokens a prompt has, and how many of them came from the cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
 
 _EVENTS_AHEAD = 16
 

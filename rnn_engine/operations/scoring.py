@@ -12,11 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import InvalidRequestError, StepError
+from rnn_engine.errors import InvalidRequestError, StepError, check_token_ids
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.cost import Cost
-from rnn_engine.operations.parallel import ParallelRequests
+from rnn_engine.operations.parallel import Cost, ParallelRequests
 from rnn_engine.requests import (
     BEGINNING,
     Event,

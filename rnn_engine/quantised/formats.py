@@ -13,8 +13,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.quantised.blocks import F32, BlockFormat, Codes, Figures
-from rnn_engine.quantised.scale_search import divide, nearest_steps, search_ranges, search_scales, to_half
+from rnn_engine.quantised.blocks import (
+    F32,
+    BlockFormat,
+    Codes,
+    Figures,
+    divide,
+    nearest_steps,
+    search_ranges,
+    search_scales,
+    to_half,
+)
 
 _INT4_SHARES: Final = (1.0, 0.9, -1.0, -0.9)  # of the scale that reaches the farthest weight; see `search_scales`
 _CODEBOOK_SHARES: Final = (1.1, 1.0, 0.9, 0.8)

@@ -3,3 +3,163 @@
 They are what runs on the device "cpu", and what the tests compare other devices with. What they are themselves
 compared with are the golden files in tests/golden, which BlinkDL's `rwkv` package computed.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from rnn_engine.types import ModelShape
+
+Array: TypeAlias = NDArray[Any]
+Lookup: TypeAlias = Callable[[str], Array]
+
+
+class Weights:
+    """Tensors that `fetch` finds by name, cast to `dtype` when first used, and kept.
+
+    Matrices are kept as [in, out]: numpy multiplies a few rows by those a third faster.
+    """
+
+    def __init__(self, shape: ModelShape, fetch: Lookup, dtype: DTypeLike = np.float32) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self._fetch = fetch
+        self._cast: dict[str, Array] = {}
+        self._transposed: dict[str, Array] = {}
+        self._more_rows: Mapping[str, Array] = {}
+
+    def __call__(self, name: str) -> Array:
+        """The tensor `name` in its own orientation."""
+        if name not in self._cast:
+            self._cast[name] = self._fetch(name).astype(self.dtype, copy=False)
+        return self._cast[name]
+
+    def matmul(self, x: Array, name: str) -> Array:
+        """x: [T, in] times the matrix `name` [out, in] -> [T, out]."""
+        if name not in self._transposed:
+            self._transposed[name] = np.ascontiguousarray(self._fetch(name).T, self.dtype)
+        return x @ self._transposed[name]
+
+    def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
+        """Some rows of a table that is not worth casting as a whole."""
+        table, more = self._fetch(name), self._more_rows.get(name)
+        if more is None:
+            found: Array = table[ids]
+            return found.astype(self.dtype)
+        is_own = ids < len(table)
+        rows = np.empty((len(ids), table.shape[1]), self.dtype)
+        rows[is_own] = table[ids[is_own]]
+        rows[~is_own] = more[ids[~is_own] - len(table)]
+        return rows
+
+    def with_rows(self, name: str, more: Array) -> Self:
+        """Return the same weights with more rows at the end of a table."""
+        extended = copy(self)
+        extended._more_rows = {name: more}
+        return extended
+
+    def block(self, layer: int) -> Block:
+        return Block(self, f"blocks.{layer}.")
+
+
+class Block:
+    """The weights of one layer, by what follows `blocks.N.` in their names."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._weights = weights
+        self._prefix = prefix
+
+    def __call__(self, name: str) -> Array:
+        return self._weights(self._prefix + name)
+
+    def matmul(self, x: Array, name: str) -> Array:
+        return self._weights.matmul(x, self._prefix + name)
+
+    def rows(self, name: str, ids: NDArray[np.integer[Any]]) -> Array:
+        return self._weights.rows(self._prefix + name, ids)
+
+
+_LAYER_NORM_EPSILON: Final = 1e-5
+
+
+def embed(weights: Weights, ids: NDArray[np.integer[Any]]) -> Array:
+    """Return the input of the first layer: [T] token ids -> [T, D]."""
+    return layer_norm(weights.rows("emb.weight", ids), weights.block(0), "ln0")
+
+
+def project_to_logits(weights: Weights, x: Array) -> Array:
+    """Return the logits after the last layer's output x: [R, D] -> [R, V]."""
+    return weights.matmul(layer_norm(x, weights, "ln_out"), "head.weight")
+
+
+def layer_norm(x: Array, lookup: Lookup, name: str) -> Array:
+    """Normalise each vector of x [T, D], with the weight and bias called `name`."""
+    return standardize(x, _LAYER_NORM_EPSILON) * lookup(f"{name}.weight") + lookup(f"{name}.bias")
+
+
+def standardize(x: Array, epsilon: float) -> Array:
+    """Scale x to mean 0 and variance 1 along its last axis."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    standard: Array = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    return standard
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x)) without overflow."""
+    probability: Array = 1 / (1 + np.exp(np.minimum(-x, 80)))  # e^80 is finite in f32, and its inverse as good as 0
+    return probability
+
+
+RunLayers: TypeAlias = Callable[[Weights, Array, Sequence[int], Mapping[str, Array]], tuple[Array, dict[str, Array]]]
+"""A version in numpy up to the head: (weights, ids, lengths, states) -> (the last layer's output [T, D], new states).
+
+B sequences run, `lengths[b]` tokens of each, one after the other in the token ids [T]. `states` holds [B, L, ...] a
+field and is not changed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRuns:
+    """Where each of B runs lies on the token axis."""
+
+    lengths: NDArray[np.intp]  # [B], none is 0
+    starts: NDArray[np.intp]  # [B]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> PackedRuns:
+        """Return the places of runs of these lengths, packed without gaps."""
+        counts = np.asarray(lengths, np.intp)
+        return cls(counts, np.cumsum(counts) - counts)
+
+    def shift(self, x: Array, before: Array) -> Array:
+        """Return the vector before each of x [T, D]; that of a run's first token is in `before` [B, D]."""
+        previous = np.empty_like(x)
+        previous[1:] = x[:-1]
+        previous[self.starts] = before
+        return previous
+
+    def last(self, x: Array) -> Array:
+        """Return the last vector of each run [B, D], which the run's next token will be shifted against."""
+        last: Array = x[self.starts + self.lengths - 1]
+        return last
+
+    def walk(self, state: Array, step: Callable[[Array, NDArray[np.intp]], None]) -> Array:
+        """Return what becomes of `state` [B, ...] token after token, for all runs side by side.
+
+        `step` changes the states of the runs that still have a token, given those and the places of the tokens.
+        """
+        longest_first = np.argsort(-self.lengths, kind="stable")
+        lengths, starts = self.lengths[longest_first], self.starts[longest_first]
+        live = state[longest_first]
+        for offset in range(lengths[0]):
+            running = np.count_nonzero(lengths > offset)
+            step(live[:running], starts[:running] + offset)
+        after = np.empty_like(live)
+        after[longest_first] = live
+        return after

@@ -1,18 +1,346 @@
-"""A sampler that is a list of steps, and the order of llama-server's."""
+"""Sampling by a chain of steps, in llama-server's order unless the client names another."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling.adjustments import F64, Adjustments
-from rnn_engine.sampling.pool import Pool
-from rnn_engine.sampling.ranking import Places, Ranking
-from rnn_engine.sampling.steps import MinP, Selection, Step, Temperature, TopK, TopNSigma, TopP, TypicalP
+from rnn_engine.sampling.adjustments import F64, NEVER, Adjustments
+from rnn_engine.sampling.ranking import Bounds, Places, Ranking, Rest, bound_powers, bound_rest, widen
+from rnn_engine.types import I32
+
+# The tokens that the steps of a chain have left over of a ranking.
+#
+# Where the ranking holds a part of the row only, a pool is open: it begins with the tokens that are certain, and more
+# may follow them. A step that keeps none of those that follow closes it; its tokens are then those that the whole row
+# leads to.
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What follows the tokens of an open pool."""
+
+    rest: Rest
+    count: int  # how many tokens there are at most
+    temperature: float = 1.0  # what the logits were divided by
+
+    @property
+    def ceiling(self) -> float:
+        """No logit is above it, after temperature."""
+        return self.rest.ceiling / self.temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The n tokens that are left, at least one, likeliest first. An open pool has all tokens of its ranking."""
+
+    ranking: Ranking
+    places: Places  # [n] in the ranking
+    logits: F64  # [n] adjusted and divided by the temperature
+    tail: Tail | None  # None where they are all
+
+    @staticmethod
+    def of(ranking: Ranking) -> Pool:
+        """Return the tokens of a ranking that has some."""
+        tail = None if ranking.rest is None else Tail(ranking.rest, ranking.rest.count)
+        return Pool(ranking, np.arange(len(ranking.ids)), ranking.logits, tail)
+
+    @property
+    def ids(self) -> I32:
+        return self.ranking.ids[self.places]
+
+    def part(self, which: slice | Places) -> Pool:
+        """Return some of the tokens, alone."""
+        return Pool(self.ranking, self.places[which], self.logits[which], None)
+
+    def first(self, count: int) -> Pool:
+        """Return the `count` likeliest tokens alone."""
+        return self.part(slice(count))
+
+    def masses(self) -> F64:
+        """Return [n] cumulated probabilities in units of the first one's."""
+        masses: F64 = np.exp(self.logits - self.logits[0]).cumsum()
+        return masses
+
+    def bound_total(self, masses: F64) -> Bounds:
+        """Bound what all tokens weigh, those that follow too, in units of the first; `masses` are the pool's own."""
+        total: float = masses.item(-1)
+        if self.tail is None:
+            return total, total
+        least, most = self._bound_tail(self.tail)
+        return widen((total + least, total + most))
+
+    def _bound_tail(self, tail: Tail) -> Bounds:
+        logits, rest, count = self.ranking.logits, tail.rest, tail.count
+        top = logits.item(0)
+        least, most = bound_rest(self.ranking, float(np.exp(logits - top).cumsum()[-1]))
+        ceiling = rest.ceiling - top
+        mass = least * count / rest.count, min(most, count * math.exp(ceiling))
+        return mass if tail.temperature == 1.0 else bound_powers(mass, count, ceiling, tail.temperature)
+
+
+# The steps of llama-server's chain: each takes some of the tokens that are left away, or changes their logits.
+#
+# The mathematics are those of llama.cpp's samplers of the same names, in f64. Every step sees the tokens that the
+# steps before it left, with probabilities that sum up to 1 over these.
+
+RULED_OUT = NEVER / 1e6  # no logit is under it but those of tokens that are never to be drawn
+_NO_MASS = -800.0  # exp of it is 0
+_RANGES_A_NAT = 128.0  # distances are counted by ranges, since sorting all takes far more time
+_LEAST_TEMPERATURE = 1e-15  # parts any two logits, and divides each without overflow
+
+
+class Step(Protocol):
+    """One step of a chain."""
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
+        """Return what is left of `pool`, at least one token; None where tokens that are not in it decide that."""
+        ...
+
+
+class Selection(Step, Protocol):
+    """A step that looks at all tokens, and takes some of them whatever their order."""
+
+    def kept(self, logits: F64) -> Places:
+        """Return the places of the tokens that are kept of `logits` [n], ascending; at least one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Keeps the `k` likeliest tokens."""
+
+    k: int
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        if len(pool.logits) >= self.k:
+            return pool.first(self.k)
+        if pool.tail is None:
+            return pool
+        return replace(pool, tail=replace(pool.tail, count=min(self.k - len(pool.logits), pool.tail.count)))
+
+
+@dataclass(frozen=True, slots=True)
+class TopP:
+    """Keeps the likeliest tokens until they have the probability `p` together."""
+
+    p: float
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        masses = pool.masses()
+        fewest, most = (1 + int(masses.searchsorted(self.p * total)) for total in pool.bound_total(masses))
+        if pool.tail is not None and (fewest != most or most > len(masses)):
+            return None
+        return pool.first(fewest)
+
+
+@dataclass(frozen=True, slots=True)
+class MinP:
+    """Keeps the tokens that have at least `p` times the probability of the likeliest."""
+
+    p: float
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        least = pool.logits.item(0) + math.log(self.p)
+        if pool.tail is not None and least <= pool.tail.ceiling:
+            return None
+        return pool.first(max(int((-pool.logits).searchsorted(-least, side="right")), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class TopNSigma:
+    """Keeps the tokens whose logit is at most `n` standard deviations of all logits under the greatest."""
+
+    n: float
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        return None if pool.tail is not None else pool.part(self.kept(pool.logits))
+
+    def kept(self, logits: F64) -> Places:
+        possible = logits[logits > RULED_OUT]
+        if len(possible) == 0:
+            return np.arange(len(logits))
+        return np.flatnonzero(logits >= logits.max() - self.n * float(possible.std()))
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalP:
+    """Keeps the tokens whose surprise is nearest to the entropy, until they have more than the probability `p`.
+
+    It keeps at most `most` of them, where that is not None. From Meister et al., "Locally Typical Sampling" (2023).
+    """
+
+    p: float
+    most: int | None = None
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        return None if pool.tail is not None else pool.part(self.kept(pool.logits))
+
+    def kept(self, logits: F64) -> Places:
+        scaled = logits - logits.max()
+        np.maximum(scaled, _NO_MASS, out=scaled)
+        masses = np.exp(scaled)
+        total = float(masses.sum())
+        scaled -= float((masses * scaled).sum()) / total  # no dot product, which waits for threads of its own
+        distances = np.abs(scaled, out=scaled)  # of surprise and entropy
+        ranges = (distances * _RANGES_A_NAT).astype(np.intp)
+        mass_within = np.bincount(ranges, masses).cumsum()
+        last = int(mass_within[:-1].searchsorted(self.p * total, side="right"))  # range in which those kept end
+        if self.most is not None:
+            last = min(last, int(np.bincount(ranges).cumsum().searchsorted(self.most)))
+        kept, edge = ranges < last, np.flatnonzero(ranges == last)
+        edge = edge[np.argsort(distances[edge], kind="stable")]
+        wanted = self.p * total - (mass_within.item(last - 1) if last > 0 else 0.0)
+        count = 1 + int(masses[edge].cumsum().searchsorted(wanted, side="right"))
+        if self.most is not None:
+            count = min(count, self.most - int(np.count_nonzero(kept)))
+        kept[edge[:count]] = True
+        return np.flatnonzero(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Xtc:
+    """With a chance of `probability`, takes away all tokens of at least `threshold` but the least likely of them."""
+
+    probability: float
+    threshold: float
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
+        if uniforms[1] >= self.probability:
+            return pool
+        if pool.tail is not None:
+            return None
+        above = int((-_chances(pool)).searchsorted(-self.threshold, side="right"))
+        return pool.part(slice(max(above - 1, 0), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Divides the logits by a temperature; 0 keeps the likeliest token alone.
+
+    Where `span` is greater than 0 the temperature is between `temperature` - `span` and `temperature` + `span`: its
+    place there is the entropy of what is left, in units of the greatest there could be, to the power of `exponent`.
+    """
+
+    temperature: float
+    span: float = 0.0
+    exponent: float = 1.0
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        temperature = self.temperature
+        if self.span > 0.0:
+            if pool.tail is not None:
+                return None
+            if len(pool.logits) == 1:
+                return pool
+            temperature = self._dynamic(pool)
+        if temperature == 0.0:
+            return pool.first(1)
+        temperature = max(temperature, _LEAST_TEMPERATURE)
+        tail = pool.tail and replace(pool.tail, temperature=pool.tail.temperature * temperature)
+        return replace(pool, logits=pool.logits / temperature, tail=tail)
+
+    def _dynamic(self, pool: Pool) -> float:
+        chances = _chances(pool)
+        share = _entropy(chances) / math.log(len(chances))
+        least = max(self.temperature - self.span, 0.0)
+        return least + (self.temperature + self.span - least) * math.pow(share, self.exponent)
+
+
+def _chances(pool: Pool) -> F64:
+    """Return [n] the probabilities of a closed pool."""
+    masses = np.exp(pool.logits - pool.logits[0])
+    chances: F64 = masses / masses.cumsum()[-1]
+    return chances
+
+
+def _entropy(chances: F64) -> float:
+    """Return the entropy in nats; a chance of 0 adds nothing to it."""
+    possible = chances[chances > 0.0]
+    return max(-float((possible * np.log(possible)).cumsum()[-1]), 0.0)
+
+
+# Mirostat: keep the surprise of the tokens near a target, by a limit that every token moves.
+#
+# From Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity" (2021); the
+# constants and the order of the steps are llama.cpp's, and of `MirostatV2` with `ai00` ai00's.
+
+_ESTIMATED = 100  # tokens of which the first version estimates how fast the probabilities fall
+
+
+class MirostatV1:
+    """Keeps as many of the likeliest tokens as should have the wanted surprise by Zipf's law."""
+
+    def __init__(self, tau: float, eta: float, vocab_size: int) -> None:
+        self._limit = _Limit(tau, eta)
+        self._vocab_size = vocab_size
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        if pool.tail is not None and len(pool.logits) < _ESTIMATED:
+            return None
+        count = self._count(pool)
+        return None if pool.tail is not None and count > len(pool.logits) else pool.first(count)
+
+    def drawn(self, probability: float) -> None:
+        self._limit.drawn(probability)
+
+    def _count(self, pool: Pool) -> int:
+        greatest = pool.logits[:_ESTIMATED]
+        falls = -np.diff(greatest[greatest > RULED_OUT])
+        steps = np.log1p(1.0 / np.arange(1, len(falls) + 1))
+        exponent = float((steps * falls).sum() / (steps * steps).sum()) if len(falls) else 0.0
+        try:
+            excess = exponent - 1.0
+            scale = excess * 2.0**self._limit.surprise / (1.0 - self._vocab_size**-excess)
+            return max(min(int(scale ** (1.0 / exponent)), self._vocab_size), 1)
+        except OverflowError:
+            return self._vocab_size
+        except (ZeroDivisionError, ValueError):  # the estimate has no value: the row is flat, or falls as 1/n
+            return 1
+
+
+class MirostatV2:
+    """Leaves out the tokens that are more surprising than the limit; of those that are, `ai00` keeps the first.
+
+    With `ai00` the limit is at most four times `tau`.
+    """
+
+    def __init__(self, tau: float, eta: float, *, ai00: bool = False) -> None:
+        self._limit = _Limit(tau, eta, most=4.0 * tau if ai00 else math.inf)
+        self._beyond = int(ai00)
+
+    def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:  # noqa: ARG002
+        masses = np.exp(pool.logits - pool.logits[0])
+        least = 2.0**-self._limit.surprise
+        within = ((-masses).searchsorted(-least * total, side="right") for total in pool.bound_total(masses.cumsum()))
+        fewest, most = sorted(map(int, within))
+        if pool.tail is not None and (fewest != most or fewest == len(masses)):
+            return None
+        return pool.first(max(fewest + self._beyond, 1))
+
+    def drawn(self, probability: float) -> None:
+        self._limit.drawn(probability)
+
+
+class _Limit:
+    """How surprising a token may be, in bits."""
+
+    def __init__(self, tau: float, eta: float, most: float = math.inf) -> None:
+        self._tau = tau
+        self._eta = eta
+        self._most = most
+        self.surprise = 2.0 * tau
+
+    def drawn(self, probability: float) -> None:
+        """Move the limit by how far a token's surprise is from the target; `probability` is that of the draw."""
+        self.surprise = min(self.surprise - self._eta * (-math.log2(probability) - self._tau), self._most)
+
 
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama-server's order of the steps, which is also the one here."""
@@ -34,7 +362,6 @@ _OTHER_NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 _WITHOUT_EFFECT = frozenset({"adaptive_p", "adaptive-p", "a", "tfs_z", "tfs-z", "f"})  # fields that switch them on
-
 
 _CUTTING: Sequence[type] = (TopK, TopP, MinP, Temperature)
 

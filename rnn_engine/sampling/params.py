@@ -5,13 +5,152 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, get_args, get_type_hints
 
-from rnn_engine.checks import check_range, check_token_ids
-from rnn_engine.errors import InvalidRequestError
-from rnn_engine.sampling.ai00 import PENALTY_DECAY, Ai00Sampler, check_ai00
-from rnn_engine.sampling.context import SequenceContext
-from rnn_engine.sampling.protocol import Sampler
+from rnn_engine.errors import InvalidRequestError, check_range, check_token_ids
+from rnn_engine.sampling.adjustments import F64
+from rnn_engine.sampling.ranking import Places, Ranking
+from rnn_engine.sampling.rows import SequenceContext
+
+# The protocol of samplers: how one sequence chooses its next token from a ranked row.
+
+
+class Sampler(Protocol):
+    """A way to choose a token. Every sequence has a sampler of its own, so it may carry state from token to token.
+
+    Random numbers, penalties and bias, the log-probability of what was drawn and the reading of more of a row are
+    `SequenceSampler`'s: a sampler sees a ranking whose logits are adjusted already.
+    """
+
+    @property
+    def num_uniforms(self) -> int:
+        """How many random numbers a draw takes: the same for every draw."""
+        ...
+
+    @property
+    def whole_row(self) -> bool:
+        """Whether every draw needs all tokens of the row.
+
+        Where False, a draw is first tried on the few tokens that a step reads back.
+        """
+        ...
+
+    @property
+    def selection(self) -> Callable[[F64], Places] | None:
+        """What takes from the adjusted logits [n] of a whole row the places of all tokens that a draw may take.
+
+        It spares the others' ranking: a ranking with `is_selection` has those tokens alone. None: no such selection.
+        """
+        ...
+
+    def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
+        """Return the index into `ranking` of the token to take, or None where tokens that are not ranked decide it.
+
+        `uniforms` are numbers from [0, 1). After None the draw is tried again with the same numbers and more of the
+        row; a ranking without a rest must settle it. What comes from few candidates must be what comes from the whole
+        row. Does not change the sampler.
+        """
+        ...
+
+    def drawn(self, ranking: Ranking, index: int) -> None:
+        """Take note of a draw. Called once for each, with the ranking and the index that settled it."""
+        ...
+
+
+# ai00's samplers as its clients write them: an object with a `type` and the numbers of that type.
+
+PENALTY_DECAY = 0.99654026
+
+
+@dataclass(frozen=True, slots=True)
+class Ai00Nucleus:
+    """The likeliest tokens, with ai00's penalties."""
+
+    TYPE: ClassVar = "Nucleus"
+
+    top_p: float = 0.5
+    top_k: int = 128
+    temperature: float = 1.0
+    presence_penalty: float = 0.3
+    frequency_penalty: float = 0.3
+    penalty_decay: float = PENALTY_DECAY
+
+
+@dataclass(frozen=True, slots=True)
+class Ai00Typical:
+    """The tokens whose surprise is nearest to the entropy, with ai00's penalties."""
+
+    TYPE: ClassVar = "Typical"
+
+    tau: float = 0.5
+    top_k: int = 128
+    temperature: float = 1.0
+    presence_penalty: float = 0.3
+    frequency_penalty: float = 0.3
+    penalty_decay: float = PENALTY_DECAY
+
+
+@dataclass(frozen=True, slots=True)
+class Ai00Mirostat:
+    """The second version of mirostat, without penalties."""
+
+    TYPE: ClassVar = "Mirostat"
+
+    tau: float = 3.0
+    rate: float = 0.1
+    presence_penalty: ClassVar[float] = 0.0
+    frequency_penalty: ClassVar[float] = 0.0
+    penalty_decay: ClassVar[float] = 1.0
+
+
+Ai00Sampler: TypeAlias = Ai00Nucleus | Ai00Typical | Ai00Mirostat
+
+_KINDS: tuple[type[Ai00Nucleus] | type[Ai00Typical] | type[Ai00Mirostat], ...] = (
+    Ai00Nucleus,
+    Ai00Typical,
+    Ai00Mirostat,
+)
+_RANGES = {
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 2**31 - 1),
+    "temperature": (0.0, 100.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "penalty_decay": (0.0, 1.0),
+    "rate": (0.0, 10.0),
+    "tau": (0.0, 100.0),
+}
+_OTHER_NAMES = {"learning_rate": "rate", "Rate": "rate"}
+_UNUSED = {"type", "penalty"}  # ai00's documents have `penalty`, a half-life that `penalty_decay` says
+
+
+def parse_ai00(value: object) -> Ai00Sampler:
+    """Return the sampler that an object with `type` describes. Raises InvalidRequestError, which names the field."""
+    if not isinstance(value, dict):
+        raise InvalidRequestError("sampler", value, 'null or an object as {"type": "Nucleus", "top_p": 0.5}')
+    kind = next((kind for kind in _KINDS if value.get("type") == kind.TYPE), None)
+    if kind is None:
+        raise InvalidRequestError("sampler.type", value.get("type"), "Nucleus, Typical or Mirostat")
+    known = {field.name: field for field in fields(kind)}
+    numbers: dict[str, float] = {}
+    for name, number in value.items():
+        field = _OTHER_NAMES.get(name, name)
+        if name in _UNUSED:
+            continue
+        if field not in known:
+            raise InvalidRequestError(f"sampler.{name[:80]}", number, f"one of the fields {', '.join(known)}")
+        wants_whole = isinstance(known[field].default, int)
+        if type(number) is not int and (wants_whole or type(number) is not float):
+            raise InvalidRequestError(f"sampler.{name}", number, "a whole number" if wants_whole else "a number")
+        numbers[field] = number
+    return kind(**numbers)  # type: ignore[arg-type]
+
+
+def check_ai00(sampler: Ai00Sampler) -> None:
+    """Raise InvalidRequestError for the first number that is not allowed."""
+    for each in fields(sampler):
+        check_range(f"sampler.{each.name}", getattr(sampler, each.name), *_RANGES[each.name])
+
 
 TokenBias: TypeAlias = Mapping[int, float] | Mapping[int | str, float]
 """Token id, or a text whose tokens are meant -> what is added to its logit; minus infinity is never."""

@@ -1,12 +1,10 @@
 """Run many requests on the slots of one runner: queue, batches, checkpoints, stop strings, text."""
 
-from rnn_engine.scheduler.batching import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
-from rnn_engine.scheduler.inbox import Delivery, Inbox
-from rnn_engine.scheduler.inboxes import Inboxes
-from rnn_engine.scheduler.questions import Questions
+from rnn_engine.scheduler.inboxes import Delivery, Inbox, Inboxes
+from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, parse_policy
 from rnn_engine.scheduler.scheduler import Scheduler
-from rnn_engine.scheduler.worker import Worker
+from rnn_engine.scheduler.worker import Questions, Worker
 
 __all__ = [
     "EAGER",

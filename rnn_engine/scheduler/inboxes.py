@@ -1,14 +1,93 @@
-"""The inboxes of all requests that have not ended, and the way to them from the worker's thread."""
+"""The way of events from the worker to the readers of requests, and the bound on how many requests there are."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
 
-from rnn_engine.errors import RnnEngineError
-from rnn_engine.scheduler.inbox import Delivery, Inbox
+from rnn_engine.errors import EngineClosedError, MaskError, OverloadedError, RnnEngineError, StepError
+from rnn_engine.requests import ANONYMOUS, Client, Event, TextDelta
+
+MAX_UNREAD = 4096  # tokens and their alternatives; a request with more of them is paused until its reader catches up
+
+
+@dataclass(slots=True)  # neither frozen nor a tuple, which take twice as long to make: there is one a token
+class Delivery:
+    """An event or an error for the client of one request. Nothing follows a `Finished` or an error."""
+
+    key: int
+    outcome: Event | RnnEngineError
+
+
+def step_error(error: Exception) -> StepError:
+    """Return a new StepError that `error` caused: each request gets its own, so that tracebacks do not mix."""
+    failure = (MaskError if isinstance(error, MaskError) else StepError)(str(error) or type(error).__name__)
+    failure.__cause__ = error
+    return failure
+
+
+class Inbox:
+    """The events of one request that have not been read. For one event loop and one reader.
+
+    A reader that is behind gets all text that has come in one event, so that it catches up at once.
+    """
+
+    def __init__(self, pause: Callable[[bool], None]) -> None:
+        """`pause` is called with True where the reader is too far behind, and with False once it has caught up."""
+        self._pause = pause
+        self._outcomes: deque[Event | RnnEngineError] = deque()
+        self.num_tokens = 0  # that have been put
+        self._unread = 0
+        self._paused = False
+        self._reader: asyncio.Future[None] | None = None  # waits for something to read
+
+    def put(self, outcome: Event | RnnEngineError) -> None:
+        """Append an event, or the error that ends the request."""
+        self._outcomes.append(outcome)
+        if type(outcome) is TextDelta:
+            self.num_tokens += len(outcome.tokens)
+            for info in outcome.tokens:
+                self._unread += 1 + len(info.top)
+            if self._unread > MAX_UNREAD and not self._paused:
+                self._paused = True
+                self._pause(True)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    async def get(self) -> Event:
+        """Wait for the next event and remove it. Raises the error that ends the request where that is next."""
+        if not self._outcomes:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        outcome = self._outcomes.popleft()
+        if type(outcome) is TextDelta:
+            return self._join(outcome)
+        if isinstance(outcome, RnnEngineError):
+            raise outcome
+        return outcome
+
+    def _join(self, first: TextDelta) -> TextDelta:
+        """Remove the text that follows `first` directly, and return both in one."""
+        deltas = [first]
+        while self._outcomes and type(following := self._outcomes[0]) is TextDelta:
+            deltas.append(following)
+            self._outcomes.popleft()
+        self._unread = 0  # all text lies in one row: `Started` comes before it, and `Finished` after
+        if self._paused:
+            self._paused = False
+            self._pause(False)
+        if len(deltas) == 1:
+            return first
+        text = "".join(delta.text for delta in deltas)
+        return TextDelta(text, tuple(chain.from_iterable(delta.tokens for delta in deltas)))
+
 
 _GATHER_SECONDS = 0.001  # a delivery that comes less than this after another one waits for it to pass
 
@@ -68,3 +147,144 @@ class Inboxes:
             if inbox is not None:  # else its client has left
                 inbox.put(delivery.outcome)
         return len(deliveries) > 0
+
+
+# Bounds how many requests are with an engine at a time: refuses those beyond, or lets them wait.
+
+RETRY_SECONDS = 1.0  # advice to refused clients until a request has been timed
+
+
+class Admission:
+    """Places for `num_running` requests that run and `num_queued` that wait for a slot, shared by clients.
+
+    Any client may take them all. Beyond them, another `num_queued` places are for clients that have less than their
+    share, and each may have no more than it leaves to others. So a client that fills the queue keeps nobody out, and
+    no request that was admitted is ended for another.
+
+    A place that becomes free goes to one that waits for it before any new request: of the client that has least for its
+    weight, to the one that has waited longest. All methods are for one event loop.
+    """
+
+    def __init__(self, num_running: int, num_queued: int) -> None:
+        self._num_running = num_running
+        self._num_queued = num_queued
+        self._held: Counter[Client] = Counter()  # places; only clients that have any
+        self._taken = 0
+        self._waiting: dict[Client, deque[asyncio.Future[None]]] = {}  # only where there is no place for them
+        self._seconds: float | None = None  # that a request takes, a running mean
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self._taken
+
+    @property
+    def retry_after(self) -> float:
+        """After how many seconds a place is likely to be free."""
+        return (RETRY_SECONDS if self._seconds is None else self._seconds) / self._num_running
+
+    def check(self, client: Client = ANONYMOUS) -> None:
+        """Raise OverloadedError if there is no place for `client` now."""
+        if not self._has_place(client):
+            raise OverloadedError(
+                f"{self._taken} requests are running or queued; expected at most {self._num_running} running and "
+                f"{self._num_queued} queued",
+                retry_after=self.retry_after,
+            )
+
+    def place(self, client: Client = ANONYMOUS, *, wait: bool) -> Place:
+        """Return a context manager that holds a place while its block runs.
+
+        With `wait`, entering waits until there is one, and raises EngineClosedError if `close` is called meanwhile.
+        Otherwise it raises OverloadedError if there is none.
+        """
+        return Place(self, client, wait)
+
+    async def take(self, client: Client, *, wait: bool) -> None:
+        """Take a place, as `place` does; for it to use."""
+        if not wait:
+            self.check(client)
+        elif not self._has_place(client):
+            await self._wait(client)
+            return
+        self._count(client, 1)
+
+    def give_back(self, client: Client) -> None:
+        """Hand a place to one that waits for it; for `place` to use."""
+        self._count(client, -1)
+        self._hand_on()
+
+    def note_duration(self, seconds: float) -> None:
+        """Count a request that ended in the mean time that refused clients are told to wait."""
+        before = seconds if self._seconds is None else self._seconds
+        self._seconds = before + 0.1 * (seconds - before)
+
+    def resize(self, num_running: int) -> None:
+        """Have another number of places for requests that run. Those that are taken stay so where it is less."""
+        self._num_running = num_running
+        self._hand_on()
+
+    def close(self) -> None:
+        """End all that wait with EngineClosedError."""
+        for place in chain.from_iterable(self._waiting.values()):
+            if not place.done():
+                place.set_exception(EngineClosedError("the engine has stopped"))
+        self._waiting.clear()
+
+    def _has_place(self, client: Client) -> bool:
+        free = self._num_running + self._num_queued - self._taken
+        if free > 0:
+            return True
+        held = self._held[client]
+        weights = sum(other.weight for other in self._held) + (client.weight if held == 0 else 0.0)
+        share = (self._num_running + self._num_queued) * client.weight / weights
+        return held < min(share, self._num_queued + free)
+
+    def _count(self, client: Client, more: int) -> None:
+        self._taken += more
+        self._held[client] += more
+        if self._held[client] == 0:
+            del self._held[client]
+
+    def _hand_on(self) -> None:
+        """Give the places that are free to those that wait."""
+        while clients := [client for client in self._waiting if self._has_place(client)]:
+            client = min(clients, key=lambda client: self._held[client] / client.weight)
+            waiting = self._waiting[client]
+            place = waiting.popleft()
+            if not waiting:
+                del self._waiting[client]
+            if not place.done():  # else it was cancelled
+                self._count(client, 1)
+                place.set_result(None)
+
+    async def _wait(self, client: Client) -> None:
+        """Wait for a place, which is taken then."""
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(place)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.give_back(client)  # it was handed over in the same turn of the loop
+            raise
+
+
+class Place:
+    """A context manager that holds one place.
+
+    Not a generator: a loop that shuts down closes all generators at once, this one before the block inside it.
+    """
+
+    def __init__(self, admission: Admission, client: Client, wait: bool) -> None:
+        self._admission = admission
+        self._client = client
+        self._wait = wait
+
+    async def __aenter__(self) -> None:
+        await self._admission.take(self._client, wait=self._wait)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._admission.give_back(self._client)

@@ -1,4 +1,6 @@
-"""The tokens of one sequence in one slot: what is run next. A request has one of these, or of a mix one for each state.
+"""The tokens that one sequence runs in one slot: its prompt, what was drawn, and what is forced.
+
+A request has one of these, or of a mix one for each state.
 
 What is drawn is the same for all of them: `LiveSequence` draws, of a mix the first of them (`mixed.py`).
 """
@@ -7,20 +9,147 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
+from functools import cache, lru_cache, partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.requests import Event, GenerateRequest
-from rnn_engine.sampling import AllowedTokens, RunRows, SequenceSampler
-from rnn_engine.scheduler.batching import TokenDemand
+from rnn_engine.requests import Event, GenerateRequest, TokenInfo
+from rnn_engine.sampling import AllowedTokens, LogitRow, RunRows, SequenceSampler, top_logprobs
 from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.prefixes import Start
+from rnn_engine.scheduler.queue import TokenDemand
 from rnn_engine.telemetry import SlotUse
-from rnn_engine.types import F32, TokenRun
+from rnn_engine.types import F32, TokenRun, mask_words
 from states.cache.checkpoint import CheckpointKind
+
+
+class GivenTokens:
+    """What is still to be run of an answer, up to `end`, and the events that wait for it.
+
+    `unscored` are tokens that lack their log-probability: each is scored by the row of the token before it.
+    """
+
+    def __init__(
+        self, end: int, unscored: Iterable[TokenInfo] = (), alternatives: int = 0, events: Sequence[Event] = ()
+    ) -> None:
+        """`end` is a position in the sequence; `alternatives` of each token are wanted."""
+        self.end = end
+        self.events = list(events)
+        self._unscored = deque(unscored)
+        self._alternatives = alternatives
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all tokens have their log-probabilities."""
+        return not self._unscored
+
+    def score(self, rows: RunRows) -> None:
+        """Score the next tokens by the rows before them, whose targets are these tokens."""
+        for index in range(len(rows)):
+            if not self._unscored:  # the last row is that of the token which is drawn next
+                return
+            info, row = self._unscored.popleft(), rows.row(index)
+            info.logprob = rows.target_logit(index) - row.logsumexp
+            info.top = top_logprobs(row, self._alternatives)
+
+
+# The tokens that may end a text: a device that draws several tokens at a time stops at each of them.
+
+_Text: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.intp]]
+
+_MASKS = 256  # kept; requests that end in the same way share one
+
+
+class Halts:
+    """Makes masks of stop tokens and of those that may complete a stop string, a bit a token."""
+
+    def __init__(self, vocab_size: int, token_bytes: Callable[[int], bytes]) -> None:
+        text = cache(partial(_text_of, vocab_size, token_bytes))
+        self._make = lru_cache(_MASKS)(partial(_make_mask, vocab_size, text))
+
+    def of(self, request: GenerateRequest) -> NDArray[np.uint32]:
+        """Return the mask [ceil(V / 32)] of `request`. Equal requests get the same array, which must not be changed."""
+        return self._make(frozenset(request.stop_tokens), frozenset(stop[-1] for stop in request.stop_bytes))
+
+
+def _make_mask(
+    vocab_size: int, text: Callable[[], _Text], stop_tokens: frozenset[int], last_bytes: frozenset[int]
+) -> NDArray[np.uint32]:
+    """A stop string ends inside a token that has its last byte."""
+    halts = np.zeros(32 * mask_words(vocab_size), np.bool_)
+    halts[list(stop_tokens)] = True
+    for byte in last_bytes:
+        data, owners = text()
+        halts[owners[data == byte]] = True
+    return np.packbits(halts, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _text_of(vocab_size: int, token_bytes: Callable[[int], bytes]) -> _Text:
+    """The bytes of all tokens in a row, and to which token each belongs."""
+    pieces = [token_bytes(token) for token in range(vocab_size)]
+    owners = np.repeat(np.arange(vocab_size), [len(piece) for piece in pieces])
+    return np.frombuffer(b"".join(pieces), np.uint8), owners
+
+
+class PromptScores:
+    """Scores a prompt's `tokens`, in their order, by the rows that come before them."""
+
+    def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
+        self._unscored = iter(tokens)
+        self._alternatives = alternatives
+        self._token_bytes = token_bytes
+        self._infos: list[TokenInfo] = []
+
+    @property
+    def infos(self) -> tuple[TokenInfo, ...]:
+        """An entry for each token that was scored."""
+        return tuple(self._infos)
+
+    def take(self, rows: RunRows) -> None:
+        """Score the next tokens by `rows`, whose targets are these tokens; leave out a row after the last."""
+        for index in range(len(rows)):
+            self.take_row(rows.row(index), rows.target_logit(index))
+
+    def take_row(self, row: LogitRow, logit: float) -> None:
+        """Score the next token, if there is one, by the row before it, whose logit at the token is `logit`."""
+        token = next(self._unscored, None)
+        if token is not None:
+            top = top_logprobs(row, self._alternatives)
+            self._infos.append(TokenInfo(token, self._token_bytes(token), logit - row.logsumexp, top))
+
+    def take_unknown(self) -> None:
+        """Leave the next token without a score, as no row is known before it."""
+        token = next(self._unscored)
+        self._infos.append(TokenInfo(token, self._token_bytes(token), None))
+
+
+def begin_scores(
+    request: GenerateRequest, num_candidates: int, token_bytes: Callable[[int], bytes]
+) -> PromptScores | None:
+    """Return the scores of a request's prompt, None where it asks for none.
+
+    The prompt's first token is taken where it is scored, for no row of a step scores it: by the logits that the request
+    starts from, of which `num_candidates` are sorted, if it has some.
+    """
+    first = request.score_from
+    if first is None:
+        return None
+    tokens = request.prompt[first:]
+    scores = PromptScores(tokens, request.logprobs or 0, token_bytes)
+    if first > 0 or len(tokens) == 0:
+        return scores
+    logits = None if request.initial_state is None else request.initial_state.logits
+    if logits is None:
+        scores.take_unknown()
+    else:
+        scores.take_row(LogitRow.of_full(logits, num_candidates), logits.item(tokens[0]))
+    return scores
+
 
 DECODE = TokenDemand(1)  # a token that was drawn, from which the next one follows
 TAKE_IN = TokenDemand(1)  # a token that was drawn, for the state after it alone

@@ -1,11 +1,186 @@
-"""Counts and times of a scheduler's steps, and of its requests until their first token."""
+"""How long steps take, and what follows from it; counts and times for the engine's telemetry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 
-from rnn_engine.scheduler.step_seconds import StepTimes
+from rnn_engine.scheduler.member import DECODE, TAKE_IN, DraftDemand
+from rnn_engine.scheduler.queue import TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
+
+# How long steps take, and what follows from it: how many tokens a submit draws, and whether to submit one ahead.
+
+DRAW_SECONDS = 0.02  # for which two submits may draw: an arrival, and who reads along, wait no longer
+_MARGIN = 4.0  # times the host's part of a submit that the device is given to do meanwhile
+_LEAST_WAIT = 0.1  # of a step's time; where the host waited less, the device may have been done before
+SHORT_STEP = 0.02  # seconds; behind longer steps the time between two of them is nothing to speak of
+
+
+class StepTimes:
+    """What a step runs, and when it was submitted and collected."""
+
+    __slots__ = (
+        "begun",
+        "collected",
+        "decode_tokens",
+        "drawn_tokens",
+        "last",
+        "num_runs",
+        "num_steps",
+        "submitted",
+        "tokens",
+    )
+
+    def __init__(self, begun: float, demands: Sequence[TokenDemand], counts: Sequence[int], num_steps: int) -> None:
+        """`num_steps` are run one after another, each but the first one of tokens that the device has drawn."""
+        self.begun = begun
+        self.submitted = begun
+        self.last = 0.0  # when the step before was collected; as the next, it is known when this one is
+        self.collected = 0.0
+        self.num_steps = num_steps
+        self.num_runs = len(counts)
+        self.tokens = sum(counts)
+        self.drawn_tokens = demands.count(DECODE)  # by sequences that have drawn one before
+        self.decode_tokens = self.drawn_tokens + demands.count(TAKE_IN)
+        if self.tokens > len(demands):
+            drafts = [count for demand, count in zip(demands, counts, strict=True) if isinstance(demand, DraftDemand)]
+            self.drawn_tokens += len(drafts)
+            self.decode_tokens += sum(drafts)
+
+    @property
+    def seconds(self) -> float:
+        """How long the step took after the one before."""
+        return self.collected - max(self.begun, self.last)
+
+    @property
+    def was_ahead(self) -> bool:
+        """Whether it was submitted before the step before was collected."""
+        return self.begun < self.last
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each of its runs is of one token that was drawn."""
+        return self.is_decode and self.tokens == self.num_runs
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it runs tokens that were drawn, and none of a prompt."""
+        return self.decode_tokens == self.tokens
+
+
+class StepSeconds:
+    """When the steps of one scheduler were collected, and running means over them."""
+
+    def __init__(self) -> None:
+        self._last_collect = 0.0
+        self._decode: float | None = None  # of a step that runs one token of each sequence
+        self._prompt_token: float | None = None  # of a token in the other steps
+        self._host: float | None = None  # between two collected steps, where the device had one to run all the while
+
+    def note(self, times: StepTimes, asked: float, now: float) -> None:
+        """Note that a step was `asked` for and collected, or has failed, `now`."""
+        times.last, times.collected = self._last_collect, now
+        if times.was_ahead:
+            self._host = running_mean(self._host, asked - times.last)
+        self._last_collect = now
+        is_late = now - asked < _LEAST_WAIT * times.seconds
+        if times.is_plain:
+            self._decode = _mean(self._decode, times.seconds / times.num_steps, is_most=is_late)
+        elif not times.is_decode:
+            self._prompt_token = _mean(self._prompt_token, times.seconds / times.tokens, is_most=is_late)
+
+    def count_draws(self, most: int) -> int:
+        """Return how many tokens of each sequence one of two submits in flight draws: 1 to `most`.
+
+        As few as keep the device at work while the host has to do with the other submit, for a sequence that ends
+        leaves its slot empty for what is in flight.
+        """
+        if self._decode is None:
+            return 1
+        seconds = DRAW_SECONDS / 2 if self._host is None else min(_MARGIN * self._host, DRAW_SECONDS / 2)
+        return max(min(int(seconds / max(self._decode, 1e-6)), most), 1)
+
+    def is_short(self, num_tokens: int | None) -> bool:
+        """Whether a step may be submitted ahead, or another one behind it. False where nothing is known.
+
+        `num_tokens` are those of a step with prompts; None is one that runs one token of each sequence.
+        """
+        if num_tokens is None:
+            return self._decode is not None and 2 * self._decode <= DRAW_SECONDS
+        return self._prompt_token is not None and num_tokens * self._prompt_token < SHORT_STEP
+
+
+def _mean(before: float | None, value: float, *, is_most: bool) -> float:
+    """Return a running mean with a value taken in, or with the most that a value may be."""
+    return before if is_most and before is not None and value > before else running_mean(before, value)
+
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)  # tokens; the last of each class
+_LEAST_WEIGHT = 0.1  # of the latest value in a mean
+_MOST_ABOVE = 3.0  # times the mean that a value counts for; more is a pause of the machine
+_MEMORY = 4096  # steps after which a size that was not run is forgotten, as devices change their pace
+
+
+class StepCosts:
+    """Running means of the seconds of steps, in classes of like sizes."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, _Mean] = {}  # by the place in `_SIZES`, ascending
+        self._num_noted = 0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """Count a step. The first one of a class is left out, for kernels and plans may have been made in it."""
+        self._num_noted += 1
+        which = bisect_left(_SIZES, tokens)
+        mean = self._classes.get(which)
+        if mean is None or self._num_noted - mean.noted > _MEMORY:
+            self._classes[which] = _Mean(self._num_noted)
+            self._classes = dict(sorted(self._classes.items()))
+        else:
+            mean.take(tokens, seconds, self._num_noted)
+
+    def of(self, tokens: int) -> float | None:
+        """Return what a step of so many tokens takes; None where none like it was measured."""
+        mean = self._classes.get(bisect_left(_SIZES, tokens))
+        return None if mean is None or mean.count == 0 else mean.seconds
+
+    def beyond(self, smaller: int, seconds: float, tokens: int) -> float:
+        """Return what a step of `tokens` takes, where one of `smaller` takes `seconds`.
+
+        It is between what was measured of such sizes; beyond the greatest, as that one, so that greater ones are tried.
+        """
+        below = _Mean(0)
+        below.tokens, below.seconds = smaller, seconds
+        for mean in self._classes.values():
+            if mean.count == 0 or mean.tokens <= smaller:
+                continue
+            if mean.tokens >= tokens:
+                share = (tokens - below.tokens) / (mean.tokens - below.tokens)
+                return below.seconds + share * (mean.seconds - below.seconds)
+            below = mean
+        return below.seconds
+
+
+class _Mean:
+    """The mean size and time of the steps of one class."""
+
+    __slots__ = ("count", "noted", "seconds", "tokens")
+
+    def __init__(self, noted: int) -> None:
+        self.noted = noted  # the number of the step that was counted last
+        self.count = 0
+        self.tokens = 0.0
+        self.seconds = 0.0
+
+    def take(self, tokens: int, seconds: float, noted: int) -> None:
+        self.noted = noted
+        self.count += 1
+        weight = max(1.0 / self.count, _LEAST_WEIGHT)
+        if self.count > 1:
+            seconds = min(seconds, _MOST_ABOVE * self.seconds)
+        self.tokens += weight * (tokens - self.tokens)
+        self.seconds += weight * (seconds - self.seconds)
 
 
 class Meter:

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest, StateMix, TokenInfo
 from rnn_engine.sampling import Draw, LogitRow, RowSource, RunRows, mix_logits
-from rnn_engine.scheduler.answer import Ending
 from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
 from rnn_engine.scheduler.prefixes import Start
 from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.text import Ending
 from rnn_engine.types import F32, TokenRun
 
 

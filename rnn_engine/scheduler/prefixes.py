@@ -18,14 +18,15 @@ from rnn_engine.scheduler.checkpoints import (
     PromptPrefix,
     SingleFlight,
     Wait,
+    Waypoints,
+    find_break,
     plan_checkpoints,
 )
 from rnn_engine.scheduler.queue import Waiting
-from rnn_engine.scheduler.waypoints import Waypoints, find_break
 from rnn_engine.types import F32, Runner
 from states.cache.cache import StateCache
-from states.cache.fetch import Fetch
-from states.cache.roots import make_root
+from states.cache.checkpoint import make_root
+from states.cache.tiers.tiered import Fetch
 from states.frozen import NO_INITIAL_STATE
 from states.tokens import pack
 

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.draws import Drawn, TokenDraw
 from rnn_engine.requests import (
     EndState,
     Event,
@@ -32,16 +31,13 @@ from rnn_engine.sampling import (
     random_seed,
     top_logprobs,
 )
-from rnn_engine.scheduler.answer import CUT, Answer, Ending
-from rnn_engine.scheduler.batching import TokenDemand
-from rnn_engine.scheduler.given import GivenTokens
 from rnn_engine.scheduler.mask_threads import MaskThreads
-from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
+from rnn_engine.scheduler.member import DECODE, TAKE_IN, GivenTokens, Member, begin_scores
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.prompt_scores import begin_scores
-from rnn_engine.scheduler.text import TokenInfos
+from rnn_engine.scheduler.queue import TokenDemand
+from rnn_engine.scheduler.text import CUT, Answer, Ending, TokenInfos
 from rnn_engine.telemetry import EngineCounters, Timing
-from rnn_engine.types import F32, State, TokenRun
+from rnn_engine.types import F32, Drawn, State, TokenDraw, TokenRun
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
 _NOT_KNOWN = (0,)  # the token of a run that follows one in flight

@@ -1,27 +1,155 @@
-"""The thread that owns the runner: it obeys commands between steps, and steps a scheduler while there is work.
+"""The thread that owns the runner, the questions that it answers, and the watchdog that reports if it stands still.
 
 After a failure it runs one token to see whether the device answers, and has it opened again where it does not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from rnn_engine.errors import DeviceError, EngineClosedError, ModelError, RnnEngineError, StepError, UnavailableError
-from rnn_engine.health import Health
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.inbox import Delivery, step_error
+from rnn_engine.scheduler.inboxes import Delivery, step_error
 from rnn_engine.scheduler.scheduler import Scheduler
+from rnn_engine.telemetry import Health
 from rnn_engine.types import Runner
+
+LOOK_SECONDS = 1.0  # between two looks
+LOOP_SECONDS = 10.0  # for which the event loop may stand still until it is told
+
+_log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Ends the worker where its event loop was closed, and calls `on_stall` where the device does not answer.
+
+    Make it on the loop's thread. Its own thread ends with `stop`, or when the loop has been closed.
+    """
+
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, on_stall: Callable[[], None]) -> None:
+        """`on_stall` is called on the loop's thread, once each time."""
+        self._worker = worker
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
+        self._on_stall = on_stall
+        self._worker_stalled = False
+        self._loop_stalled = False
+        self._asked: float | None = None  # when the loop was asked for a sign of life that it has not given yet
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rnn-engine watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the thread end soon."""
+        self._stopped.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def look(self) -> None:
+        """Look at both once. Called on the watchdog's thread."""
+        self._look_at_worker()
+        if self._loop.is_closed():
+            self._worker.stop()
+            self.stop()
+        else:
+            self._look_at_loop(time.monotonic())
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                _log.exception("the watchdog failed in one look")
+
+    def _look_at_worker(self) -> None:
+        health = self._worker.health
+        stalled, self._worker_stalled = self._worker_stalled, health.status == "stalled"
+        if self._worker_stalled and not stalled:
+            _log.critical("%s; the worker is here:\n%s", health.reason, stack_of(self._worker.thread_id))
+            with suppress(RuntimeError):  # the loop was closed just now
+                self._loop.call_soon_threadsafe(self._on_stall)
+        elif stalled and not self._worker_stalled:
+            _log.warning("the worker goes on")
+
+    def _look_at_loop(self, now: float) -> None:
+        if self._asked is None:
+            self._asked = now
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._note_sign)
+        elif not self._loop.is_running():
+            self._asked = now
+        elif now - self._asked > LOOP_SECONDS and not self._loop_stalled:
+            self._loop_stalled = True
+            stack = stack_of(self._loop_thread)
+            _log.critical("the event loop has stood still for %.0f s; it is here:\n%s", now - self._asked, stack)
+
+    def _note_sign(self) -> None:
+        """Called on the loop's thread."""
+        self._asked = None
+        if self._loop_stalled:
+            self._loop_stalled = False
+            _log.warning("the event loop goes on")
+
+
+def stack_of(thread_id: int | None) -> str:
+    """Format where a thread is at this moment."""
+    frame = None if thread_id is None else sys._current_frames().get(thread_id)
+    return "(it has ended)" if frame is None else "".join(traceback.format_stack(frame))
+
+
+T = TypeVar("T")
+
+
+class Questions:
+    """Has a worker answer questions between two steps. For one event loop."""
+
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._worker = worker
+        self._loop = loop
+        self._interrupt: asyncio.Future[RnnEngineError] = loop.create_future()
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Return what `question` gives on the worker's thread, or raise what it raises there."""
+        future: Future[T] = Future()
+        self._worker.call(partial(_answer, future, question))
+        answer, interrupt = asyncio.wrap_future(future), self._interrupt
+        await asyncio.wait((answer, interrupt), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise interrupt.result()
+        return answer.result()
+
+    def end(self, error: RnnEngineError) -> None:
+        """Raise `error` in all that wait for an answer."""
+        self._interrupt.set_result(error)
+        self._interrupt = self._loop.create_future()
+
+
+def _answer(future: Future[T], question: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # whoever asked has left
+    try:
+        future.set_result(question())
+    except Exception as error:
+        future.set_exception(error)
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +163,6 @@ and then, which may raise. Raises ModelError where there will never be one, anyt
 MAX_FAILED_STEPS = 3  # in a row, until the device is opened again although it answers
 RETRY_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 """How long to wait before each attempt to open the device again; after the last one the engine has failed for good."""
-
 
 IDLE_SECONDS = 60.0  # without work until one token is run, to see whether the device still answers
 STEP_SECONDS = 60.0  # for which a step may run until the engine counts as stalled

@@ -1,22 +1,57 @@
-"""Tell file formats apart by a file's first bytes, and open the file with the right reader.
+"""Recognise a file's format by its first bytes, and open it, or several files as one, with the right reader.
 
 A new format is one reader module and one line in `_FORMATS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.tensor_files.ggmf_file import MAGIC, GgmfFile
+from rnn_engine.quantised import Blocks
+from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.ggml_file import MAGIC, GgmfFile
 from rnn_engine.tensor_files.gguf_file import GgufFile
 from rnn_engine.tensor_files.prefab_file import PREFAB_START, PrefabFile
 from rnn_engine.tensor_files.pth_file import PthFile
-from rnn_engine.tensor_files.quantised_file import open_safetensors
-from rnn_engine.tensor_files.source import TensorSource
+from rnn_engine.tensor_files.safetensors_file import open_safetensors
+from rnn_engine.tensor_files.source import TensorInfo, TensorSource
+
+
+class JoinedFiles:
+    """Files that have no tensor in common. Implements `TensorSource`; closes the files with itself."""
+
+    def __init__(self, sources: Sequence[TensorSource]) -> None:
+        self._sources = tuple(sources)
+        self._source_of = {name: source for source in sources for name in source.tensors}
+        self._tensors = {name: source.tensors[name] for name, source in self._source_of.items()}
+        assert len(self._tensors) == sum(len(source.tensors) for source in sources)
+
+    @property
+    def stamp(self) -> FileStamp:
+        return FileStamp.of_all([source.stamp for source in self._sources])
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    def read(self, name: str) -> NDArray[Any]:
+        return self._source_of[name].read(name)
+
+    def read_blocks(self, name: str) -> Blocks | None:
+        return self._source_of[name].read_blocks(name)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for source in self._sources:
+                stack.callback(source.close)
+
 
 _HEAD_BYTES = 64
 _EXPECTED = "a model file (.safetensors, .st, .pth, .gguf, .bin or .prefab)"

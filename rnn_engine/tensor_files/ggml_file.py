@@ -1,22 +1,112 @@
-"""What the files of llama.cpp and rwkv.cpp have in common: tensors in the types of ggml, each in one piece."""
+"""The types of ggml, in which llama.cpp and rwkv.cpp store tensors, and rwkv.cpp's .bin files."""
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
+import ml_dtypes
+import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.quantised import Blocks
+from rnn_engine.quantised import BLOCK_FORMATS, Blocks
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
-from rnn_engine.tensor_files.gguf_blocks import keeps_blocks, read_blocks
-from rnn_engine.tensor_files.gguf_types import ElementType
-from rnn_engine.tensor_files.listing import show
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.tensor_files.source import TensorInfo, show
+
+# The element types of GGUF tensors: plain numbers, and blocks of a row's consecutive weights with their scales.
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """How numbers are stored, and the type in which they are read."""
+
+    name: str
+    block_size: int  # numbers
+    block_bytes: int
+    dtype: np.dtype[Any]
+
+    @property
+    def is_block(self) -> bool:
+        return self.block_size > 1
+
+    def decode(self, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return the numbers that the bytes of a tensor of `shape` stand for; those in blocks as f32."""
+        if not self.is_block:
+            return data.view(self.dtype).reshape(shape)
+        from gguf import GGMLQuantizationType, quants  # the package takes a second to import
+
+        blocks = data.reshape(-1, shape[-1] // self.block_size * self.block_bytes)  # [rows, bytes of a row]
+        with np.errstate(all="ignore"):  # of a damaged block: its scale may be anything
+            numbers = quants.dequantize(blocks, GGMLQuantizationType[self.name])
+        return numbers.reshape(shape)
+
+
+def _plain(name: str, dtype: Any) -> ElementType:  # noqa: ANN401
+    return ElementType(name, 1, np.dtype(dtype).itemsize, np.dtype(dtype))
+
+
+def _blocks(name: str, block_size: int, block_bytes: int) -> ElementType:
+    return ElementType(name, block_size, block_bytes, np.dtype(np.float32))
+
+
+ELEMENT_TYPES: Final[Mapping[int, ElementType]] = {
+    0: _plain("F32", np.float32),
+    1: _plain("F16", np.float16),
+    2: _blocks("Q4_0", 32, 18),
+    3: _blocks("Q4_1", 32, 20),
+    6: _blocks("Q5_0", 32, 22),
+    7: _blocks("Q5_1", 32, 24),
+    8: _blocks("Q8_0", 32, 34),
+    10: _blocks("Q2_K", 256, 84),
+    11: _blocks("Q3_K", 256, 110),
+    12: _blocks("Q4_K", 256, 144),
+    13: _blocks("Q5_K", 256, 176),
+    14: _blocks("Q6_K", 256, 210),
+    20: _blocks("IQ4_NL", 32, 18),
+    23: _blocks("IQ4_XS", 256, 136),
+    30: _plain("BF16", ml_dtypes.bfloat16),
+}
+"""The number by which a file calls a type -> the type."""
+
+# GGUF's blocks Q8_0, Q4_0 and Q4_1 as this project's own, and back: the same numbers in another order of bytes.
+#
+# A block begins with its figures. Of 32 codes of 4 bits, the first 16 are in the lower halves of 16 bytes.
+
+_NAMES: Final = frozenset({"Q8_0", "Q4_0", "Q4_1"})
+_NIBBLE_BYTES: Final = 16
+
+
+def keeps_blocks(name: str) -> bool:
+    """Whether GGUF's blocks of this name are those of a format of `BLOCK_FORMATS`."""
+    return name in _NAMES
+
+
+def read_blocks(name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> Blocks:
+    """Return the matrix of `shape` whose rows `data` has in blocks called `name`."""
+    chosen = BLOCK_FORMATS[name.lower()]
+    num_rows, num_columns = shape
+    split = data.reshape(num_rows, num_columns // chosen.block_columns, -1)
+    figures = np.ascontiguousarray(split[..., : 2 * chosen.num_figures]).view(np.float16)
+    codes = split[..., 2 * chosen.num_figures :]
+    if chosen.code_bits == 4:
+        halves = np.stack([codes & 15, codes >> 4], axis=-2).reshape(*codes.shape[:-1], -1)  # in the order of columns
+        codes = halves[..., ::2] + np.uint8(16) * halves[..., 1::2]
+    return Blocks(chosen, num_columns, np.ascontiguousarray(codes), figures)
+
+
+def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
+    """Return a matrix in blocks as the bytes [R, bytes of a row] of a GGUF file."""
+    codes = blocks.codes
+    if blocks.format.code_bits == 4:
+        halves = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+        codes = halves[..., :_NIBBLE_BYTES] + np.uint8(16) * halves[..., _NIBBLE_BYTES:]
+    figures = np.ascontiguousarray(blocks.figures).view(np.uint8)
+    return np.concatenate([figures, codes], axis=-1).reshape(len(blocks), -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +180,99 @@ class GgmlFile(ABC):
     @abstractmethod
     def _damaged(self, what: str) -> ModelError:
         """Return the error that says of which kind the file is, and what is wrong with it."""
+
+
+# Read rwkv.cpp's .bin files: a header of six integers, and then each tensor behind its own header.
+
+MAGIC: Final = b"fmgg"
+_HEADER: Final = struct.Struct("<4sIIIII")
+_TENSOR_HEADER: Final = struct.Struct("<III")
+_VERSIONS: Final = (100, 101)
+_BLOCKS_SINCE: Final = 101  # those of version 100 are laid out as ggml had them before May 2023
+_MOST_TENSORS: Final = 1 << 16
+_MOST_DIMENSIONS: Final = 3
+_MOST_NAME_BYTES: Final = 1 << 10
+
+_BY_NAME: Final = {element.name: element for element in ELEMENT_TYPES.values()}
+_TYPES: Final[Mapping[int, ElementType]] = {
+    number: _BY_NAME[name]
+    for number, name in (
+        (0, "F32"),
+        (1, "F16"),
+        (2, "Q4_0"),
+        (3, "Q4_1"),
+        (7, "Q5_0"),
+        (8, "Q5_1"),
+        (9, "Q8_0"),
+        (11, "Q2_K"),
+        (12, "Q3_K"),
+        (13, "Q4_K"),
+        (14, "Q5_K"),
+        (15, "Q6_K"),
+    )
+}
+"""The number by which a file calls a type -> the type."""
+
+
+class GgmfFile(GgmlFile):
+    """An open file of rwkv.cpp."""
+
+    def __init__(self, file: BinaryFile) -> None:
+        """Raises ModelError where the file is damaged, or of a version that rwkv.cpp does not read either."""
+        super().__init__(file)
+        self.sizes = self._read_header()
+        position = _HEADER.size
+        while position < file.stamp.size:
+            if len(self._tensors) == _MOST_TENSORS:
+                raise self._damaged(f"it has more than {_MOST_TENSORS} tensors")
+            position = self._read_tensor(position)
+
+    def _read_header(self) -> Mapping[str, int]:
+        """Return the sizes that the header says, by their names in a model's shape."""
+        _, self._version, vocab_size, width, num_layers, _ = _HEADER.unpack(self._take(0, _HEADER.size, "its header"))
+        if self._version not in _VERSIONS:
+            raise ModelError(f"{self._file.path} is a file of rwkv.cpp of version {self._version}; expected 100 or 101")
+        return {"vocab_size": vocab_size, "width": width, "num_layers": num_layers}
+
+    def _read_tensor(self, position: int) -> int:
+        """Take in the tensor whose header is at `position`, and return where the next one is."""
+        header = self._take(position, _TENSOR_HEADER.size, "a tensor's header")
+        num_dimensions, name_bytes, type_number = _TENSOR_HEADER.unpack(header)
+        position += _TENSOR_HEADER.size
+        if not 1 <= num_dimensions <= _MOST_DIMENSIONS or not 1 <= name_bytes <= _MOST_NAME_BYTES:
+            raise self._damaged(
+                f"a tensor at byte {position} has {num_dimensions} dimensions and a name of {name_bytes} bytes; "
+                f"expected at most {_MOST_DIMENSIONS} and {_MOST_NAME_BYTES}"
+            )
+        rest = self._take(position, 4 * num_dimensions + name_bytes, "a tensor's header")
+        dimensions = struct.unpack_from(f"<{num_dimensions}I", rest)
+        try:
+            name = rest[4 * num_dimensions :].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"the name of the tensor at byte {position} is no UTF-8") from error
+        if name in self._tensors or 0 in dimensions:
+            raise self._damaged(
+                f"tensor {show(name)} has the dimensions {list(dimensions)}; expected it once, and each above 0"
+            )
+        return self._add(name, dimensions, self._element(name, type_number), position + len(rest))
+
+    def _element(self, name: str, type_number: int) -> ElementType:
+        element = _TYPES.get(type_number)
+        if element is None:
+            raise ModelError(
+                f"{self._file.path}: tensor {show(name)} has the type number {type_number}; expected one of "
+                f"{', '.join(f'{number} ({each.name})' for number, each in _TYPES.items())}"
+            )
+        if element.is_block and self._version < _BLOCKS_SINCE:
+            raise ModelError(
+                f"{self._file.path}: tensor {show(name)} is in {element.name} of version {self._version}, which "
+                f"rwkv.cpp has changed since; expected version {_BLOCKS_SINCE}: quantise the model again"
+            )
+        return element
+
+    def _take(self, start: int, size: int, what: str) -> bytes:
+        self._check_end(start, size, what)
+        return self._file.read(start, size).tobytes()
+
+    def _damaged(self, what: str) -> ModelError:
+        return ModelError(f"{self._file.path}: damaged or truncated file of rwkv.cpp: {what}")

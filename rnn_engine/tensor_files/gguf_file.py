@@ -1,15 +1,187 @@
-"""Read .gguf, the files of llama.cpp: a header, and then the tensors, each at a multiple of the alignment."""
+"""Read and write .gguf, the files of llama.cpp: a header, and then the tensors, each at a multiple of the alignment."""
 
 from __future__ import annotations
 
-from typing import Final
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
 from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.tensor_files.ggml_file import GgmlFile
-from rnn_engine.tensor_files.gguf_header import Metadata, StoredEntry, damaged, read_header
-from rnn_engine.tensor_files.gguf_types import ELEMENT_TYPES, ElementType
-from rnn_engine.tensor_files.listing import show
+from rnn_engine.tensor_files.ggml_file import ELEMENT_TYPES, ElementType, GgmlFile
+from rnn_engine.tensor_files.source import TensorEntry, show
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+
+# Read the header of a GGUF file: its metadata, and which tensors there are.
+#
+# The gguf package maps the file to read it, which this project does not do; so the header is read here, and bounded.
+
+HEADER_LIMIT: Final = 100_000_000  # bytes
+_MOST_ENTRIES: Final = 1 << 16  # of the metadata, and of the tensors
+_MOST_STRINGS: Final = 1 << 19  # in all arrays of the metadata
+_MOST_DIMENSIONS: Final = 4
+_WINDOW_BYTES: Final = 1 << 20  # that are read at once
+_VERSIONS: Final = (2, 3)
+
+_NUMBERS: Final[Mapping[int, str]] = {
+    0: "<u1",
+    1: "<i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "|b1",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+"""The number by which a file calls a type of metadata -> the type, where it is a number."""
+_STRING: Final = 8
+_ARRAY: Final = 9
+
+Metadata = Mapping[str, Any]
+"""Key -> a number, a text, an array of numbers, or a list of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """What the header says of one tensor."""
+
+    name: str
+    dimensions: tuple[int, ...]  # the fastest first, the other way round than in numpy
+    type_number: int
+    offset: int  # from where the tensors begin
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself before its tensors."""
+
+    metadata: Metadata
+    entries: tuple[StoredEntry, ...]
+    size: int  # bytes
+
+
+def read_header(file: BinaryFile) -> Header:
+    """Raises ModelError where the header is damaged, or larger than a model's can be."""
+    reader = _Reader(file)
+    reader.take(4)  # the magic bytes
+    version = reader.integer("<I")
+    if version not in _VERSIONS:
+        if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+            raise ModelError(f"{file.path} is a GGUF file for big-endian machines; expected a little-endian one")
+        raise ModelError(f"{file.path} is a GGUF file of version {version}; expected 2 or 3")
+    num_tensors, num_keys = reader.integer("<Q"), reader.integer("<Q")
+    for count, what in ((num_tensors, "tensors"), (num_keys, "keys")):
+        if count > _MOST_ENTRIES:
+            raise damaged(file, f"it counts {count} {what}; expected at most {_MOST_ENTRIES}")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        _add(file, metadata, reader.text("a key"), reader.value)
+    entries: dict[str, StoredEntry] = {}
+    for _ in range(num_tensors):
+        name = reader.text("a tensor's name")
+        _add(file, entries, name, lambda name=name: _read_entry(file, reader, name))  # type: ignore[misc]
+    return Header(metadata, tuple(entries.values()), reader.position)
+
+
+def damaged(file: BinaryFile, what: str) -> ModelError:
+    return ModelError(f"{file.path}: damaged or truncated GGUF file: {what}")
+
+
+def _add(file: BinaryFile, found: dict[str, Any], name: str, read: Callable[[], Any]) -> None:
+    if name in found:
+        raise damaged(file, f"{show(name)} is there twice")
+    found[name] = read()
+
+
+def _read_entry(file: BinaryFile, reader: _Reader, name: str) -> StoredEntry:
+    num_dimensions = reader.integer("<I")
+    if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
+        raise damaged(
+            file, f"tensor {show(name)} has {num_dimensions} dimensions; expected 1 to {_MOST_DIMENSIONS} of them"
+        )
+    dimensions = tuple(reader.integer("<Q") for _ in range(num_dimensions))
+    if 0 in dimensions:
+        raise damaged(file, f"tensor {show(name)} has the dimensions {list(dimensions)}; expected at least 1 each")
+    return StoredEntry(name, dimensions, reader.integer("<I"), reader.integer("<Q"))
+
+
+class _Reader:
+    """Reads what a header holds, one thing after the other, and never beyond the file or the limit of a header."""
+
+    def __init__(self, file: BinaryFile) -> None:
+        self.position = 0
+        self._file = file
+        self._end = min(file.stamp.size, HEADER_LIMIT)
+        self._window = b""
+        self._window_start = 0
+        self._strings_left = _MOST_STRINGS
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        if size > self._end - self.position:
+            limit = "the file" if self._end == self._file.stamp.size else f"the {HEADER_LIMIT} bytes of a header"
+            raise damaged(
+                self._file, f"{size} bytes at {self.position} reach beyond {limit}, which has {self._end} bytes"
+            )
+        start = self.position - self._window_start
+        if start + size > len(self._window):
+            length = min(max(size, _WINDOW_BYTES), self._end - self.position)
+            self._window = self._file.read(self.position, length).tobytes()
+            self._window_start, start = self.position, 0
+        self.position += size
+        return self._window[start : start + size]
+
+    def integer(self, form: str) -> int:
+        """Read an integer of a form of `struct`."""
+        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return value
+
+    def string(self) -> bytes:
+        return self.take(self.integer("<Q"))
+
+    def text(self, what: str) -> str:
+        """Read a string in UTF-8. `what` it is stands in the error."""
+        data = self.string()
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise damaged(self._file, f"{what} is no UTF-8: {show(repr(data[:100]))}") from error
+
+    def value(self) -> Any:  # noqa: ANN401
+        """Read a value of the metadata, with the number of its type."""
+        kind = self.integer("<I")
+        if kind == _STRING:
+            return self.string().decode("utf-8", "backslashreplace")
+        if kind == _ARRAY:
+            return self._array()
+        return self._numbers(kind, 1)[0].item()
+
+    def _array(self) -> list[bytes] | NDArray[Any]:
+        kind, count = self.integer("<I"), self.integer("<Q")
+        if kind != _STRING:
+            return self._numbers(kind, count)
+        self._strings_left -= count
+        if self._strings_left < 0:
+            raise damaged(self._file, f"an array counts {count} texts; expected at most {_MOST_STRINGS} in all")
+        return [self.string() for _ in range(count)]
+
+    def _numbers(self, kind: int, count: int) -> NDArray[Any]:
+        if kind not in _NUMBERS:
+            raise damaged(self._file, f"a value of the metadata has the type {kind}; expected 0 to {max(_NUMBERS)}")
+        dtype = np.dtype(_NUMBERS[kind])
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
 
 _ALIGNMENT_KEY: Final = "general.alignment"
 _DEFAULT_ALIGNMENT: Final = 32
@@ -66,3 +238,66 @@ class GgufFile(GgmlFile):
 
 def _align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
+
+
+_BY_NAME: Final = {each.name: (number, each) for number, each in ELEMENT_TYPES.items()}
+_PLAIN: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+Value = str | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """llama.cpp's vocabulary of byte strings: for each id its text, escaped as in Python, and its kind."""
+
+    tokens: Sequence[bytes]
+    kinds: Sequence[int]
+
+
+def write_gguf(
+    file: IO[bytes],
+    architecture: str,
+    values: Mapping[str, Value],
+    vocabulary: Vocabulary | None,
+    entries: Sequence[TensorEntry],
+) -> None:
+    """Write `entries` in their order, with `values` as metadata. `file` is an open file of the file system."""
+    from gguf import GGMLQuantizationType, GGUFWriter  # the package takes a second to import
+
+    writer = GGUFWriter(file.name, architecture)
+    try:
+        for key, value in values.items():
+            _add_value(writer, key, value)
+        if vocabulary is not None:
+            writer.add_token_list(list(vocabulary.tokens))
+            writer.add_token_types(list(vocabulary.kinds))
+        for entry in entries:
+            number, element = _element_type(entry)
+            shape = entry.info.shape
+            size = prod(shape) // element.block_size * element.block_bytes
+            writer.add_tensor_info(entry.name, shape, np.dtype(np.float32), size, GGMLQuantizationType(number))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for entry in entries:
+            writer.write_tensor_data(_bytes(entry))
+    finally:
+        writer.close()
+
+
+def _element_type(entry: TensorEntry) -> tuple[int, ElementType]:
+    return _BY_NAME[entry.info.block_type or _PLAIN[entry.info.dtype.name]]
+
+
+def _bytes(entry: TensorEntry) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(entry.read()).reshape(-1).view(np.uint8)
+
+
+def _add_value(writer: GGUFWriter, key: str, value: Value) -> None:
+    match value:
+        case float():
+            writer.add_float32(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case _:
+            writer.add_string(key, value)

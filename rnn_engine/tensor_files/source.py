@@ -1,11 +1,11 @@
-"""What the readers of all file formats give: named tensors, each with a shape and a type, as the file stores them."""
+"""What readers of all file formats give and writers take: named tensors of known shape and type."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,3 +70,42 @@ class TensorSource(Protocol):
     def close(self) -> None:
         """Close the file. Idempotent."""
         ...
+
+
+# What the writers of all file formats take: named tensors of known shape and type, read when their turn comes.
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor that is to be written under a name."""
+
+    name: str
+    info: TensorInfo
+    read: Callable[[], NDArray[Any]]  # of the shape and type of `info`, or the bytes of its blocks
+
+    def write(self, file: IO[bytes]) -> None:
+        """Read the tensor and write its numbers, the last dimension fastest."""
+        file.write(np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data)
+
+
+# Format text that comes from a file for error messages: short, printable, and a few items of many.
+
+_MOST_ITEMS: Final = 6
+_MOST_CHARACTERS: Final = 120
+
+
+def show(text: str) -> str:
+    """Cut `text` to 120 characters, and escape it where it would not print."""
+    cut = text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+    return cut if cut.isprintable() else ascii(cut)
+
+
+def show_all(items: Sequence[str]) -> str:
+    """List the first few of `items`, and say how many more there are."""
+    shown = "; ".join(show(item) for item in items[:_MOST_ITEMS])
+    return shown if len(items) <= _MOST_ITEMS else f"{shown}; and {len(items) - _MOST_ITEMS} more"
+
+
+def count(items: Sequence[str], noun: str) -> str:
+    """Format the number of items with their noun: "1 tensor", "2 tensors"."""
+    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"

@@ -1,4 +1,4 @@
-"""Where a long text is divided, so that its parts are tokenized one by one and take little memory at a time.
+"""Divide a long text into parts that are tokenized one by one, so that it takes little memory at a time.
 
 A cut is exact where the pre-tokenizer splits in any case: between two characters that no match of its regular
 expressions has next to each other. Then the tokens of the parts are those of the whole. A text that has no such place
@@ -8,20 +8,305 @@ for long is cut anyway, if its tokenizer adds nothing at the beginning or end of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.tokenizer.adjacency import NUM_KINDS, UnreadPatternError, kinds_of, read_pattern
+# Which characters a match of a regular expression may have next to each other.
+#
+# The expression, of the kind that pre-tokenizers have, is read as a set of places that each take one character, and of
+# the steps between them (Glushkov's automaton). A character is seen by its kind alone: itself in ASCII, else its
+# general category. Where a kind does not decide whether a place takes a character, it counts as taken.
+
+_CATEGORIES: Final = tuple(
+    "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp".split()  # noqa: SIM905
+)
+_NUM_ASCII: Final = 128
+_OTHER: Final = _NUM_ASCII + len(_CATEGORIES)  # controls, unassigned characters, and those beyond the first plane
+NUM_KINDS: Final = _OTHER + 1
+_NUM_SEEN: Final = 1 << 16
+
+_CAPITALS: Final = slice(ord("A"), ord("Z") + 1)
+_SMALL: Final = slice(ord("a"), ord("z") + 1)
+_CASED: Final = slice(_NUM_ASCII, _NUM_ASCII + 3)  # the categories of letters that have cases
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+
+
+class UnreadPatternError(Exception):
+    """An expression has something that is not understood here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adjacency:
+    """What may stand in the matches of an expression."""
+
+    follows: NDArray[np.bool_]  # [kinds, kinds] whether a match may have, or look at, the second after the first
+    begins: NDArray[np.bool_]  # [kinds] whether every character of the kind is a match if a longer one is not found
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The kinds of characters that one place takes: some of a kind, or surely all of it."""
+
+    some: NDArray[np.bool_]
+    all: NDArray[np.bool_]
+
+    def inverted(self) -> _Place:
+        return _Place(~self.all, ~self.some)
+
+    def united(self, other: _Place) -> _Place:
+        return _Place(self.some | other.some, self.all | other.all)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fragment:
+    """A part of an expression, by the numbers of its places."""
+
+    first: frozenset[int] = frozenset()
+    last: frozenset[int] = frozenset()
+    alone: frozenset[int] = frozenset()  # those that may be all of a match of it
+    passable: bool = True  # its neighbours may stand next to each other
+    empty: bool = True  # it matches nothing at all, whatever follows
+
+
+@cache
+def _table() -> NDArray[np.uint8]:
+    """Return the kinds of the characters of the first plane, and at its end that of all others."""
+    numbers = {category: _NUM_ASCII + number for number, category in enumerate(_CATEGORIES)}
+    kinds = [*range(_NUM_ASCII)]
+    kinds += [numbers.get(unicodedata.category(chr(code)), _OTHER) for code in range(_NUM_ASCII, _NUM_SEEN)]
+    return np.array([*kinds, _OTHER], np.uint8)
+
+
+def kinds_of(text: str) -> NDArray[np.uint8]:
+    """Return the kind of each character."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return _table()[np.minimum(codes, _NUM_SEEN)]
+
+
+def read_pattern(pattern: str) -> Adjacency:
+    """Return what matches of `pattern` may have.
+
+    Raises UnreadPatternError where it has parts that look back, match nothing or are not known.
+    """
+    reader = _Reader(pattern)
+    whole = reader.read_whole()
+    follows = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
+    for before, after in reader.steps:
+        follows |= np.logical_and.outer(reader.places[before].some, reader.places[after].some)
+    begins = np.zeros(NUM_KINDS, np.bool_)
+    for place in whole.alone:
+        begins |= reader.places[place].all
+    return Adjacency(follows, begins)
+
+
+def _where(test: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """Return the kinds whose general category passes a test."""
+    found = [test(unicodedata.category(chr(code))) for code in range(_NUM_ASCII)]
+    return np.array([*found, *map(test, _CATEGORIES), False])
+
+
+def _of(characters: Iterable[str]) -> _Place:
+    """Return a place that takes single characters."""
+    some = np.zeros(NUM_KINDS, np.bool_)
+    some[kinds_of("".join(characters))] = True
+    every = some.copy()
+    every[_NUM_ASCII:] = False
+    return _Place(some, every)
+
+
+def _category(name: str) -> _Place:
+    if name not in _CATEGORIES and name not in "LMNPSZ":
+        raise UnreadPatternError(name)
+    found = _where(lambda category: category.startswith(name))
+    some = found.copy()
+    some[_OTHER] = True
+    return _Place(some, found)
+
+
+def _spaces() -> _Place:
+    """Return what takes white space, of which regular expressions do not agree beyond the common ones."""
+    common = _of(" \t\n\r\f")
+    some = _of("\x0b\x1c\x1d\x1e\x1f").some | common.some | _where(lambda category: category.startswith("Z"))
+    some[_OTHER] = True
+    return _Place(some, common.all)
+
+
+def _folded(place: _Place) -> _Place:
+    """Return a place that takes letters in any case; some beyond ASCII are the same as letters in it."""
+    some = place.some.copy()
+    some[_CAPITALS] |= place.some[_SMALL]
+    some[_SMALL] |= place.some[_CAPITALS]
+    some[_CASED] |= bool(some[_CAPITALS].any() or some[_CASED].any())
+    return _Place(some, place.all)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads one expression."""
+
+    pattern: str
+    at: int = 0
+    folds: bool = False  # letters of either case are the same
+    places: list[_Place] = field(default_factory=list)
+    steps: set[tuple[int, int]] = field(default_factory=set)
+
+    def read_whole(self) -> _Fragment:
+        whole = self._alternatives()
+        if self.at < len(self.pattern) or whole.passable:
+            raise UnreadPatternError(self.pattern)
+        return whole
+
+    def _take(self, text: str) -> bool:
+        """Return whether the pattern goes on with `text`, and pass it then."""
+        found = self.pattern.startswith(text, self.at)
+        self.at += len(text) * found
+        return found
+
+    def _next(self) -> str:
+        if self.at >= len(self.pattern):
+            raise UnreadPatternError(self.pattern)
+        self.at += 1
+        return self.pattern[self.at - 1]
+
+    def _alternatives(self) -> _Fragment:
+        options = [self._sequence()]
+        while self._take("|"):
+            options.append(self._sequence())
+        return _Fragment(
+            frozenset().union(*(option.first for option in options)),
+            frozenset().union(*(option.last for option in options)),
+            frozenset().union(*(option.alone for option in options)),
+            any(option.passable for option in options),
+            any(option.empty for option in options),
+        )
+
+    def _sequence(self) -> _Fragment:
+        whole = _Fragment()
+        while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
+            part = self._repeated(self._single())
+            self.steps |= {(before, after) for before in whole.last for after in part.first}
+            whole = _Fragment(
+                whole.first | part.first if whole.passable else whole.first,
+                whole.last | part.last if part.passable else part.last,
+                (whole.alone if part.empty else frozenset()) | (part.alone if whole.empty else frozenset()),
+                whole.passable and part.passable,
+                whole.empty and part.empty,
+            )
+        return whole
+
+    def _repeated(self, part: _Fragment) -> _Fragment:
+        """Return a part with the quantifier that follows it."""
+        least, most = 1, 1
+        if self.at < len(self.pattern) and self.pattern[self.at] in "?*+{":
+            least, most = self._quantifier()
+        if most > 1:
+            self.steps |= {(before, after) for before in part.last for after in part.first}
+        alone = part.alone if least < 2 or part.empty else frozenset[int]()
+        return _Fragment(part.first, part.last, alone, part.passable or least == 0, part.empty or least == 0)
+
+    def _quantifier(self) -> tuple[int, int]:
+        """Return how often a part may stand: never, once, or more often, which is 2."""
+        found = {"?": (0, 1), "*": (0, 2), "+": (1, 2), "{": (0, 0)}[self._next()]
+        if found == (0, 0):
+            end = self.pattern.find("}", self.at)
+            bounds = self.pattern[self.at : end].split(",")
+            if end < 0 or not re.fullmatch("[0-9]+,?[0-9]*|,[0-9]+", self.pattern[self.at : end]):
+                raise UnreadPatternError(self.pattern)
+            found, self.at = (int(bounds[0] or 0), int(bounds[-1] or 2)), end + 1
+        lazy = self._take("?")
+        if self.at < len(self.pattern) and self.pattern[self.at] in ("*+{" if lazy else "?*+{"):
+            raise UnreadPatternError(self.pattern)  # a possessive one, or one of a quantified part
+        return found
+
+    def _single(self) -> _Fragment:
+        if self._take("("):
+            return self._group()
+        if self._take("["):
+            place = self._class()
+        else:
+            place = _of("\n").inverted() if self._take(".") else self._character(self._next(), "^$*+?{})")
+        self.places.append(_folded(place) if self.folds else place)
+        number = frozenset({len(self.places) - 1})
+        return _Fragment(number, number, number, passable=False, empty=False)
+
+    def _group(self) -> _Fragment:
+        folds, looks = self.folds, False
+        if self._take("?"):
+            looks = self._take("!") or self._take("=")
+            if not looks:
+                self.folds = self._take("i") or folds
+                if not self._take(":"):
+                    raise UnreadPatternError(self.pattern)
+        part = self._alternatives()
+        self.folds = folds
+        if not self._take(")"):
+            raise UnreadPatternError(self.pattern)
+        return _Fragment(part.first, part.last, empty=False) if looks else part
+
+    def _character(self, character: str, refused: str) -> _Place:
+        """Return what one character of the pattern, or an escape, takes."""
+        if character in refused:
+            raise UnreadPatternError(self.pattern)
+        return self._escape() if character == "\\" else _of(character)
+
+    def _escape(self) -> _Place:
+        character = self._next()
+        if character in "sSdDpP":
+            place = self._named(character.lower())
+            return place.inverted() if character.isupper() else place
+        if character in _ESCAPES:
+            return _of(_ESCAPES[character])
+        if character.isalnum() or not character.isascii():
+            raise UnreadPatternError(self.pattern)
+        return _of(character)
+
+    def _named(self, kind: str) -> _Place:
+        if kind == "s":
+            return _spaces()
+        if kind == "d":
+            return _category("Nd")
+        if not self._take("{"):
+            return _category(self._next())
+        end = self.pattern.find("}", self.at)
+        name, self.at = self.pattern[self.at : end], end + 1
+        return _category(name)
+
+    def _class(self) -> _Place:
+        """Return what a class in brackets takes, whose first bracket has been passed."""
+        inverted, found = self._take("^"), self._item()
+        while not self._take("]"):
+            found = found.united(self._item())
+        return found.inverted() if inverted else found
+
+    def _item(self) -> _Place:
+        """Return what a character, a range of them, or an escape in a class takes."""
+        if self.pattern.startswith("&&", self.at):
+            raise UnreadPatternError(self.pattern)
+        start = self._next()
+        place = self._character(start, "[]")
+        if not self.pattern.startswith("-", self.at) or self.pattern.startswith("-]", self.at):
+            return place
+        self.at += 1
+        end = self._next()
+        if "\\" in (start, end) or start > end:
+            raise UnreadPatternError(self.pattern)
+        found = _of(map(chr, range(ord(start), min(ord(end) + 1, _NUM_ASCII))))
+        if not end.isascii():
+            found.some[_NUM_ASCII:] = True
+        return found
+
 
 PART_CHARACTERS: Final = 1 << 14
 
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _UNICODE_FORMS: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _LOCAL_STEPS: Final = frozenset({"ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"})
-_NUM_ASCII: Final = 128
 
 
 class Divider:

@@ -1,4 +1,4 @@
-"""The World vocabulary, which most RWKV models use: 65529 byte strings, greedy longest match, and 0 as end of text.
+"""The World vocabulary, and other vocabularies of byte strings, by greedy longest match.
 
 The pyrwkv_tokenizer library encodes. It can't decode a token that is a part of a character, so the byte strings are
 read here, from the library's own vocabulary file.
@@ -6,15 +6,103 @@ read here, from the library's own vocabulary file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from pyrwkv_tokenizer import RWKVTokenizer
 
+from rnn_engine.errors import InvalidRequestError, TokenizerError
+from rnn_engine.tensor_files.source import show
 from rnn_engine.tokenizer.base import END_OF_TEXT, check_text
-from rnn_engine.tokenizer.byte_strings import read_vocabulary
+
+_MOST_BYTES: Final = 16 << 20  # World's file has 1 MB
+_MOST_TOKENS: Final = 1 << 20
+_LITERAL: Final = r"""b?(?:'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
+_LINE: Final = re.compile(rf"([0-9]{{1,7}}) ({_LITERAL}) ([0-9]{{1,7}})\r?")
+
+
+class ByteStringTokenizer:
+    """A tokenizer that takes the longest of its byte strings, again and again."""
+
+    special_tokens: Mapping[str, int] = MappingProxyType({END_OF_TEXT: 0})
+
+    def __init__(self, name: str, pieces: Sequence[bytes]) -> None:
+        """`pieces` has the bytes of every id; those that are empty stand for no text."""
+        self.name = name
+        self.size = len(pieces)
+        self._pieces = tuple(pieces)
+        self._ids = {piece: token for token, piece in reversed(list(enumerate(pieces))) if piece}
+        self._lengths: dict[bytes, list[int]] = {}  # of the pieces with the same first two bytes, longest first
+        for length, beginning in sorted({(len(piece), piece[:2]) for piece in self._ids}, reverse=True):
+            self._lengths.setdefault(beginning, []).append(length)
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        data, start, ids = text.encode("utf-8"), 0, []
+        while start < len(data):
+            lengths = (*self._lengths.get(data[start : start + 2], ()), 1)
+            pieces = (data[start : start + length] for length in lengths)
+            piece = next((each for each in pieces if each in self._ids), None)
+            if piece is None:
+                raise InvalidRequestError("text", text, f"bytes of the vocabulary, which lacks {data[start]:#04x}")
+            ids.append(self._ids[piece])
+            start += len(piece)
+        return ids
+
+    def decode_bytes(self, token: int) -> bytes:
+        return self._pieces[token] if 0 <= token < self.size else b""
+
+
+def read_vocabulary(path: Path) -> list[bytes]:
+    """Return the bytes of every id of a file like World's: a line an id, with a Python literal and its length in bytes.
+
+    Ids that no line has stand for no text. Raises TokenizerError where the file can't be read or is of another kind.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise TokenizerError(f"{path} has {path.stat().st_size} bytes; expected at most {_MOST_BYTES}")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TokenizerError(f"{path} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{path} is no UTF-8: {error}") from error
+    lines = text.removesuffix("\n").split("\n")
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if None in matches:
+        number = matches.index(None)
+        raise TokenizerError(
+            f"{path}, line {number + 1}: {show(lines[number])}; expected an id, a Python literal and its length"
+        )
+    found = [match.groups() for match in matches if match]
+    return _in_order(path, {int(token): (literal, int(length)) for token, literal, length in found}, len(found))
+
+
+def _in_order(path: Path, entries: Mapping[int, tuple[str, int]], num_lines: int) -> list[bytes]:
+    if len(entries) < num_lines or max(entries) >= _MOST_TOKENS:
+        raise TokenizerError(f"{path} has an id twice, or one above {_MOST_TOKENS - 1}")
+    try:
+        literals = ast.literal_eval(f"[{','.join(literal for literal, _ in entries.values())}]")
+    except (SyntaxError, ValueError) as error:
+        raise TokenizerError(f"{path} has a literal that Python can't read: {error}") from error
+    pieces = [b""] * (max(entries) + 1)
+    for (token, (_, length)), literal in zip(entries.items(), literals, strict=True):
+        piece = literal if isinstance(literal, bytes) else _encode(path, token, literal)
+        if len(piece) != length:
+            raise TokenizerError(f"{path}: token {token} has {len(piece)} bytes; expected {length}, as its line says")
+        pieces[token] = piece
+    return pieces
+
+
+def _encode(path: Path, token: int, text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"{path}: token {token} is no text in UTF-8: {error}") from error
+
 
 WORLD_SIZE: Final = 65530  # ids 0..65529
 WORLD_PADDED_SIZE: Final = 65536  # the rows that models have for them

@@ -13,9 +13,8 @@ from typing import Final
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.forward_pass import LoadLayers
 from rnn_engine.model.layout import Layout
-from rnn_engine.reference.runs import RunLayers
-from rnn_engine.tensor_files.listing import show_all
-from rnn_engine.tensor_files.source import TensorInfo
+from rnn_engine.reference import RunLayers
+from rnn_engine.tensor_files.source import TensorInfo, show_all
 from rnn_engine.versions import v4, v5, v6, v7, v7_deep_embed
 
 

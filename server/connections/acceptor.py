@@ -1,8 +1,9 @@
-"""Accepts connections, keeps their number within bounds, and goes on where the system has no room for more."""
+"""Accept connections, keep their number within bounds, and go on if the system has no room for more."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import socket
 import ssl
@@ -10,16 +11,16 @@ import sys
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from rnn_engine.errors import OverloadedError
-from server.connections.connection import Connection, encode_refusal
-from server.connections.counters import ConnectionCounters
-from server.connections.settings import ConnectionSettings
-from server.http.errors import describe
+from server.connections.connection import Connection, ConnectionCounters, encode_refusal
+from server.core.errors import describe
+from server.core.settings import ConnectionSettings
 
 _RETRY_SECONDS = 1.0  # after the system refused to accept
 _QUIET_SECONDS = 10.0  # between two log lines about the same trouble
@@ -169,3 +170,31 @@ class _Complaints:
         more = f" ({self._left_out} lines like this were left out)" if self._left_out else ""
         _log.warning("%s%s", message, more)
         self._quiet_until, self._left_out = now + _QUIET_SECONDS, 0
+
+
+_ENOUGH = 65536  # where the system says that there is no limit
+
+
+def fit_descriptors(settings: ConnectionSettings) -> ConnectionSettings:
+    """Raise the process's limit of open files; return the settings with no more connections than half of it."""
+    limit = raise_descriptor_limit()
+    if limit is None or limit // 2 >= settings.max_connections:
+        return settings
+    most = limit // 2
+    _log.warning("%d connections at most, not %d: the process may open %d files", most, settings.max_connections, limit)
+    return replace(settings, max_connections=most)
+
+
+def raise_descriptor_limit() -> int | None:
+    """Raise the limit of open files as far as the system allows, and return it; None where there is none (Windows)."""
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else int(soft)

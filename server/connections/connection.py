@@ -6,15 +6,30 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from typing import Literal, TypeAlias, get_args
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
-from server.connections.counters import CloseReason, ConnectionCounters
-from server.connections.settings import ANSWER_RATE, BODY_RATE, ConnectionSettings
-from server.http.bodies import to_json
-from server.http.errors import Failure, describe, describe_http, openai_error
+from server.core.bodies import to_json
+from server.core.errors import Failure, describe, describe_http, openai_error
+from server.core.settings import ConnectionSettings
+
+CloseReason: TypeAlias = Literal["refused", "made_room", "idle", "slow_head", "slow_body", "stalled"]
+"""Why the server closed a connection, or took none: there were too many, another one came, its client sent no request,
+sent one too slowly, or did not take its answer."""
+
+
+@dataclass(slots=True)
+class ConnectionCounters:
+    """Counts since the start. For the event loop."""
+
+    open: int = 0  # at this moment
+    closed: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(get_args(CloseReason), 0))
+
 
 _SENT_BYTES = re.compile(r":? b?['\"].*")  # what of a request aiohttp shows in an error: it may hold an API key
 _UNTAKEN_BYTES = 16 * 2**10  # of an answer, from which on its client is watched
@@ -213,3 +228,22 @@ class Connection(web.RequestHandler):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+@web.middleware
+async def connections_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let the connection watch how quickly the body comes. Only telemetry stands before it."""
+    if isinstance(request.protocol, Connection):  # the tests' server has connections of aiohttp's own
+        request.protocol.begin(request)
+    return await handler(request)
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+CONNECTIONS = web.AppKey("connections", ConnectionCounters)
+
+BODY_RATE = 4096
+"""Bytes a second that a client has to send of a body."""
+
+ANSWER_RATE = 512
+"""Bytes a second that a client has to take of an answer that waits for it."""

@@ -1,4 +1,4 @@
-"""What a model is to be loaded with, and the folder from which admins may load."""
+"""What a model is loaded with, and the folder from which admins may load."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from rnn_engine.checks import has_control_characters
-from rnn_engine.errors import ForbiddenError, NotFoundError
+from aiohttp import web
+
+from rnn_engine.errors import ForbiddenError, NotFoundError, has_control_characters
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
-from rnn_engine.loading.states import StateFile
+from rnn_engine.loading.settings import StateFile
 from rnn_engine.model import LoraChoice
+from server.core.settings import SETTINGS
 
 LoadEngine: TypeAlias = Callable[[Progress], Awaitable[EngineLike]]
 """Loads a model; tells what is being done and how far it is, on any thread."""
@@ -106,3 +108,14 @@ def _normal(path: Path) -> Path:
 
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+
+def folder_of(request: web.Request) -> ModelFolder:
+    """Return the folder of models. Raises NotFoundError where the operator has named none."""
+    settings = request.app[SETTINGS]
+    if settings.model_folder is None:
+        raise NotFoundError("the server has no folder of models; the operator can name one with --model-folder")
+    return ModelFolder(settings.model_folder, settings.admin_folders)

@@ -8,14 +8,171 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from threading import Lock
-from typing import Any, get_args, get_type_hints
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args, get_type_hints
 
-from server.http.errors import ErrorForm, Failure
-from server.http.routing import EVENTS, JSON, MODEL_QUERY, Kind, Route
-from server.openapi.bodies import Schema, describe_bodies
-from server.openapi.examples import EXAMPLES
-from server.schemas.api_document import ApiDocument
-from server.schemas.error import ErrorBody
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
+from pydantic_core.core_schema import CoreSchema, ModelSchema
+from typing_extensions import TypedDict
+
+from server.apis.common.schema import ErrorBody, RequestBody
+from server.core.errors import ErrorForm, Failure
+from server.core.routing import EVENTS, JSON, MODEL_QUERY, Kind, Route
+
+
+class ApiDocument(TypedDict):
+    """All routes and bodies, as OpenAPI 3.1 has them. `x-alias-of` of an operation names the path that it is another
+    name of, `x-scope` what an API key has to have, and `x-event-schema` what one event of a stream holds."""
+
+    openapi: Literal["3.1.0"]
+    info: dict[str, Any]
+    servers: list[dict[str, Any]]
+    security: list[dict[str, list[str]]]
+    tags: list[dict[str, str]]
+    paths: dict[str, dict[str, Any]]
+    components: dict[str, dict[str, Any]]
+
+
+Schema: TypeAlias = dict[str, Any]
+
+_PLACE = "#/components/schemas/{model}"
+_NULL: Schema = {"type": "null"}
+
+
+def describe_bodies(kinds: Iterable[Kind], *, strict: bool = True) -> tuple[Mapping[Kind, Schema], dict[str, Schema]]:
+    """Return the schema of each body, which may be a reference, and what the references stand for, by name.
+
+    `strict` says whether the server refuses fields that it does not know.
+    """
+    kinds = list(kinds)
+    bodies: list[tuple[int, JsonSchemaMode, TypeAdapter[Any]]] = [
+        (number, "validation", TypeAdapter(cast(Any, kind))) for number, kind in enumerate(kinds)
+    ]
+    schemas, shared = TypeAdapter.json_schemas(
+        bodies, ref_template=_PLACE, schema_generator=_BodySchema if strict else _LenientSchema
+    )
+    return {kinds[number]: schema for (number, _), schema in schemas.items()}, shared.get("$defs", {})
+
+
+class _BodySchema(GenerateJsonSchema):
+    """Adds to the schema of a request's body what is accepted beside its fields."""
+
+    unknown: ClassVar[Schema] = _NULL  # what a field may be that is not known
+
+    def model_schema(self, schema: ModelSchema) -> Schema:
+        made = super().model_schema(schema)
+        kind = schema["cls"]
+        return _accepted(kind, made, self.unknown) if issubclass(kind, RequestBody) else made
+
+    def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:  # noqa: ANN401, ARG002
+        return False  # a title would say the field's name again
+
+
+class _LenientSchema(_BodySchema):
+    """The same for a server that leaves out fields that it does not know."""
+
+    unknown: ClassVar[Schema] = {}
+
+
+def _accepted(kind: type[RequestBody], schema: Schema, unknown: Schema) -> Schema:
+    """Return the schema of a body with other names of its fields, null for defaults, and fields without effect."""
+    fields: Mapping[str, Schema] = schema.get("properties", {})
+    required = schema.get("required", [])
+    properties = {name: field if name in required else _or_null(field) for name, field in fields.items()}
+    properties |= {name: _without_effect(values) for name, values in kind.neutral.items() if name not in fields}
+    properties |= {name: {"description": "Accepted without effect."} for name in kind.ignored if name not in fields}
+    properties.update({name: dict(field) for name, field in kind.unfolded.items()})
+    for alias, name in kind.aliases.items():
+        properties[alias] = {**_or_null(_bare(fields[name])), "description": f"Another name of `{name}`."}
+    made = {**schema, "properties": properties, "additionalProperties": unknown}
+    made.pop("required", None)
+    return made | _require(required, kind.aliases)
+
+
+def _require(names: Iterable[str], aliases: Mapping[str, str]) -> Schema:
+    """Return the keywords that want each of the fields under one of its names."""
+    spellings = {name: [name, *(alias for alias, field in aliases.items() if field == name)] for name in names}
+    wanted: Schema = {}
+    if plain := [name for name, known in spellings.items() if len(known) == 1]:
+        wanted["required"] = plain
+    if choices := [known for known in spellings.values() if len(known) > 1]:
+        wanted["allOf"] = [{"anyOf": [{"required": [name]} for name in known]} for known in choices]
+    return wanted
+
+
+def _without_effect(values: Iterable[object]) -> Schema:
+    return {"enum": [*values, None], "description": "Accepted where the value has no effect."}
+
+
+def _bare(schema: Schema) -> Schema:
+    return {keyword: value for keyword, value in schema.items() if keyword not in ("description", "default")}
+
+
+def _or_null(schema: Schema) -> Schema:
+    """Return a schema that admits null, too, which means a field's default."""
+    choices = schema.get("anyOf")
+    if choices is not None:
+        return schema if _NULL in choices else {**schema, "anyOf": [*choices, _NULL]}
+    said: Schema = {keyword: schema[keyword] for keyword in ("description", "default") if keyword in schema}
+    bare = _bare(schema)
+    return {"anyOf": [bare, _NULL], **said} if bare else schema
+
+
+_ASKED = [{"role": "user", "content": "What is the capital of France?"}]
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "AddItemsRequest": {"items": _ASKED},
+        "AdvanceStateRequest": {"input": "My name is Ben.", "top_k": 3},
+        "Ai00ChatRequest": {"messages": [{"role": "User", "content": "Hello"}], "max_tokens": 64},
+        "Ai00CompletionRequest": {"prompt": ["The sky is"], "max_tokens": 16},
+        "Ai00EmbeddingsRequest": {"input": "The sky is blue.", "layer": 0},
+        "BatchCompletionRequest": {"prompts": ["The sky is", "The sea is"], "max_tokens": 16},
+        "BatchTokenizeRequest": {"texts": ["The sky", "The sea"]},
+        "ChatRequest": {"messages": _ASKED, "max_tokens": 64},
+        "ChoicesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
+        "ChoosesRequest": {"input": "The sky is", "choices": [" blue.", " green."]},
+        "CompareStatesRequest": {"state": "guide", "other": "guide 2"},
+        "CompletionRequest": {"prompt": "The sky is", "max_tokens": 16},
+        "CountTokensRequest": {"model": "rwkv", "messages": _ASKED},
+        "CreateConversationRequest": {"items": _ASKED, "metadata": {"topic": "France"}},
+        "CreateStateRequest": {"name": "guide", "prompt": "User: You are a guide.\n\nAssistant: Welcome."},
+        "DetokenizeRequest": {"tokens": [72, 105]},
+        "EmbedRequest": {"model": "rwkv", "input": ["The sky is blue.", "The sea is deep."]},
+        "EmbeddingsRequest": {"input": ["The sky is blue.", "The sea is deep."]},
+        "ExchangeRequest": {"app_id": "ann", "app_secret": "KEY"},
+        "EmbedsRequest": {"input": "The sky is blue. Grass is green.", "max_tokens": 510, "prefix": "query:"},
+        "ForkStateRequest": {"names": ["guide 1", "guide 2"]},
+        "ListRequest": {"path": "."},
+        "LlamaCompletionRequest": {"prompt": "The sky is", "n_predict": 16},
+        "LlamaEmbeddingRequest": {"content": "The sky is blue."},
+        "LoadConfigRequest": {"path": "assets/configs/Config.toml"},
+        "MessagesRequest": {"model": "rwkv", "max_tokens": 64, "messages": _ASKED},
+        "NewStateBody": {"name": "guide, opened"},
+        "OllamaChatRequest": {"model": "rwkv", "messages": _ASKED, "stream": False},
+        "OllamaGenerateRequest": {"model": "rwkv", "prompt": "What is the capital of France?", "stream": False},
+        "OlderEmbedRequest": {"model": "rwkv", "prompt": "The sky is blue."},
+        "ReloadRequest": {"model_path": "rwkv7-1.5b.st", "name": "rwkv", "add": True},
+        "RerankRequest": {"query": "What is blue?", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1},
+        "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
+        "SaveConfigRequest": {
+            "path": "assets/configs/Config.toml",
+            "config": {"model": {"path": "assets/models", "name": "rwkv7-1.5b.st"}},
+        },
+        "SaveRequest": {"path": "merged.safetensors"},
+        "ShowRequest": {"model": "rwkv"},
+        "SlotActionRequest": {"filename": "guide"},
+        "StateFileRef": {"path": "guide.state", "name": "guide"},
+        "StatesRequest": {"input": "The sky is blue."},
+        "TakeStateRequest": {"name": "guide 3"},
+        "TgiRequest": {"inputs": "The sky is", "parameters": {"max_new_tokens": 16}},
+        "TokenizeRequest": {"content": "The sky"},
+        "UnloadRequest": {"model": "rwkv"},
+        "UnzipRequest": {"path": "web.zip", "output": "web"},
+        "UpdateConversationRequest": {"metadata": {"topic": "capitals"}},
+    }
+)
 
 _PARAMETER = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _END = "[DONE]"  # what the last event of OpenAI's streams holds
@@ -196,10 +353,16 @@ def _error_name(form: ErrorForm, status: int) -> str:
     return f"{getattr(form, '__name__', 'error')}_{status}"
 
 
+_DIVIDED = ("engine", "openai")  # packages of which each module is a group of its own
+
+
 def _tag(route: Route) -> tuple[str, str]:
     """Return the name of the route's group, and what it is: the module, or package, that has the handler."""
-    package, name = "server.routes", route.handler.__module__.split(".")[2]
-    words = (sys.modules[f"{package}.{name}"].__doc__ or "").split("\n", maxsplit=1)[0]
+    parts = route.handler.__module__.removeprefix("server.").removeprefix("apis.").split(".")
+    name = parts[1] if parts[0] in _DIVIDED else parts[0]
+    above = f"server.apis.{parts[0]}" if parts[0] in _DIVIDED else "server.apis" if parts[0] != "web" else "server"
+    module = f"{above}.{name}"
+    words = (sys.modules[module].__doc__ or "").split("\n", maxsplit=1)[0]
     return name.replace("_", "-"), words
 
 

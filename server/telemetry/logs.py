@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
-from rnn_engine.checks import check_finite
-from server.telemetry.record import RequestRecord
+from rnn_engine.errors import check_finite
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_FIELDS = "fields"  # the attribute of a log record that holds more fields of its line
-_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+LINE_FIELDS = "fields"  # the attribute of a log record that holds more fields of its line
+current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 _log = logging.getLogger(__name__)
 
 
@@ -35,65 +32,11 @@ class LogSettings:
         check_finite("slow_seconds", self.slow_seconds)
 
 
-@contextmanager
-def request_logged_as(request_id: str) -> Iterator[None]:
-    """Mark the log lines of the block, and of tasks begun there, with the id of a request."""
-    token = _request_id.set(request_id)
-    try:
-        yield
-    finally:
-        _request_id.reset(token)
-
-
-def log_request(record: RequestRecord, slow_seconds: float | None) -> None:
-    """Log the one line of a request that has ended: no text of it, and of its key the name alone.
-
-    Requests of those who watch the server, which come again and again, are logged for debugging only.
-    """
-    slow = slow_seconds is not None and record.seconds > slow_seconds
-    level = logging.WARNING if slow else logging.DEBUG if record.is_routine else logging.INFO
-    if not _log.isEnabledFor(level):
-        return
-    fields = _fields_of(record) | ({"slow": True} if slow else {})
-    details = "".join(f" {name}={value}" for name, value in fields.items() if name not in _HEADING)
-    _log.log(level, "%s %s %d%s", record.method, record.route, record.status, details, extra={_FIELDS: fields})
-
-
-_HEADING = frozenset({"method", "route", "status"})
-
-
-def _fields_of(record: RequestRecord) -> dict[str, object]:
-    """Return what is known of a request; what is not is left out."""
-    fields: dict[str, object | None] = {
-        "method": record.method,
-        "route": record.route,
-        "status": record.status,
-        "abort": record.abort_cause,
-        "key": record.key,
-        "client": record.client,
-        "trace_id": record.trace_id,
-    }
-    if record.reports:
-        fields |= {
-            "tokens_in": record.prompt_tokens,
-            "tokens_cached": record.cached_tokens,
-            "tokens_out": record.completion_tokens,
-            "queue_ms": _milliseconds(record.queue_seconds),
-            "ttft_ms": _milliseconds(record.first_token_seconds),
-        }
-    fields["total_ms"] = _milliseconds(record.seconds)
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
-
-
 class RequestIdFilter(logging.Filter):
     """Notes on each log record the id of the request in whose context it was made. Stands at a handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.request_id = _request_id.get()
+        record.request_id = current_request_id.get()
         return True
 
 
@@ -122,7 +65,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (request_id := getattr(record, "request_id", None)) is not None:
             fields["request_id"] = request_id
-        fields |= getattr(record, _FIELDS, {})
+        fields |= getattr(record, LINE_FIELDS, {})
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)

@@ -4,30 +4,81 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import Self, get_args
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from rnn_engine.health import Health, HealthStatus
 from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
-from rnn_engine.telemetry import EngineCounters
-from server.connections.counters import ConnectionCounters
-from server.http.memory import MemoryBudget
+from rnn_engine.telemetry import EngineCounters, Health, HealthStatus, Histogram
+from server.connections.connection import ConnectionCounters
+from server.core.bodies import MemoryBudget
+from server.core.kept import KeptUsage
 from server.models.registry import ModelRegistry
-from server.state.bounded import KeptUsage
-from server.telemetry.families import PREFIX, counter, gauge, histogram, histograms
-from server.telemetry.http_counters import HttpCounters
-from server.telemetry.llama_metrics import LlamaCollector
-from states.cache.counters import CacheStats
+from server.telemetry.records import HttpCounters
+from states.cache.config import CacheStats
 from states.named.registry import RegistryUsage
-from states.shared.counters import StoreCounters
+from states.shared.client import StoreCounters
+
+PREFIX = "rnn_engine_"  # of all names
+
+
+def gauge(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a gauge with one value, or with one for each value of `label`."""
+    family = GaugeMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
+    for labels, value in _labelled(values):
+        family.add_metric(labels, value)
+    return family
+
+
+def counter(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
+    """Return a counter, likewise; its name ends with `_total`."""
+    family = CounterMetricFamily(PREFIX + name, text, labels=(label,) if label else ())
+    for labels, value in _labelled(values):
+        family.add_metric(labels, value)
+    return family
+
+
+def histogram(name: str, text: str, values: Histogram) -> Metric:
+    """Return a histogram."""
+    family = HistogramMetricFamily(PREFIX + name, text)
+    family.add_metric((), _buckets(values), values.sum)
+    return family
+
+
+def histograms(name: str, text: str, values: Mapping[str, Histogram], label: str) -> Metric:
+    """Return a histogram for each value of `label`."""
+    family = HistogramMetricFamily(PREFIX + name, text, labels=(label,))
+    for value, one in values.items():
+        family.add_metric((value,), _buckets(one), one.sum)
+    return family
+
+
+def _labelled(values: float | Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(values, Mapping):
+        yield from (((name,), value) for name, value in values.items())
+    else:
+        yield (), values
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Return how many values are at most each bound."""
+    bounds = [f"{bound:g}" for bound in histogram.bounds] + ["+Inf"]
+    return list(zip(bounds, accumulate(histogram.counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,3 +341,52 @@ def _version() -> str:
         return version("rnn-engine")
     except PackageNotFoundError:
         return "unknown"
+
+
+_LLAMA_PREFIX = "llamacpp:"
+
+
+class LlamaCollector(Collector):
+    """Adds the numbers of all loaded models up, since llama-server has one."""
+
+    def __init__(self, read: Callable[[], Iterable[tuple[EngineCounters, EngineStats]]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        readings = list(self._read())
+        every = [counters for counters, _ in readings]
+        cached = sum(one.cached_tokens for one in every)
+        prompt_tokens = sum(one.prompt_tokens.sum for one in every) - cached
+        prompt_seconds = sum(one.first_token_seconds.sum - one.queue_seconds.sum for one in every)
+        predicted = sum(one.generated_tokens for one in every)
+        predicted_seconds = sum(one.inter_token_seconds.sum for one in every)
+        steps = sum(one.steps for one in every)
+        yield _llama_counter("prompt_tokens", "Tokens of prompts that were run.", prompt_tokens)
+        yield _llama_counter("prompt_tokens_cached", "Tokens of prompts that were known and not run.", cached)
+        yield _llama_counter("prompt_seconds", "From getting a slot to the first token.", max(prompt_seconds, 0.0))
+        yield _llama_counter("tokens_predicted", "Tokens that were generated.", predicted)
+        yield _llama_counter("tokens_predicted_seconds", "Between tokens of a sequence.", predicted_seconds)
+        yield _llama_counter("n_decode", "Steps of the model that were run.", steps)
+        yield _llama_gauge("prompt_tokens_seconds", "Tokens of prompts a second.", prompt_tokens, prompt_seconds)
+        yield _llama_gauge("predicted_tokens_seconds", "Generated tokens a second.", predicted, predicted_seconds)
+        yield _llama_gauge(
+            "requests_processing", "Requests that hold a slot.", sum(stats.active for _, stats in readings)
+        )
+        yield _llama_gauge(
+            "requests_deferred", "Requests that wait for a slot.", sum(stats.queued for _, stats in readings)
+        )
+        decoded = sum(one.decode_tokens for one in every)
+        yield _llama_gauge("n_busy_slots_per_decode", "Sequences that a step takes a token further.", decoded, steps)
+
+
+def _llama_counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(_LLAMA_PREFIX + name, text, value=value)
+
+
+def _llama_gauge(name: str, text: str, part: float, whole: float = 1.0) -> Metric:
+    return GaugeMetricFamily(_LLAMA_PREFIX + name, text, value=part / whole if whole > 0 else 0.0)
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+METRICS = web.AppKey("metrics", Metrics)

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.telemetry import RequestReport
-from server.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
+
+    from server.telemetry.records import RequestRecord
 
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -5,8 +5,18 @@ README.md tells how they are laid out and how a page is added.
 
 from __future__ import annotations
 
-from functools import cache
+import asyncio
+import gzip
+import hashlib
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
+
+from aiohttp import ETag, hdrs, web
+
+from server.apis.engine.document import page as api_page
+from server.core.routing import HTML, Route
+from server.core.settings import SETTINGS
 
 FOLDER = Path(__file__).parent
 
@@ -24,3 +34,83 @@ def web_files() -> dict[str, Path]:
     """Return path below `/web/` -> file, for all that a browser may ask for."""
     found = (path for path in FOLDER.rglob("*") if path.suffix in CONTENT_TYPES)
     return {path.relative_to(FOLDER).as_posix(): path for path in found}
+
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    hdrs.CACHE_CONTROL: "no-cache",  # kept, and asked about again before each use
+    hdrs.VARY: hdrs.ACCEPT_ENCODING,
+}
+
+
+async def index(request: web.Request) -> web.StreamResponse:
+    if not request.app[SETTINGS].web:
+        return await api_page(request)
+    return await _answer(request, "index.html")
+
+
+async def file(request: web.Request) -> web.StreamResponse:
+    if not request.app[SETTINGS].web:
+        raise web.HTTPNotFound(text="this server has no web page; it was started with --no-web")
+    return await _answer(request, request.match_info["path"])
+
+
+async def _answer(request: web.Request, name: str) -> web.Response:
+    path = web_files().get(name)
+    if path is None:
+        raise web.HTTPNotFound(text=f"the web page has no file {name[:80]!r}")
+    found = await asyncio.to_thread(_read, path, path.stat().st_mtime_ns)
+    known = request.if_none_match or ()
+    if any(tag.value in (found.digest, "*") for tag in known):
+        response = web.Response(status=304, headers=_HEADERS)
+    elif "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+        headers = {**_HEADERS, hdrs.CONTENT_ENCODING: "gzip"}
+        response = web.Response(
+            body=found.compressed, content_type=found.content_type, charset="utf-8", headers=headers
+        )
+    else:
+        response = web.Response(body=found.content, content_type=found.content_type, charset="utf-8", headers=_HEADERS)
+    response.etag = ETag(found.digest, is_weak=True)
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class _WebFile:
+    content: bytes
+    compressed: bytes
+    digest: str
+    content_type: str
+
+
+@lru_cache(maxsize=512)
+def _read(path: Path, _changed_ns: int) -> _WebFile:
+    """Read a file; one that has changed since is read again."""
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    return _WebFile(content, gzip.compress(content, mtime=0), digest, CONTENT_TYPES[path.suffix])
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/",
+        index,
+        "The web page; with --no-web, the page to browse the routes.",
+        None,
+        content_type=HTML,
+        always=True,
+        is_page=True,
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        "/web/{path:.+}",
+        file,
+        "A file of the web page.",
+        None,
+        content_type="text/javascript",
+        always=True,
+        uses_model=False,
+    ),
+)

@@ -2,20 +2,114 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import sys
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError, is_inner_path
 from rnn_engine.types import F32, ModelShape
-from states.files.confine import confined_path
-from states.files.container import file_parts
-from states.files.full import Origin, SavedState, full_state_parts, save_full_state
+from states.files.full import Origin, SavedState, file_parts, full_state_parts, save_full_state
 from states.files.prefab import Prefab, encode_prefab, state_from_rows
-from states.files.reading import LAYOUT_KEY, LoadedState, read_state
-from states.files.tuned import Layout, tuned_from_state
-from states.frozen import FrozenState, freeze_state
-from states.payload import Payload
+from states.files.reading import LAYOUT_KEY, Layout, LoadedState, read_state, tuned_from_state
+from states.frozen import FrozenState, Payload, freeze_state
+
+_OWN_FILE = re.compile(r"[0-9a-f-]{32,}\.state", re.IGNORECASE)
+"""Persistent states, called after their ids, and those of a cache in the same folder, after a hash of their tokens."""
+
+
+def confined_path(folder: Path | None, requested: str, field: str) -> Path:
+    """The file at `requested`, relative to `folder` or to where the server runs, inside `folder`, symbolic links
+    followed.
+
+    Raises InvalidRequestError, which names `field`, where the path leaves the folder or where there is no folder to
+    read from; NotFoundError where no file is there, or one that the server keeps for itself: whoever may have that
+    state has it by its name, and what others have asked before nobody may try by a hash.
+    """
+    if folder is None:
+        raise InvalidRequestError(field, requested, "no path at all: no folder of state files is configured")
+    allowed = "a relative path inside the folder of state files"
+    if not is_inner_path(requested):
+        raise InvalidRequestError(field, requested, allowed)
+    root = folder.resolve()
+    try:
+        target = next(
+            (
+                path
+                for base in (root, Path.cwd())
+                if (path := (base / requested).resolve()).is_relative_to(root) and path.is_file()
+            ),
+            (root / requested).resolve(),
+        )
+    except (OSError, RuntimeError) as error:  # a loop of links: the one or the other, by the version of Python
+        raise InvalidRequestError(field, requested, allowed) from error
+    if not target.is_relative_to(root):
+        raise InvalidRequestError(field, requested, allowed)
+    try:
+        found = target.is_file()
+    except OSError as error:  # a name that is too long
+        raise InvalidRequestError(field, requested, allowed) from error
+    if not found or _OWN_FILE.fullmatch(target.name):
+        raise NotFoundError(f"{field}: no state file {requested!r} in the folder of state files")
+    return target
+
+
+# A folder that belongs to one process at a time: two that wrote and deleted files in one would lose each other's.
+#
+# The lock is the operating system's, so it ends with the process, however that ends.
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+CACHE_LOCK = "in-use.lock"
+STATES_LOCK = "states-in-use.lock"
+"""The names of the locks differ, so that one server may keep both in one folder."""
+
+_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK}  # the last two by Windows
+
+
+class OwnedFolder:
+    """A folder that is ours until `release`, or until this is collected."""
+
+    def __init__(self, path: Path, what: str, lock_name: str) -> None:
+        """Make the folder where it is missing; `what` says in errors which one it is.
+
+        Raises StateError where it can't be used or another process has it.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path / lock_name, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise StateError(f"{what} {path}: {error.strerror}; expected a folder to write into") from error
+        self._close = weakref.finalize(self, os.close, descriptor)
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            self._close()
+            if error.errno in _HELD:
+                raise StateError(f"{what} {path}: another process uses it; expected one of its own") from error
+            raise StateError(f"{what} {path}: can't be locked: {error.strerror}; expected one that can") from error
+
+    def release(self) -> None:
+        """Let another process have it. Idempotent."""
+        self._close()
+
 
 ExportForm: TypeAlias = Literal["full", "tuned", "prefab"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,97 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.binary_file import MemoryFile
+from rnn_engine.errors import ModelError, StateError
+from rnn_engine.files import atomic_file
+from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, MemoryFile
+from rnn_engine.tensor_files.formats import read_source
+from rnn_engine.tensor_files.pth_file import PthFile
 from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import ModelShape
-from states.checks import check_array, check_fields, check_shape, check_state
-from states.files.container import file_bytes, file_parts, write_file
-from states.files.opening import as_state_errors, opened, read_safetensors
-from states.payload import Payload
+from states.frozen import Payload, check_array, check_fields, check_shape, check_state
+
+# Open files with states for reading. What the readers of tensors say of a damaged file becomes a `StateError`.
+
+_HEADER_LIMIT = 1 << 20  # bytes; the header of a whole model has some 0.2 MB
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryFile]:
+    """Open a file. Raises StateError where it can't be read, and for every ModelError of the block.
+
+    The message has the file's name and not its path, which is not for those who sent it.
+    """
+    with as_state_errors(str(path)), closing(BinaryFile(path)) as file:
+        yield file
+
+
+@contextmanager
+def as_state_errors(path: str) -> Iterator[None]:
+    """Raise StateError for every ModelError of the block, with the file's name in place of its path."""
+    try:
+        yield
+    except ModelError as error:
+        raise StateError(str(error).replace(path, Path(path).name)) from error
+
+
+def read_safetensors(file: ByteSource) -> SafetensorsFile:
+    """Read the header of a safetensors file with states. Raises ModelError where it is damaged."""
+    return SafetensorsFile(file, _HEADER_LIMIT)
+
+
+def read_pth(file: BinaryFile, shape: ModelShape) -> TensorSource:
+    """Read what a .pth file says of its tensors; the result closes it. Raises ModelError where it is damaged."""
+    if file.read(0, min(2, file.stamp.size)).tobytes() != b"PK":
+        return read_source(file)  # which tells what else it is
+    return PthFile(file, most_inflated=2 * shape.state_bytes)  # tensors in f64 have twice the bytes
+
+
+def modified(path: Path) -> float:
+    """Return when a file was written last, in Unix time; 0 where that can't be told, as of a loop of links."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint32): "U32"}
+
+
+def encode_header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    """Everything of a safetensors file but the tensors' bytes, which follow in the mapping's order."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in tensors.items():
+        begin, end = end, end + array.nbytes
+        entries[name] = {
+            "dtype": _DTYPE_NAMES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> int:
+    """The exact size of the file that `write_file` makes."""
+    return len(encode_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
+
+
+def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, piece by piece."""
+    yield encode_header(tensors, metadata)
+    for array in tensors.values():
+        yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_file(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file in one step: a crash leaves the old file or the new one, on the disk."""
+    with atomic_file(path) as file:
+        for part in file_parts(tensors, metadata):
+            file.write(part)
+
 
 FORMAT = "rnn-engine-state"
 FORMAT_VERSION = "1"

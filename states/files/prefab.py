@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import StateError
-from rnn_engine.tensor_files.listing import show
+from rnn_engine.tensor_files.source import show
 from rnn_engine.types import F32, FieldKind, ModelShape, State, StateField
-from states.checks import check_array
+from states.frozen import check_array
 
 _STRINGS: Final = (2, 3)  # kinds of CBOR values: bytes and text
 _ARRAY: Final = 4

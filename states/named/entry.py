@@ -1,4 +1,4 @@
-"""States under names: what is known of one, for how long it is to be kept, and what may be a name.
+"""A named state and what is counted of it: retention, leases, quotas, reference counts, tombstones.
 
 A name is plain, as `talk`, and shared by all, or in a namespace, as `ann/talk`: then it is the client's whose namespace
 that is. The owner of a lease is in the namespace of its states.
@@ -6,13 +6,39 @@ that is. The owner of a lease is in the namespace of its states.
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from rnn_engine.errors import InvalidRequestError
+from rnn_engine.errors import InvalidRequestError, OverloadedError, check_finite
 from states.files.reading import StateForm
 from states.frozen import NO_INITIAL_STATE, FrozenState
-from states.named.leases import MAX_TTL
+
+
+class Tombstones:
+    """The names that were deleted last, and why."""
+
+    def __init__(self, limit: int = 1024) -> None:
+        self._limit = limit
+        self._reasons: dict[str, str] = {}
+
+    def note(self, name: str, reason: str) -> None:
+        """Remember why a name was deleted."""
+        self._reasons.pop(name, None)
+        self._reasons[name] = reason
+        if len(self._reasons) > self._limit:
+            del self._reasons[next(iter(self._reasons))]
+
+    def revive(self, name: str) -> None:
+        """Forget a name, which is in use again."""
+        self._reasons.pop(name, None)
+
+    def reason(self, name: str) -> str | None:
+        """Return why a name was deleted; None where that is not known."""
+        return self._reasons.get(name)
+
 
 MAX_NAME = 128
 
@@ -139,3 +165,200 @@ def check_full_name(name: str, field: str) -> None:
     namespace, plain = split_name(name)
     for part in (namespace, plain) if namespace else (name,):
         check_name(part, field)
+
+
+class ReferenceCounts:
+    """How many names stand for each state; the arrays of a state count once."""
+
+    def __init__(self) -> None:
+        self._names: Counter[FrozenState] = Counter()
+        self._digests: Counter[str] = Counter()
+        self.num_bytes = 0
+        self.num_names = 0
+
+    def add(self, state: FrozenState) -> None:
+        """Increment the reference count of `state`."""
+        if state not in self._names:
+            self.num_bytes += state.num_bytes
+        self.num_names += 1
+        self._names[state] += 1
+        self._digests[state.digest] += 1
+
+    def remove(self, state: FrozenState) -> bool:
+        """Decrement the reference count of `state`; whether no state of these values is left."""
+        self.num_names -= 1
+        self._names[state] -= 1
+        self._digests[state.digest] -= 1
+        if self._names[state] == 0:
+            del self._names[state]
+            self.num_bytes -= state.num_bytes
+        if self._digests[state.digest] > 0:
+            return False
+        del self._digests[state.digest]
+        return True
+
+    def growth(self, added: Iterable[FrozenState], removed: Iterable[FrozenState]) -> int:
+        """Return by how many bytes the total would change; negative where it would shrink."""
+        change = Counter(added)
+        change.subtract(removed)
+        before = self._names
+        return sum(
+            state.num_bytes * (int(before[state] + count > 0) - int(before[state] > 0))
+            for state, count in change.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one namespace may have. Shared states have no quota."""
+
+    num_bytes: int | None = None  # of its states; None = a quarter of what all may have
+    names: int = 1000
+    ttl: float = 7 * 86400.0  # seconds; the longest that a lease of it may go without use
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("ttl", self.ttl)
+
+
+class Quotas:
+    """The states in each namespace, and what of them is too much. Not thread-safe."""
+
+    def __init__(self, quota: Quota, capacity: int) -> None:
+        self.num_bytes = capacity // 4 if quota.num_bytes is None else quota.num_bytes
+        self._quota = quota
+        self._counts: dict[str, ReferenceCounts] = {}
+
+    def add(self, entry: NamedState) -> None:
+        """Count a state."""
+        self._counts.setdefault(entry.namespace, ReferenceCounts()).add(entry.frozen)
+
+    def remove(self, entry: NamedState) -> None:
+        """Count a state no longer."""
+        counts = self._counts[entry.namespace]
+        counts.remove(entry.frozen)
+        if counts.num_names == 0:
+            del self._counts[entry.namespace]
+
+    def used(self, namespace: str) -> int:
+        """Return the bytes that a namespace has; copies share theirs."""
+        return self._of(namespace).num_bytes
+
+    def growth(self, namespace: str, added: Iterable[FrozenState], removed: Iterable[FrozenState] = ()) -> int:
+        """Return by how many bytes a namespace would change."""
+        return self._of(namespace).growth(added, removed)
+
+    def check_room(self, namespace: str, num_bytes: int, num_names: int, retry_after: float) -> None:
+        """Raise OverloadedError where a namespace may not have so much more."""
+        if not namespace:
+            return
+        counts = self._of(namespace)
+        if num_names > 0 and counts.num_names + num_names > self._quota.names:
+            raise OverloadedError(
+                f"states: no room for {num_names} more names of {namespace!r}: it has {counts.num_names} of the "
+                f"{self._quota.names} that a key may have; delete states, or wait until a lease ends",
+                retry_after=retry_after,
+            )
+        if num_bytes > 0 and counts.num_bytes + num_bytes > self.num_bytes:
+            raise OverloadedError(
+                f"states: no room for {num_bytes} more bytes of {namespace!r}: it has {counts.num_bytes} of the "
+                f"{self.num_bytes} that a key may have; delete states, or wait until a lease ends",
+                retry_after=retry_after,
+            )
+
+    def check_ttl(self, name: str, ttl: float | None) -> None:
+        """Raise InvalidRequestError for a lease that is too long for the namespace of a name."""
+        if split_name(name)[0] and ttl is not None and ttl > self._quota.ttl:
+            raise InvalidRequestError("ttl", ttl, f"at most {self._quota.ttl:.0f} seconds, as a key may have")
+
+    def _of(self, namespace: str) -> ReferenceCounts:
+        return self._counts.get(namespace, _NOTHING)
+
+
+_NOTHING = ReferenceCounts()
+
+# Owners and their leases: how long what an owner has stays without being used, and whose gives way first.
+
+DEFAULT_TTL = 3600.0
+MAX_TTL = 30 * 86400.0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """What an owner has from its first use on, until it has not been used for `ttl` seconds."""
+
+    owner: str
+    number: int  # grows from one lease to the next: the greatest is the newest
+    ttl: float
+    expires: float  # by the clock
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLease:
+    """What an owner has at one moment."""
+
+    owner: str
+    ttl: float  # seconds
+    expires_in: float  # seconds, if it is not used
+    names: tuple[str, ...]  # of its states
+    num_bytes: int  # of these, as if they shared nothing
+
+
+class Leases:
+    """The leases that have not ended. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives seconds that never go back."""
+        self._clock = clock
+        self._last_number = 0
+        self._by_owner: dict[str, Lease] = {}
+        self._soonest = math.inf  # nothing expires before
+
+    def renew(self, owner: str, ttl: float | None = None) -> Lease:
+        """Begin the owner's lease, or restart its time. `ttl` None leaves it as it is."""
+        now = self._clock()
+        lease = self._by_owner.get(owner)
+        if lease is None:
+            self._last_number += 1
+            lease = self._by_owner[owner] = Lease(owner, self._last_number, DEFAULT_TTL, now)
+        if ttl is not None:
+            lease.ttl = ttl
+        lease.expires = now + lease.ttl
+        self._soonest = min(self._soonest, lease.expires)
+        return lease
+
+    def restore(self, owner: str, number: int, ttl: float, used: float) -> None:
+        """Enter a lease as it is elsewhere, in place of the one that the owner has; it was `used` last then."""
+        lease = self._by_owner[owner] = Lease(owner, number, ttl, used + ttl)
+        self._last_number = max(self._last_number, number)
+        self._soonest = min(self._soonest, lease.expires)
+
+    def find(self, owner: str) -> Lease | None:
+        """Return the owner's lease, if it has one."""
+        return self._by_owner.get(owner)
+
+    def end(self, owner: str) -> None:
+        """End the owner's lease, if it has one; its next use begins another, which is the newest then."""
+        self._by_owner.pop(owner, None)
+
+    def end_expired(self) -> list[Lease]:
+        """End the leases that have expired, and return them."""
+        now = self._clock()
+        if now < self._soonest:
+            return []
+        ended = [lease for lease in self._by_owner.values() if lease.expires <= now]
+        for lease in ended:
+            del self._by_owner[lease.owner]
+        self._soonest = min((lease.expires for lease in self._by_owner.values()), default=math.inf)
+        return ended
+
+    def newest_first(self) -> list[Lease]:
+        """Return all leases, the newest first."""
+        return sorted(self._by_owner.values(), key=lambda lease: -lease.number)
+
+    def seconds_left(self, lease: Lease) -> float:
+        """Return how long a lease lasts if it is not used."""
+        return max(lease.expires - self._clock(), 0.0)
+
+    def __len__(self) -> int:
+        return len(self._by_owner)

@@ -1,4 +1,4 @@
-"""The registry of states under names, whether they came from files or were made by the server.
+"""The registry of named states in memory, and the folder in which persistent ones survive a restart.
 
 A state belongs to its owner's lease, which ends when nobody uses what the owner has, or is persistent: then it stays
 until it is deleted, and is kept in a folder. One that the operator brings at every start is read-only, since that file
@@ -7,31 +7,129 @@ would undo every change.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StateError, StorageError
+from rnn_engine.files import TEMPORARY_SUFFIX, delete_file
 from states.files.exchange import StateFiles
+from states.files.full import modified
 from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
 from states.named import changes
-from states.named.entry import NamedState, Retention, check_changeable, check_new_name
-from states.named.leases import OwnerLease
-from states.named.quotas import Quota
-from states.named.saved import SavedStates
+from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable, check_new_name
 from states.named.table import NamedStateTable
+
+
+class KeyedLocks:
+    """A lock for each key that is in use. Tasks get a lock in the order in which they asked for it."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of `key` while the block runs."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if self._users[key] == 0:
+                del self._users[key], self._locks[key]
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+
+# Persistent states in a folder: one full-state file each, called after its id, and loaded again at the next start.
+
+_SUFFIX = ".state"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundState:
+    """A persistent state of an earlier run."""
+
+    name: str
+    id: uuid.UUID
+    created: float  # Unix time of the file, seconds
+    file: str
+    frozen: FrozenState
+
+
+class SavedStates:
+    """The files of persistent states. Other files in the folder are left alone."""
+
+    def __init__(self, files: StateFiles, folder: Path) -> None:
+        """Makes the folder where it is missing. Raises OSError where it can't be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._files = files
+        self._folder = folder
+
+    def load(self) -> Iterator[FoundState]:
+        """What is there, oldest first. What is damaged, of another model or no file is told in the log and stays."""
+        for unfinished in self._folder.glob(f"*{_SUFFIX}.*{TEMPORARY_SUFFIX}"):
+            if _id_of(unfinished.name.partition(".")[0]) is not None:
+                with suppress(OSError):
+                    unfinished.unlink()  # a write that a crash cut short
+        paths = [path for path in self._folder.glob(f"*{_SUFFIX}") if _id_of(path.stem) is not None]
+        for path in sorted(paths, key=lambda path: (modified(path), path.name)):
+            try:
+                found = self._read(path)
+            except StateError as error:
+                _log.warning("a persistent state is skipped: %s", error)
+            else:
+                yield found
+
+    def save(self, key: uuid.UUID, name: str, frozen: FrozenState) -> None:
+        """Write or replace one. Raises StorageError where it can't be written; the old file is then there."""
+        try:
+            self._files.save(self._path(key), name, frozen)
+        except OSError as error:
+            raise StorageError(f"state {name!r} can't be written to the folder of states: {error.strerror}") from error
+
+    def delete(self, key: uuid.UUID) -> None:
+        """Delete the file of one, where there is one. Raises StorageError where it can't be deleted."""
+        try:
+            delete_file(self._path(key))
+        except OSError as error:
+            raise StorageError(f"state {key} can't be deleted from the folder of states: {error.strerror}") from error
+
+    def _path(self, key: uuid.UUID) -> Path:
+        return self._folder / f"{key}{_SUFFIX}"
+
+    def _read(self, path: Path) -> FoundState:
+        key = _id_of(path.stem)
+        assert key is not None  # the caller has looked
+        loaded = self._files.read(path)
+        if loaded.name is None:
+            raise StateError(f"{path.name}: has no name in it")
+        return FoundState(loaded.name, key, modified(path), path.name, self._files.freeze(loaded, path.name))
+
+
+def _id_of(stem: str) -> uuid.UUID | None:
+    try:
+        return uuid.UUID(stem)
+    except ValueError:
+        return None
+
 
 DEFAULT_CAPACITY = 512 << 20
 DEFAULT_MAX_NAMES = 10_000
 _QUOTA = Quota()
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

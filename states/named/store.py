@@ -12,10 +12,8 @@ from typing import Protocol
 from rnn_engine.errors import NotFoundError
 from states.files.reading import StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention
-from states.named.keyed_locks import KeyedLocks
-from states.named.leases import OwnerLease
-from states.named.registry import RegistryUsage, StateRegistry
+from states.named.entry import NamedState, OwnerLease, Retention
+from states.named.registry import KeyedLocks, RegistryUsage, StateRegistry
 
 
 @dataclass(frozen=True, slots=True)

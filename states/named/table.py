@@ -1,4 +1,4 @@
-"""The table of named states: who owns them, how many bytes they take, and who gives way where room is short.
+"""The table of named states: who owns them, how many bytes they take, and who gives way if room is short.
 
 A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
 fit, the newest leases end, each with all its states, but only leases of its own namespace that are newer than the one
@@ -8,16 +8,82 @@ in whose name room is asked for. If even that would not do, nothing ends and the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention, check_full_name, full_name, parse_id, split_name
-from states.named.index import NameIndex
-from states.named.leases import DEFAULT_TTL, Lease, Leases, OwnerLease
-from states.named.quotas import Quota, Quotas
-from states.named.reference_counts import ReferenceCounts
-from states.named.tombstones import Tombstones
+from states.named.entry import (
+    DEFAULT_TTL,
+    Lease,
+    Leases,
+    NamedState,
+    OwnerLease,
+    Quota,
+    Quotas,
+    ReferenceCounts,
+    Retention,
+    Tombstones,
+    check_full_name,
+    full_name,
+    parse_id,
+    split_name,
+)
+
+
+class NameIndex:
+    """Names and what they stand for, in the order in which the names were entered."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, NamedState] = {}
+        self._by_id: dict[uuid.UUID, NamedState] = {}
+        self._of_owner: dict[str, dict[str, NamedState]] = {}  # owner -> name -> state
+        self._in_namespace: dict[str, dict[str, NamedState]] = {}  # namespace -> name -> state
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[NamedState]:
+        return iter(self._by_name.values())
+
+    def named(self, name: str) -> NamedState | None:
+        return self._by_name.get(name)
+
+    def of_id(self, key: uuid.UUID) -> NamedState | None:
+        return self._by_id.get(key)
+
+    def owned_by(self, owner: str) -> list[NamedState]:
+        return list(self._of_owner.get(owner, {}).values())
+
+    def in_namespace(self, namespace: str) -> list[NamedState]:
+        return list(self._in_namespace.get(namespace, {}).values())
+
+    def put(self, entry: NamedState) -> None:
+        """Add a state under its name, in place of the one that had the name, if any."""
+        if (before := self._by_name.get(entry.name)) is not None:
+            self._unlink(before)
+        self._by_name[entry.name] = entry
+        self._by_id[entry.id] = entry
+        self._in_namespace.setdefault(entry.namespace, {})[entry.name] = entry
+        if entry.owner is not None:
+            self._of_owner.setdefault(entry.owner, {})[entry.name] = entry
+
+    def remove(self, entry: NamedState) -> None:
+        """Remove a state that is in the index."""
+        del self._by_name[entry.name]
+        self._unlink(entry)
+
+    def _unlink(self, entry: NamedState) -> None:
+        del self._by_id[entry.id]
+        _discard(self._in_namespace, entry.namespace, entry.name)
+        if entry.owner is not None:
+            _discard(self._of_owner, entry.owner, entry.name)
+
+
+def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) -> None:
+    del groups[group][name]
+    if not groups[group]:
+        del groups[group]
+
 
 _NAMES_TOLD = 20
 

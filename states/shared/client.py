@@ -1,4 +1,4 @@
-"""The connections to a shared store: a pool, bounded in time, left alone for a while where the store fails."""
+"""The connections to a shared store: a pool, bounded in time, left alone for a while if the store fails."""
 
 from __future__ import annotations
 
@@ -8,16 +8,174 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, TypeVar, cast
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from valkey import exceptions
 from valkey.asyncio import ConnectionPool, Valkey
 
-from rnn_engine.errors import EngineClosedError, RnnEngineError, StateError, StorageError, UnavailableError
-from states.shared.breaker import CircuitBreaker
-from states.shared.counters import StoreCounters, StoreOutcome
-from states.shared.url import StoreUrl
+from rnn_engine.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    RnnEngineError,
+    StateError,
+    StorageError,
+    UnavailableError,
+)
+
+
+class StoreOutcome(Enum):
+    """How an operation on the store ended."""
+
+    DONE = "done"
+    FAILED = "failed"  # the store was not reached, or did not understand
+    TIMED_OUT = "timed_out"
+    NO_ROOM = "no_room"  # the store's memory is full
+    SKIPPED = "skipped"  # not begun, for the last ones have failed
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Counts since the start. Written by the store's thread; single numbers may be read on others."""
+
+    outcomes: dict[StoreOutcome, int] = field(default_factory=lambda: dict.fromkeys(StoreOutcome, 0))
+    read_bytes: int = 0  # of states
+    written_bytes: int = 0
+    seconds: float = 0.0  # that operations took, those that failed too
+    circuit_open: bool = False  # reading or writing is left alone for a while
+    circuit_openings: int = 0
+    unreadable: int = 0  # values that could not be understood, and were as if they were not there
+
+
+_FORM = (
+    "valkey://[USER:PASSWORD@]HOST[:PORT][/DATABASE], valkeys:// for TLS, redis:// or rediss:// likewise, or "
+    "unix://[USER:PASSWORD@]/PATH[?db=DATABASE]"
+)
+_TLS = ("valkeys", "rediss")
+_SCHEMES = ("valkey", "redis", "unix", *_TLS)
+_TLS_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """An address that was checked."""
+
+    text: str
+    shown: str  # without user and password
+    tls: bool
+
+    @classmethod
+    def parse(cls, text: str) -> StoreUrl:
+        """Check an address. Raises InvalidRequestError, whose message has no password."""
+        shown = _without_password(text)
+        try:
+            parts = urlsplit(text)
+            _check(parts)
+        except ValueError as error:
+            raise InvalidRequestError("store", shown, f"{_FORM}: {error}") from None
+        return cls(text, shown.partition("?")[0], parts.scheme in _TLS)
+
+
+def _check(parts: SplitResult) -> None:
+    if parts.scheme not in _SCHEMES:
+        raise ValueError(f"{parts.scheme!r} is no scheme that is known")
+    if parts.fragment:
+        raise ValueError("a password's '#' is written %23, its '/' %2F")
+    options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    if parts.scheme == "unix":
+        if not parts.path.startswith("/"):
+            raise ValueError("the socket's path is missing")
+        _check_options(options, ("db",))
+        _check_database(options.get("db", "0"))
+        return
+    if not parts.hostname:
+        raise ValueError("the host is missing")
+    if parts.port == 0:
+        raise ValueError("a port is 1 to 65535")
+    _check_options(options, _TLS_FILES if parts.scheme in _TLS else ())
+    _check_database(parts.path.removeprefix("/") or "0")
+
+
+def _check_database(text: str) -> None:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6):
+        raise ValueError(f"{text[:20]!r} is no number of a database")
+
+
+def _check_options(options: dict[str, str], known: tuple[str, ...]) -> None:
+    for name in options:
+        if name not in known:
+            raise ValueError(f"{name[:20]!r} is unknown after '?'; there are: {', '.join(known) or 'none'}")
+
+
+def _without_password(text: str) -> str:
+    scheme, colon, rest = text.partition("://")
+    return scheme + colon + rest.rpartition("@")[2]
+
+
+# A circuit breaker: what fails again and again is left alone for a while, so that nobody waits for it.
+
+
+class CircuitBreaker:
+    """Opens after some failures in a row. After a pause one operation is tried; the pause doubles where that fails.
+
+    For one thread; only `is_open` and `refuses` may be asked on others.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        most_failures: int = 3,
+        first_pause: float = 1.0,
+        longest_pause: float = 30.0,
+    ) -> None:
+        """`clock` gives seconds that never go back, the pauses are seconds."""
+        self._clock = clock
+        self._most_failures = most_failures
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._pause = first_pause
+        self._failures = 0
+        self._open_until: float | None = None  # None while closed
+        self.openings = 0  # since the start
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last operations have failed."""
+        return self._open_until is not None
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no operation is to be begun now."""
+        until = self._open_until
+        return until is not None and self._clock() < until
+
+    def allow(self) -> bool:
+        """Whether to begin an operation, whose outcome is to be noted. While open, one after each pause."""
+        if self.refuses:
+            return False
+        if self._open_until is not None:
+            self._open_until = self._clock() + self._pause  # others wait for this one's outcome
+        return True
+
+    def note_success(self) -> None:
+        """Close."""
+        self._failures = 0
+        self._open_until = None
+        self._pause = self._first_pause
+
+    def note_failure(self) -> None:
+        """Open after too many failures in a row, and wait for longer where it was open."""
+        self._failures += 1
+        if self._failures < self._most_failures:
+            return
+        if self._open_until is None:
+            self.openings += 1
+        else:
+            self._pause = min(2 * self._pause, self._longest_pause)
+        self._open_until = self._clock() + self._pause
+
 
 T = TypeVar("T")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from rnn_engine.checks import check_finite
-from rnn_engine.errors import InvalidRequestError
-from states.payload import Precision
-from states.shared.url import StoreUrl
+from rnn_engine.errors import InvalidRequestError, check_finite
+from states.frozen import Precision
+from states.shared.client import StoreUrl
 
 MOST_TTL = 366 * 86400  # seconds
 

@@ -1,4 +1,4 @@
-"""Named states, leases and changes of them as texts in a shared store.
+"""Named states, leases and changes of them as texts in a shared store, and the keys under which they lie.
 
 The texts come back from a place that others write to, and whose memory may fail. So whatever is read is checked, and
 raises StorageError where it can't be what was written.
@@ -6,6 +6,7 @@ raises StorageError where it can't be what was written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import uuid
@@ -14,11 +15,147 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
-from rnn_engine.errors import InvalidRequestError, StorageError
+import numpy as np
+
+from rnn_engine.errors import InvalidRequestError, StateError, StorageError
+from rnn_engine.types import F32, InitialState
 from states.files.reading import StateForm
-from states.named.entry import NamedState, check_full_name
-from states.named.leases import MAX_TTL, Lease
-from states.shared.unread import UnreadState, make_unread
+from states.frozen import FrozenState
+from states.named.entry import MAX_TTL, Lease, NamedState, check_full_name
+from states.tokens import TOKEN_BYTES
+
+# The names of what is kept in a shared store, and how the prefixes of a prompt are looked for.
+#
+# A checkpoint has the hash of its tokens, of the root that they follow and of the model, and their number. To find the
+# longest one that begins a prompt without asking for each of its lengths, tokens are divided into blocks: for each
+# beginning of whole blocks there is a bitmap of the lengths that checkpoints have within the block after it.
+
+BLOCK_TOKENS = 128
+
+PREFIX = "rnn-engine:1"
+"""What the names of all that is kept begin with."""
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The tokens of a path after a beginning of whole blocks, fewer than a block at its end."""
+
+    start: int  # tokens before it
+    size: int  # tokens
+    lengths_key: str
+
+
+class PathKeys:
+    """The keys along one path of tokens."""
+
+    def __init__(self, model: str, root: str, tokens: bytes) -> None:
+        """`model` is the fingerprint of whatever must be equal for a state to be continued; `tokens` are packed."""
+        self._space = space_of(model)
+        self._tokens = tokens
+        self._start = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        for text in (model, root):
+            self._start.update(f"{len(text)}:{text}".encode())
+        self.length = len(tokens) // TOKEN_BYTES
+
+    def blocks(self) -> list[Block]:
+        """All blocks of the path, from its beginning."""
+        starts = range(0, self.length, BLOCK_TOKENS)
+        digests = self._digests(starts)
+        return [
+            Block(start, min(BLOCK_TOKENS, self.length - start), f"{self._space}:lengths:{digest}")
+            for start, digest in zip(starts, digests, strict=True)
+        ]
+
+    def checkpoints(self, lengths: Sequence[int]) -> list[str]:
+        """The keys of checkpoints of these lengths, which ascend."""
+        digests = self._digests(lengths)
+        return [f"{self._space}:checkpoint:{digest}:{length}" for digest, length in zip(digests, lengths, strict=True)]
+
+    def _digests(self, lengths: Sequence[int]) -> Iterator[str]:
+        digest, done = self._start.copy(), 0
+        for length in lengths:
+            digest.update(self._tokens[done * TOKEN_BYTES : length * TOKEN_BYTES])
+            done = length
+            yield digest.hexdigest()
+
+
+def bit_of(length: int) -> int:
+    """The bit of a checkpoint's length in the bitmap of its block."""
+    return (length - 1) % BLOCK_TOKENS
+
+
+def lengths_in(block: Block, bitmap: bytes | None) -> Iterator[int]:
+    """The lengths that a bitmap has within a block, ascending. Bit 0 is the highest of the first byte."""
+    for bit in range(block.size if bitmap else 0):
+        byte = bit // 8
+        if bitmap and byte < len(bitmap) and bitmap[byte] & (0x80 >> bit % 8):
+            yield block.start + bit + 1
+
+
+def space_of(model: str) -> str:
+    """What the names of all that is kept of a model begin with."""
+    return f"{PREFIX}:{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
+
+
+# A named state whose values lie in the shared store: all that is told of it, without its arrays.
+
+_LOGITS: F32 = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadState(FrozenState):
+    """A state to start from, once its values have been read."""
+
+    bytes_there: int
+    shifts_there: bool
+
+    @classmethod
+    def of(cls, frozen: FrozenState) -> UnreadState:
+        """All of a state but its arrays."""
+        has_logits = frozen.logits is not None
+        return make_unread(
+            frozen.digest, has_logits, frozen.num_tokens, frozen.last_tokens, frozen.num_bytes, frozen.has_shifts
+        )
+
+    @property
+    def for_request(self) -> InitialState:
+        raise StateError("the values of a state were not read from the store")
+
+    @property
+    def num_bytes(self) -> int:
+        return self.bytes_there
+
+    @property
+    def has_shifts(self) -> bool:
+        return self.shifts_there
+
+
+def make_unread(
+    digest: str,
+    has_logits: bool,
+    num_tokens: int | None,
+    last_tokens: tuple[int, ...],
+    num_bytes: int,
+    has_shifts: bool,
+) -> UnreadState:
+    """A state of which this is known."""
+    logits = _LOGITS if has_logits else None
+    return UnreadState(digest, _Unread(), logits, num_tokens, last_tokens, num_bytes, has_shifts)
+
+
+class _Unread(Mapping[str, F32]):
+    """Arrays that raise where they are read."""
+
+    def __getitem__(self, name: str) -> F32:
+        raise StateError(f"{name} of a state was not read from the store")
+
+    def __iter__(self) -> Iterator[str]:
+        raise StateError("the values of a state were not read from the store")
+
+    def __len__(self) -> int:
+        raise StateError("the values of a state were not read from the store")
+
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ from valkey.asyncio import Valkey
 
 from rnn_engine.errors import StorageError
 from states.shared.client import StoreClient, execute, run_script
-from states.shared.entries import Change, ValueKey, decode_change, encode_change
-from states.shared.keys import space_of
+from states.shared.entries import Change, ValueKey, decode_change, encode_change, space_of
 
 MOST_CHANGES = 1000  # that are remembered; whoever has read none of them reads all names again
 

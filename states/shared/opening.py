@@ -12,9 +12,8 @@ from rnn_engine.errors import RnnEngineError, StateError, UnavailableError
 from states.shared.config import StoreConfig
 
 if TYPE_CHECKING:
-    from states.shared.bodies import Bodies
+    from states.shared.bodies import Bodies, Objects
     from states.shared.client import StoreClient
-    from states.shared.objects import Objects
 
 T = TypeVar("T")
 
@@ -63,7 +62,7 @@ def open_store(config: StoreConfig, clock: Callable[[], float] = time.monotonic)
 
 def _open_objects(url: str, client: StoreClient) -> Objects:
     try:
-        from states.shared.objects import Objects
+        from states.shared.bodies import Objects
     except ImportError as error:
         raise StateError(_OBJECTS_EXTRA) from error
     return Objects(url, client)

@@ -8,14 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rnn_engine.errors import StorageError
-from states.named.entry import NamedState
-from states.named.leases import Lease, Leases
-from states.named.quotas import Quota
+from states.named.entry import Lease, Leases, NamedState, Quota
 from states.named.registry import StateRegistry
 from states.named.table import NamedStateTable
-from states.shared.entries import Change, ValueKey, decode_entry, decode_lease, encode_entry, encode_lease, key_of
+from states.shared.entries import (
+    Change,
+    UnreadState,
+    ValueKey,
+    decode_entry,
+    decode_lease,
+    encode_entry,
+    encode_lease,
+    key_of,
+)
 from states.shared.names import NamesRead, Revision
-from states.shared.unread import UnreadState
 
 _ELSEWHERE = "it was removed"
 

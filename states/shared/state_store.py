@@ -14,18 +14,15 @@ from rnn_engine.errors import NotFoundError, RnnEngineError, StorageError, Unava
 from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named import changes
-from states.named.entry import NamedState, Retention, check_changeable
-from states.named.keyed_locks import KeyedLocks
-from states.named.leases import OwnerLease
-from states.named.quotas import Quota
-from states.named.registry import DEFAULT_MAX_NAMES, RegistryUsage, StateRegistry
+from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable
+from states.named.registry import DEFAULT_MAX_NAMES, KeyedLocks, RegistryUsage, StateRegistry
 from states.named.store import StateListing
 from states.named.table import NamedStateTable
+from states.shared.checkpoints import SharedValues
 from states.shared.client import StoreClient
+from states.shared.entries import UnreadState
 from states.shared.names import Commit, SharedNames
 from states.shared.replica import Replica
-from states.shared.unread import UnreadState
-from states.shared.values import SharedValues
 
 T = TypeVar("T")
 

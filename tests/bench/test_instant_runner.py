@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rnn_engine.draws import TokenDraw
-from rnn_engine.types import Readout, TokenRun
+from rnn_engine.types import Readout, TokenDraw, TokenRun
 from tests.support.models import tiny_shape
 from tools.bench.host.device_clock import DeviceClock
 from tools.bench.host.instant_runner import InstantRunner

@@ -8,10 +8,10 @@ from typing import SupportsIndex
 
 import pytest
 
-from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall, sandbox
-from rnn_engine.chat_template.jinja import JinjaTemplate
-from rnn_engine.chat_template.sandbox import Sandbox
-from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.chat_template import ChatMessage, Conversation, Role, Tool, ToolCall
+from rnn_engine.chat_template import jinja as sandbox
+from rnn_engine.chat_template.jinja import JinjaTemplate, Sandbox
+from rnn_engine.chat_template.messages import ToolFormats
 from rnn_engine.errors import InvalidRequestError, ModelError
 
 CHATML = (

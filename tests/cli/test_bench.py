@@ -6,7 +6,7 @@ import itertools
 import json
 from pathlib import Path
 
-from rnn_engine.cli.benchmark.measure import Measurement, measure_decode, measure_prefill
+from rnn_engine.cli.benchmark import Measurement, measure_decode, measure_prefill
 from tests.support.cli import Command
 from tests.support.fake_runner import FakeRunner, random_logits
 

@@ -10,8 +10,8 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from states.cache.config import CacheConfig, DiskConfig
+from states.shared.client import StoreUrl
 from states.shared.config import ObjectsConfig, StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.cli import Command
 from tests.support.store_server import StoreServer
 

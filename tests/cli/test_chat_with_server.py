@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rnn_engine.cli.chat.conversation import Reply
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.cli.terminal.backend import Reply
 from rnn_engine.errors import OverloadedError
 from rnn_engine.requests import GenerateRequest
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey, Scope
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.broken_server import broken_server
 from tests.support.cli import Command
 from tests.support.demo_server import demo_server, engine_server
@@ -198,7 +196,7 @@ def test_a_server_that_fails_leaves_the_conversation_going(rnn_engine: Command) 
 def test_a_full_queue_and_a_wrong_key(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RNN_ENGINE_API_KEY", raising=False)
     engine = FakeEngine(refuse=OverloadedError("the queue is full", 2.0))
-    settings = ServerSettings(doors=DoorSettings(keys=(ApiKey.of("right", "ann", Scope.USE),)))
+    settings = ServerSettings(auth=AuthSettings(keys=(ApiKey.of("right", "ann", Scope.USE),)))
     with engine_server(lambda: loaded(engine), settings) as url:
         for key in ((), ("--api-key", "wrong")):
             said = rnn_engine("chat", "--url", url, *key, stdin="One\n", code=1)

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rnn_engine.cli import main
-from rnn_engine.cli.serve import command as serve_command
-from rnn_engine.cli.served_models import NamedModel
+from rnn_engine.cli.serve import NamedModel
+from rnn_engine.cli.serve import serve_command as serve_command
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.gpu import DeviceInfo
-from rnn_engine.loading.states import StateFile
-from server.doors.tls import TlsFiles
-from server.settings import ServerSettings
+from rnn_engine.loading.settings import StateFile
+from server.auth.tls import TlsFiles
+from server.core.settings import ServerSettings
 from tests.support.cli import Command
 
 # As ai00 brings it, but for the names of the files.
@@ -127,13 +127,13 @@ def test_ai00s_file_is_read_as_it_is(start: Start, tmp_path: Path, model_file: P
     )
     assert (choice.states.default, choice.states.file_folder) == ("chess", tmp_path)
     assert (settings.host, settings.port, settings.model_folder) == ("127.0.0.2", 65431, tmp_path)
-    assert [key.principal.name for key in settings.doors.keys] == ["admin"]
+    assert [key.principal.name for key in settings.auth.keys] == ["admin"]
 
 
 def test_ai00s_certificate_is_where_ai00_has_it(start: Start, tmp_path: Path, model_file: Path) -> None:
     (tmp_path / "tiny.safetensors").write_bytes(model_file.read_bytes())
     text = AI00.format(folder=tmp_path).replace("tls = false", "tls = true")
-    tls = start("-c", write(tmp_path, text)).settings.doors.tls
+    tls = start("-c", write(tmp_path, text)).settings.auth.tls
     assert tls == TlsFiles(Path("assets/certs/cert.pem"), Path("assets/certs/key.pem"))
 
 
@@ -174,7 +174,7 @@ def test_an_economical_device_is_part_of_the_processor(
     text = AI00.format(folder=tmp_path).replace("Manual = 3", "Economical = {}")
     for kinds, expected in ((["discrete", "integrated"], "1"), (["discrete"], "auto")):
         found = [DeviceInfo(index, "GPU", kind, "Vulkan", "") for index, kind in enumerate(kinds)]
-        monkeypatch.setattr("rnn_engine.gpu.adapters.list_devices", lambda found=found: found)
+        monkeypatch.setattr("rnn_engine.gpu.device.list_devices", lambda found=found: found)
         assert start("-c", write(tmp_path, text)).choice.loading.device == expected
 
 
@@ -209,7 +209,7 @@ def test_our_own_file_has_the_names_of_the_options(start: Start, tmp_path: Path,
     assert started.choice.cache is not None
     assert started.choice.cache.host_capacity == 1_000_000
     assert started.choice.states.folder == tmp_path / "states"
-    assert settings.doors.cors_origins == ("https://chat.example",)
+    assert settings.auth.cors_origins == ("https://chat.example",)
     assert start("--config", write(tmp_path, f'model = "{model_file}"')).choice.model == model_file
 
 
@@ -239,7 +239,7 @@ def test_what_a_file_can_not_say(rnn_engine: Command, tmp_path: Path, text: str,
 
 def test_one_text_serves_for_an_option_that_may_be_given_several_times(start: Start, tmp_path: Path) -> None:
     started = start("--config", write(tmp_path, 'cors-origin = "https://chat.example"\nlora = "a.pth:8"'))
-    assert started.settings.doors.cors_origins == ("https://chat.example",)
+    assert started.settings.auth.cors_origins == ("https://chat.example",)
     assert len(started.choice.loading.loras) == 1
 
 

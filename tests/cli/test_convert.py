@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rnn_engine.loading.model import open_merged, open_model
+from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer import load_tokenizer
 from tests.support.cli import Command

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.cli.fleet import load_replica
+from rnn_engine.cli.replicas import load_replica
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.fleet.place import Place
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.fleet.settings import Place
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
 

@@ -69,7 +69,7 @@ def test_more_slots_take_more(rnn_engine: Command, model_file: Path) -> None:
 def test_a_device_of_unknown_memory_is_said_to_be_one(
     rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rnn_engine.loading.inspection.find_memory", lambda _: None)
+    monkeypatch.setattr("rnn_engine.loading.memory.find_memory", lambda _: None)
     shown = rnn_engine("inspect", model_file)
     assert "memory for a model: not known; give --device-memory" in shown
     assert "fits" not in shown
@@ -78,7 +78,7 @@ def test_a_device_of_unknown_memory_is_said_to_be_one(
 def test_without_a_device_the_least_one_is_told(
     rnn_engine: Command, model_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rnn_engine.loading.inspection.list_devices", list)
+    monkeypatch.setattr("rnn_engine.loading.memory.list_devices", list)
     (device,) = json.loads(rnn_engine("inspect", model_file, "--json"))["devices"]
     assert device["device"].startswith("any device")
     assert len(device["needs"]) == len(WEIGHT_FORMATS)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.doors.keys import ApiKey, KeyRing, new_key, read_keys
-from server.doors.rates import Rate
-from server.doors.scopes import Principal, Scope
+from server.auth.keys import ApiKey, KeyRing, Principal, Scope, new_key, read_keys
+from server.auth.rates import Rate
 from tests.support.cli import Command
 
 

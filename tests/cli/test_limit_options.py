@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.limits import Limits
-from server.settings import ServerSettings
+from server.core.settings import Limits, ServerSettings
 from tests.support.cli import Command
 
 

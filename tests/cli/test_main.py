@@ -105,13 +105,13 @@ def test_ctrl_c_ends_with_code_130(rnn_engine: Command, monkeypatch: pytest.Monk
     def interrupt() -> list[DeviceInfo]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", interrupt)
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", interrupt)
     rnn_engine("devices", code=130)
 
 
 def test_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     device = DeviceInfo(index=0, name="Fast One", kind="discrete", backend="Vulkan", driver="1.2.3")
-    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", lambda: [device])
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", lambda: [device])
     header, row, cpu = rnn_engine("devices").splitlines()
     assert header.split() == ["index", "name", "kind", "backend", "driver"]
     assert row.split() == ["0", "Fast", "One", "discrete", "Vulkan", "1.2.3"]
@@ -119,7 +119,7 @@ def test_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_devices(rnn_engine: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", list)
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", list)
     hint, cpu = rnn_engine("devices").splitlines()
     assert "mesa-vulkan-drivers" in hint
     assert cpu.startswith("cpu: ")
@@ -152,7 +152,7 @@ def test_a_shortage_is_one_line(
     def fail(*_: object) -> None:
         raise shortage
 
-    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", fail)
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", fail)
     assert rnn_engine("devices", code=1) == said
     result = CliRunner().invoke(main, ["--debug", "devices"])
     assert result.exception is shortage
@@ -162,7 +162,7 @@ def test_an_error_of_the_program_is_a_traceback(monkeypatch: pytest.MonkeyPatch)
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("rnn_engine.cli.devices.list_devices", fail)
+    monkeypatch.setattr("rnn_engine.gpu.list_devices", fail)
     assert isinstance(CliRunner().invoke(main, ["devices"]).exception, RuntimeError)
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 import pytest
 
-from rnn_engine.cli.served_models import NamedModel, load_models
+from rnn_engine.cli.serve import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.errors import InvalidRequestError
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
-from server.app import ModelRegistry
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from server.core.app import ModelRegistry
 from states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
 

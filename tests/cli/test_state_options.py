@@ -12,7 +12,7 @@ import pytest
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.loading.states import StateFile, StateSettings
+from rnn_engine.loading.settings import StateFile, StateSettings
 from tests.support.cli import Command
 from tests.support.models import TensorModel
 from tests.support.named_states import save_tuned_state, some_state

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rnn_engine.cli.chat.terminal import Blocks, MarkdownScreen
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.cli.terminal.screen import Blocks, MarkdownScreen
 from rnn_engine.requests import GenerateRequest
 from tests.support.cli import Command
 from tests.support.fake_engine import FakeEngine

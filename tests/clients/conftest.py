@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_server
 
 KEY, OTHER_KEY = "a key", "another key"
@@ -18,5 +17,5 @@ KEY, OTHER_KEY = "a key", "another key"
 def url() -> Iterator[str]:
     """The root of the server, which knows `KEY` and `OTHER_KEY`."""
     keys = (ApiKey.of(KEY, "ann"), ApiKey.of(OTHER_KEY, "bob"))
-    with demo_server(ServerSettings(doors=DoorSettings(keys))) as root:
+    with demo_server(ServerSettings(auth=AuthSettings(keys))) as root:
         yield root

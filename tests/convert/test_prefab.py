@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rnn_engine.convert.ai00 import model_info
 from rnn_engine.convert.convert import convert_model
+from rnn_engine.convert.writers import model_info
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.quantised import BLOCK_FORMATS, NF4_LEVELS, SF4_LEVELS, quantise
 from rnn_engine.types import ModelShape
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape

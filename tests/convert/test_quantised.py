@@ -14,8 +14,7 @@ from safetensors.numpy import load_file, save_file
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.loading.model import open_merged, open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_merged, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.quantised import BLOCK_FORMATS, blocks
 from rnn_engine.types import F32, TokenRun, run_step

@@ -9,7 +9,7 @@ import pytest
 
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.types import F32, ModelShape
 from tests.support.hf import save_hf
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape

@@ -10,9 +10,9 @@ import pytest
 
 from rnn_engine.demo import model_path
 from rnn_engine.forward.weight_choice import WeightChoice
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model import ModelFile
-from rnn_engine.reference.weights import Array
+from rnn_engine.reference import Array
 from rnn_engine.tokenizer import load_tokenizer
 from tests.support.quantised import quantised
 from tests.support.reference import forward, mean_divergence

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rnn_engine.demo import model_path, pirate_state_path, tokenizer_path
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from states.files.reading import read_state

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rnn_engine.admission import Admission, Place
 from rnn_engine.errors import EngineClosedError, OverloadedError
 from rnn_engine.requests import Client
+from rnn_engine.scheduler.inboxes import Admission, Place
 
 A, B, C = (Client(name) for name in "abc")
 

@@ -67,7 +67,7 @@ async def test_a_device_that_can_not_be_freed_does_not_hang_the_end(monkeypatch:
 def test_the_worker_ends_where_its_loop_was_closed_without_a_word(
     is_busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rnn_engine.watchdog.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine.scheduler.worker.LOOK_SECONDS", 0.001)
     gate = Gate()
     closed = threading.Event()
 

@@ -12,12 +12,11 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import StepError, UnavailableError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.parts import EngineParts, open_parts
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import InitialState, Runner
 from states.cache.config import CacheConfig
-from states.cache.device import SlotPool
+from states.cache.tiers.tier import SlotPool
 from states.frozen import freeze_state
 from states.named.entry import Retention
 from tests.support.clients import Heard

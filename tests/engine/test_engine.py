@@ -24,7 +24,7 @@ from rnn_engine.interface import EngineLike, EngineStats
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.engines import ENDLESS, GREEDY, HELLO, PATIENCE, TOKENIZER, ask, engine_of, listen, reach, running
 from tests.support.fake_runner import FakeRunner, random_logits
@@ -65,7 +65,7 @@ async def test_a_client_that_does_not_read_slows_nobody() -> None:
 async def test_a_request_whose_reader_stalls_is_paused_until_it_reads_and_others_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 100)
+    monkeypatch.setattr("rnn_engine.scheduler.inboxes.MAX_UNREAD", 100)
     runner = FakeRunner(ENDLESS, num_slots=2)
     async with running(runner) as engine:
         slow = engine.generate(ask(max_tokens=500))
@@ -113,7 +113,7 @@ async def test_a_request_does_not_wait_longer_for_a_slot_than_it_may() -> None:
 
 
 async def test_requests_that_are_all_paused_need_no_steps_and_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 20)
+    monkeypatch.setattr("rnn_engine.scheduler.inboxes.MAX_UNREAD", 20)
     runner = FakeRunner(ENDLESS, num_slots=1)
     cache = make_cache(runner.shape, "a model", runner)
     async with asyncio.timeout(PATIENCE), engine_of(runner, cache=cache) as engine:

@@ -15,7 +15,7 @@ from rnn_engine.errors import EngineClosedError, InvalidRequestError
 from rnn_engine.grammar import Grammar, json_grammar
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import Event, Finished, GenerateRequest, MixedState, SamplingParams, StateMix, TextDelta
-from rnn_engine.sampling.thinking import Thinking, ThinkingMask
+from rnn_engine.sampling.masks import Thinking, ThinkingMask
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, table_logits
 

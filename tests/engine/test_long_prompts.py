@@ -13,10 +13,10 @@ from rnn_engine.forward import CpuRunner
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
-from rnn_engine.tokenizer.none import NoTokenizer
+from rnn_engine.tokenizer.load import NoTokenizer
 from rnn_engine.versions.v7 import run_layers
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.tokens import pack, shared_tokens
 from tests.support.clients import Heard
 from tests.support.engines import PATIENCE, listen

@@ -14,7 +14,7 @@ from rnn_engine.errors import EngineClosedError, ModelError, StepError, Unavaila
 from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import ENDLESS, HELLO, TOKENIZER, ask, engine_of, listen
 from tests.support.fake_runner import FakeRunner
@@ -180,7 +180,7 @@ async def test_a_model_that_is_gone_ends_the_engine_at_once() -> None:
 async def test_a_request_whose_reader_is_behind_hears_what_there_was_and_then_of_the_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rnn_engine.scheduler.inbox.MAX_UNREAD", 20)
+    monkeypatch.setattr("rnn_engine.scheduler.inboxes.MAX_UNREAD", 20)
     faults = Faults()
     runner = FakeRunner(ENDLESS, num_slots=2, fail_when=faults)
     cache = make_cache(runner.shape, "model", runner)

@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from states.cache.config import CacheConfig
 from states.named.entry import NamedState, Retention
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.store_server import SlowProxy, StoreServer
 

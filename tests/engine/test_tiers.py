@@ -12,16 +12,14 @@ import pytest
 from rnn_engine.engine import Engine
 from rnn_engine.errors import EngineClosedError, ModelError, StateError
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.operations.naming import create_state
 from rnn_engine.requests import Event, GenerateRequest, SamplingParams, Started, TextDelta, TokenInfo
 from rnn_engine.types import F32
-from states.cache.config import CacheConfig, DiskConfig
-from states.cache.counters import CacheStats
-from states.cache.device import SlotPool
-from states.cache.make import make_cache
-from states.files.folder import CACHE_LOCK, OwnedFolder
+from states.cache.config import CacheConfig, CacheStats, DiskConfig
+from states.cache.tiers.tier import SlotPool
+from states.cache.upkeep import make_cache
+from states.files.exchange import CACHE_LOCK, OwnedFolder
 from states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, scripted_logits

@@ -13,18 +13,16 @@ from safetensors.numpy import save_file
 
 from rnn_engine.engine import Engine
 from rnn_engine.errors import ModelError, StateError
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateFile, StateSettings
-from rnn_engine.operations.embedding import embed
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
+from rnn_engine.operations.embedding import EmbeddingSettings, embed
 from rnn_engine.operations.naming import advance_state, create_state
 from rnn_engine.operations.scoring import score_choices
-from rnn_engine.operations.state_vector import EmbeddingSettings
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, Started
 from rnn_engine.types import InitialState, ModelShape, State
 from rnn_engine.versions.v5 import ShapeV5
 from states.files.prefab import prefab_dims, rows_from_state, state_from_rows
-from states.files.tuned import tensor_name
+from states.files.reading import tensor_name
 from states.named.entry import Retention
 from tests.support.models import TensorModel, deep_embedded, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import OLDER_SHAPES, tiny_v4, tiny_v5

@@ -15,9 +15,9 @@ from rnn_engine.errors import EngineClosedError, UnavailableError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.requests import GenerateRequest, SamplingParams
 from rnn_engine.scheduler import Scheduler, Worker
+from rnn_engine.scheduler.worker import Watchdog
 from rnn_engine.types import Batch
-from rnn_engine.watchdog import Watchdog
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.clients import Heard
 from tests.support.engines import HELLO, TOKENIZER, reach
 from tests.support.fake_runner import FakeRunner
@@ -71,7 +71,7 @@ async def listen(engine: Engine) -> Heard:
 async def test_a_device_that_hangs_ends_all_that_wait_and_may_come_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rnn_engine.watchdog.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("rnn_engine.scheduler.worker.LOOK_SECONDS", 0.001)
     monkeypatch.setattr("rnn_engine.scheduler.worker.STEP_SECONDS", 0.05)
     async with hanging(number=1) as (engine, hang):
         requests = [asyncio.create_task(listen(engine)) for _ in range(3)]
@@ -115,7 +115,7 @@ async def test_an_event_loop_that_stands_still_is_told_with_its_stack(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The test's own thread is the loop's, and runs no callback until it awaits."""
-    monkeypatch.setattr("rnn_engine.watchdog.LOOP_SECONDS", 0.0)
+    monkeypatch.setattr("rnn_engine.scheduler.worker.LOOP_SECONDS", 0.0)
     runner = FakeRunner(HELLO)
     worker = Worker(Scheduler(runner, TOKENIZER.decode_bytes), lambda _: None, lambda: None, lambda _: runner)
     watchdog = Watchdog(worker, asyncio.get_running_loop(), lambda: None)

@@ -9,7 +9,7 @@ import pytest
 import wgpu
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.fleet.place import Place, device_at
+from rnn_engine.fleet.settings import Place, device_at
 
 
 @dataclass

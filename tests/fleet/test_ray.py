@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from rnn_engine.cli.fleet import start_fleet
+from rnn_engine.cli.replicas import start_fleet
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidGrammarError, InvalidRequestError, RnnEngineError, UnavailableError

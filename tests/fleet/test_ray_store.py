@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rnn_engine.cli.fleet import load_replica
+from rnn_engine.cli.replicas import load_replica
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import NotFoundError
-from rnn_engine.fleet.errors import ReplicaLostError
-from rnn_engine.fleet.front import open_front
-from rnn_engine.fleet.links import Links
-from rnn_engine.fleet.remote import RemoteEngine
-from rnn_engine.fleet.wire import Report, pack_question, unpack_answer
+from rnn_engine.fleet.remote import RemoteEngine, open_front
+from rnn_engine.fleet.wire import Links, ReplicaLostError, Report, pack_question, unpack_answer
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
 from states.cache.config import CacheConfig
 from states.frozen import freeze_state
 from states.named.entry import Retention
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.fleet import replica_processes
 from tests.support.store_server import StoreServer
 

@@ -23,12 +23,12 @@ from rnn_engine.fleet import remote
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta
 from rnn_engine.sampling.params import SamplingParams
-from rnn_engine.scheduler.inbox import MAX_UNREAD
+from rnn_engine.scheduler.inboxes import MAX_UNREAD
 from rnn_engine.telemetry import Outcome, RequestReport, reports_to
 from rnn_engine.types import InitialState
+from states.cache.browse import BLOCK_TOKENS
 from states.cache.checkpoint import CheckpointKind
-from states.cache.make import make_cache
-from states.cache.summary import BLOCK_TOKENS
+from states.cache.upkeep import make_cache
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
 from tests.support.fake_engine import FakeEngine, encode, state_after

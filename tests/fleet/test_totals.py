@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rnn_engine.fleet.totals import total_cache_stats, total_store_counters
-from states.cache.counters import CacheStats, TierStats
-from states.shared.counters import StoreCounters, StoreOutcome
+from rnn_engine.fleet.members import total_cache_stats, total_store_counters
+from states.cache.config import CacheStats, TierStats
+from states.shared.client import StoreCounters, StoreOutcome
 
 
 def test_counts_of_caches_are_added() -> None:

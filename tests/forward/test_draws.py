@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rnn_engine.draws import DrawPenalties, TokenDraw, TokenLogprobs
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
-from rnn_engine.sampling.context import SequenceContext
-from rnn_engine.types import F32, ModelShape, TokenRun, mask_words, run_step
+from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.types import F32, DrawPenalties, ModelShape, TokenDraw, TokenLogprobs, TokenRun, mask_words, run_step
 from tests.support.draw_kernels import DrawKernels
 from tests.support.gpu import make_gpu_runner
 from tests.support.logit_rows import make_row, peaked

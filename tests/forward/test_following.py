@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rnn_engine.draws import Drawn, TokenDraw
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.forward import GpuRunner
-from rnn_engine.types import Readout, TokenRun, run_step
+from rnn_engine.types import Drawn, Readout, TokenDraw, TokenRun, run_step
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import random_model, tiny_shape
 

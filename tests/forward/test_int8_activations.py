@@ -14,8 +14,7 @@ from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVaria
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
 from rnn_engine.loading.kernel_choices import kernel_limits
 from rnn_engine.loading.memory import plan_memory
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_model
 from rnn_engine.types import F32, ModelShape, TokenRun, run_step
 from tests.forward.test_matmul import Bench, draw, stored
 from tests.forward.test_variants import run_with

@@ -12,11 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
-from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
-from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat
+from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
 from rnn_engine.gpu import Buffer, Device, Memory, Plan, Recorder
 from rnn_engine.types import F32
 from tests.support.gpu import KINDS, open_checked

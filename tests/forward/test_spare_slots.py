@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import DeviceMemoryError
-from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.gpu import Buffer, Memory, open_device
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import TokenRun, run_step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from rnn_engine.forward.state import StateLayout
+from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.types import FieldKind, ModelShape, StateField
 
 

@@ -15,8 +15,7 @@ from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuner import Tuner, _Task
 from rnn_engine.forward.tuning import TOKEN_COUNTS, MatMulClass
-from rnn_engine.forward.variant_space import MatMulWork, cost_on, variants
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant, StreamVariant
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, StreamVariant, cost_on, variants
 from rnn_engine.types import TokenRun, run_step
 from tests.support.models import random_model, tiny_shape
 from tests.support.tuned import load_with_matmuls

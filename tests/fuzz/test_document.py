@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from server.limits import Limits
+from server.core.settings import Limits, ServerSettings
 from server.openapi.document import plain_path
-from server.settings import ServerSettings
 from tests.support.demo_server import demo_server
 from tools.fuzz.cases import TRIED_ROUTES
 from tools.fuzz.document import try_document

@@ -10,8 +10,7 @@ import pytest
 
 from rnn_engine.grammar import Grammar, GrammarError, Tag, Vocabulary, choice_grammar, json_grammar, tagged_text
 from rnn_engine.grammar.compiled import check_start, compile_grammar
-from rnn_engine.sampling.masks import TokenMask, allowed_tokens
-from rnn_engine.sampling.thinking import Thinking, ThinkingMask
+from rnn_engine.sampling.masks import Thinking, ThinkingMask, TokenMask, allowed_tokens
 from rnn_engine.tokenizer.world import WORLD_PADDED_SIZE, WorldTokenizer
 from tests.support.grammars import byte_vocabulary, leads_to, random_text, takes
 

@@ -6,7 +6,7 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.hub import KNOWN, Wanted
-from rnn_engine.hub.wanted import could_be_wanted
+from rnn_engine.hub.local import could_be_wanted
 
 FILES = [
     "README.md",

@@ -13,9 +13,8 @@ from rnn_engine.gpu import DeviceInfo
 from rnn_engine.loading import device_choice
 from rnn_engine.loading.device_choice import FirstLayers, Speed, choose_device, measure_speed
 from rnn_engine.loading.memory import MemoryPlan
-from rnn_engine.loading.model import open_merged
 from rnn_engine.loading.parts import place_model
-from rnn_engine.loading.runner import RunnerSize, load_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.model import OpenModel
 from rnn_engine.types import Model, Runner, TokenRun, run_step

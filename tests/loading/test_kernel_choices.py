@@ -46,7 +46,7 @@ class Search:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("rnn_engine.user_cache.sys.platform", "linux")
+    monkeypatch.setattr("rnn_engine.files.sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return choices_folder()
 

@@ -21,8 +21,7 @@ from rnn_engine.loading.memory import (
     plan_memory,
     usual_weights,
 )
-from rnn_engine.loading.model import open_merged, open_model
-from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner
+from rnn_engine.loading.runner import RunnerSize, load_runner, measure_runner, open_merged, open_model
 from rnn_engine.model import LoraChoice, ModelFile
 from rnn_engine.tensor_files.source import TensorInfo
 from rnn_engine.types import ModelShape

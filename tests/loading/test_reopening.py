@@ -13,8 +13,7 @@ from rnn_engine.errors import ModelError
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.parts import EngineParts, open_parts
 from rnn_engine.loading.runner import spare_slot_bytes
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.scheduler import DraftSettings
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from states.cache.checkpoint import CheckpointKind

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.states import StateFile, StateSettings, open_registry
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import StateFile, StateSettings, open_registry
 from rnn_engine.types import F32
 from states.files.prefab import Prefab, encode_prefab
 from states.named.entry import Retention

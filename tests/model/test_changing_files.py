@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.models import random_model, tiny_shape
 
 TENSORS = random_model(tiny_shape(layers=3, width=32), seed=1).tensors

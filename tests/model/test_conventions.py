@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
-from rnn_engine.versions.v7.shape import AdapterRanks
+from rnn_engine.loading.runner import open_model
+from rnn_engine.versions.v7.layout import AdapterRanks
 from tests.support.models import FileDtype, TensorModel, random_model, save_safetensors, tiny_shape
 
 NAME = "blocks.1.att.w1"

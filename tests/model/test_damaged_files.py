@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

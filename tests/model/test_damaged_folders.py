@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.hf import save_hf
 from tests.support.models import random_model, tiny_shape
 

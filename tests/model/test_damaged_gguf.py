@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.damaged_files import refusal
 from tests.support.gguf import save_gguf
 from tests.support.models import random_model, tiny_shape

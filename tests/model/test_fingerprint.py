@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model.fingerprint import fingerprint
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from rnn_engine.loading.model import open_model
-from rnn_engine.model.fla_names import blinkdl_name, fla_name, is_transposed
-from rnn_engine.versions.v7.shape import AdapterRanks
+from rnn_engine.loading.runner import open_model
+from rnn_engine.model.huggingface import blinkdl_name, fla_name, is_transposed
+from rnn_engine.versions.v7.layout import AdapterRanks
 from tests.support.models import random_model, save_safetensors, tiny_shape
 
 

@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.damaged_files import refusal
 from tests.support.ggmf import ggmf_tensors, save_ggmf, write_ggmf
 from tests.support.gguf import encode

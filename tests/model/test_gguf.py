@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rnn_engine.errors import ModelError
 from rnn_engine.forward.weight_choice import WeightChoice, describe_blocks, stored_format
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model import ModelFile
 from rnn_engine.types import TokenRun, run_step
 from tests.support.gguf import encode, llama_cpp_tensors, metadata, save_gguf, write_gguf

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.inspection import inspect_model
-from rnn_engine.loading.model import open_model
-from rnn_engine.versions.shared.shape import HeadsShape
+from rnn_engine.loading.memory import inspect_model
+from rnn_engine.loading.runner import open_model
+from rnn_engine.versions.shared.layout import HeadsShape
 from tests.support.hf import Library, hf_config, hf_tensors, save_folder, save_hf
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rnn_engine.model import known_fingerprints
-from rnn_engine.model.known_fingerprints import recall
+from rnn_engine.files import cache_folder
+from rnn_engine.model import fingerprint as known_fingerprints
+from rnn_engine.model.fingerprint import recall
 from rnn_engine.tensor_files.binary_file import BinaryFile
-from rnn_engine.user_cache import cache_folder
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache's, and every file counts as large and as unchanged for long."""
-    monkeypatch.setattr("rnn_engine.user_cache.sys.platform", "linux")
+    monkeypatch.setattr("rnn_engine.files.sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(known_fingerprints, "RECORDED_BYTES", 0)
     monkeypatch.setattr(known_fingerprints, "_SETTLED_NANOSECONDS", -(10**18))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from rnn_engine.errors import InvalidRequestError, ModelError
-from rnn_engine.loading.model import open_merged, open_model
+from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
 from tests.support.loras import draw, draw_pair, save, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.types import ModelShape
 from tests.support.models import Convention, TensorModel, random_model, save_safetensors
 from tests.support.older_models import OLDER_SHAPES, tiny_v5, tiny_v6

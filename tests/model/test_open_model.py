@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.model import ModelFile
-from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 from tests.support.models import FileDtype, TensorModel, random_model, save_safetensors, tiny_shape
 from tests.support.pth import save_pth
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support import pth
 from tests.support.models import random_model, tiny_shape
 

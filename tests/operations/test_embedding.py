@@ -17,9 +17,16 @@ from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.operations.cost import Cost
-from rnn_engine.operations.embedding import embed, find_centre, run_states
-from rnn_engine.operations.state_vector import MAX_DIMENSIONS, EmbeddingSettings, finish_vector, part_vector
+from rnn_engine.operations.embedding import (
+    MAX_DIMENSIONS,
+    EmbeddingSettings,
+    embed,
+    find_centre,
+    finish_vector,
+    part_vector,
+    run_states,
+)
+from rnn_engine.operations.parallel import Cost
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, InitialState
 from tests.support import fake_engine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template import ChatMessage, Conversation, Role, WorldTemplate
 from rnn_engine.demo import model_path
-from rnn_engine.operations.positions import token_positions
+from rnn_engine.operations.chat_prompt import token_positions
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fake_engine import FakeEngine
 

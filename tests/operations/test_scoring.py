@@ -16,7 +16,7 @@ from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
 from rnn_engine.errors import InvalidRequestError, StepError
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.operations.cost import Cost
+from rnn_engine.operations.parallel import Cost
 from rnn_engine.operations.scoring import MOST_ROUNDING, ChoiceScore, probabilities, score_choices, total_cost
 from rnn_engine.requests import GenerateRequest, PromptScored
 from rnn_engine.types import InitialState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rnn_engine.operations.state_difference import state_difference
+from rnn_engine.operations.naming import state_difference
 from rnn_engine.types import F32
 from tests.support.models import tiny_shape
 

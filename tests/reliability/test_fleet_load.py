@@ -8,8 +8,8 @@ import pytest
 from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import OverloadedError, RnnEngineError, UnavailableError
-from server.app import make_app
-from server.settings import ServerSettings
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tools.fleet_kills.load import Load, Lost, Question, Tally
 

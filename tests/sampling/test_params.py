@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from rnn_engine.cli.generate import command
+from rnn_engine.cli.generate import generate_command as command
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.sampling import SamplingParams
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
-from rnn_engine.sampling.params import PARAMETERS, Parameter
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
+from rnn_engine.sampling.params import PARAMETERS, Ai00Mirostat, Ai00Nucleus, Ai00Typical, Parameter
+from server.apis.openai.schemas import ChatRequest, CompletionRequest
 
 VOCAB_SIZE = 10
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.sampling import SamplingParams, SequenceSampler
-from rnn_engine.sampling.philox import philox, uniforms, uniforms_from
+from rnn_engine.sampling.sequence_sampler import philox, uniforms, uniforms_from
 from tests.support.logit_rows import Device, peaked
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rnn_engine.requests import GenerateRequest
 from rnn_engine.sampling import Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
-from rnn_engine.sampling.philox import uniforms_from
+from rnn_engine.sampling.sequence_sampler import uniforms_from
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.requests import Client
-from rnn_engine.scheduler.batching import TokenDemand, allocate_tokens
+from rnn_engine.scheduler.queue import TokenDemand, allocate_tokens
 
 demand_lists = st.lists(
     st.integers(1, 200).flatmap(lambda tokens: st.builds(TokenDemand, st.just(tokens), st.integers(1, tokens))),

@@ -16,7 +16,7 @@ from rnn_engine.scheduler import NO_DRAFTS, DraftSettings
 from rnn_engine.types import F32, Batch
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.models import tiny_shape

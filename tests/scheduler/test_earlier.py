@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rnn_engine.scheduler.earlier import EarlierText
+from rnn_engine.scheduler.draft_sources import EarlierText
 
 
 class Texts:

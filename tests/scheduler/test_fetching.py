@@ -10,7 +10,7 @@ import pytest
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started
 from rnn_engine.types import ModelShape
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.files.full import SavedState, read_full_state
 from tests.support.clients import Clients
 from tests.support.fake_runner import FakeRunner, random_logits

@@ -9,7 +9,7 @@ import pytest
 from rnn_engine.errors import StepError
 from rnn_engine.requests import Finished, Started, TextDelta, TokenInfo
 from rnn_engine.scheduler import Inbox
-from rnn_engine.scheduler.inbox import MAX_UNREAD
+from rnn_engine.scheduler.inboxes import MAX_UNREAD
 
 STARTED = Started(3, 0)
 FINISHED = Finished("stop", 2, seed=0)

@@ -15,7 +15,7 @@ from rnn_engine.sampling import Mask, TokenMask
 from rnn_engine.scheduler.drafts import DraftSettings
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, random_logits

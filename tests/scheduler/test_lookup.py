@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.scheduler.lookup import MIN_MATCH, Experience, Lookup
+from rnn_engine.scheduler.draft_sources import MIN_MATCH, Experience, Lookup
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 

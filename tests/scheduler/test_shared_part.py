@@ -13,7 +13,7 @@ import pytest
 from rnn_engine.scheduler.checkpoints import CheckpointPlan, PromptPrefix, SingleFlight, plan_checkpoints
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.tokens import pack
 from tests.support.toy_states import ROOT, ToyDevice, toy_logits, toy_shape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine.scheduler.step_costs import StepCosts
+from rnn_engine.scheduler.meter import StepCosts
 
 
 def noted(steps: list[tuple[int, float]]) -> StepCosts:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine.scheduler.batching import TokenDemand
 from rnn_engine.scheduler.member import DECODE
-from rnn_engine.scheduler.step_seconds import StepSeconds, StepTimes
+from rnn_engine.scheduler.meter import StepSeconds, StepTimes
+from rnn_engine.scheduler.queue import TokenDemand
 
 MOST = 8
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.requests import GenerateRequest, MixedState, SamplingParams, Started, StateMix
-from rnn_engine.scheduler import waypoints
-from rnn_engine.scheduler.waypoints import (
+from rnn_engine.scheduler import checkpoints as waypoints
+from rnn_engine.scheduler.checkpoints import (
     LEAST_CUT_STEPS,
     LEAST_LENGTH,
     LEAST_STEPS,
@@ -25,7 +25,7 @@ from rnn_engine.types import F32
 from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.clients import Clients, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, table_logits
 from tests.support.models import tiny_shape

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.limits import Limits
-from server.schemas.ai00.admin import WrittenFile
-from server.schemas.ai00.config import Ai00Config
-from server.settings import ServerSettings
+from server.apis.ai00.files import Ai00Config, WrittenFile
+from server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of, post
 

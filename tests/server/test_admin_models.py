@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.cli.served_models import NamedModel, load_models
+from rnn_engine.cli.serve import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.http.context import MODELS
-from server.schemas.ai00.admin import FileEntry, Token, WrittenFile
-from server.schemas.ai00.models import ModelFileEntry, ModelsInfo
-from server.schemas.models import ModelEntry
-from server.schemas.state_entry import StateEntry
-from server.settings import ServerSettings
+from server.apis.ai00.files import FileEntry, Token, WrittenFile
+from server.apis.ai00.models import ModelFileEntry, ModelsInfo
+from server.apis.common.states import StateEntry
+from server.apis.openai.models import ModelEntry
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
+from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post
 from tests.support.models import random_model, save_safetensors, tiny_shape
@@ -137,7 +135,7 @@ async def test_what_is_loaded_as_ai00_tells_it(client: Client, monkeypatch: pyte
     assert (reload["quant"], reload["quant_type"], reload["adapter"], reload["device"]) == (0, "None", "Auto", "cpu")
     assert info["model"]["version"] == "V7"
     assert set(info["model"]["custom"]["V7"]) == {"w", "a", "v", "g"}
-    monkeypatch.setattr("server.routes.ai00.models._STATE_SECONDS", 0)
+    monkeypatch.setattr("server.apis.ai00.models._STATE_SECONDS", 0)
     for path in ("/api/models/state", "/api/oai/models/state"):
         async with client.get(path) as response:
             assert response.content_type == "text/event-stream"
@@ -207,7 +205,7 @@ async def test_only_admins_load_and_only_from_a_folder(load: Load, folder: Path)
     keys = ApiKey.of("use", "user", Scope.MANAGE), ApiKey.of("admin", "admin")
     choice = EngineChoice(folder / "one.st", LoadSettings("cpu", "none"), 2)
     models = await load_models(choice, [NamedModel("one", folder / "one.st")], None, load)
-    app = make_app(models, ServerSettings(doors=DoorSettings(keys)))
+    app = make_app(models, ServerSettings(auth=AuthSettings(keys)))
     async with TestClient(TestServer(app)) as client:
         for key, status, words in (("use", 403, "needs 'admin'"), ("admin", 404, "--model-folder")):
             headers = {"Authorization": f"Bearer {key}"}
@@ -251,7 +249,7 @@ async def test_a_state_is_named_and_the_folder_listed(client: Client, folder: Pa
 
 
 async def test_a_key_is_exchanged_for_a_token(through: Through) -> None:
-    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
+    settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "app"),)))
     async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
         for body in ({"app_id": "other", "app_secret": "secret"}, {"app_id": "app", "app_secret": "wrong"}):
             response = await client.post("/api/auth/exchange", json=body)
@@ -265,7 +263,7 @@ async def test_a_key_is_exchanged_for_a_token(through: Through) -> None:
 
 
 async def test_an_admins_token_may_stand_in_the_query_of_admin_routes_alone(through: Through) -> None:
-    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "app"),)))
+    settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "app"),)))
     async with TestClient(TestServer(make_app(await through(FakeEngine()), settings))) as client:
         assert (await client.get("/admin/models/unload?admin_token=wrong")).status == 401
         assert (await client.get("/v1/models?admin_token=secret")).status == 401

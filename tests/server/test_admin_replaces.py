@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.cli.served_models import NamedModel, load_models
+from rnn_engine.cli.serve import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice, load_engine
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import LoadSettings, StateSettings
 from rnn_engine.model import LoraChoice
-from server.app import make_app
-from server.schemas.ai00.admin import WrittenFile
-from server.settings import ServerSettings
+from server.apis.ai00.files import WrittenFile
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.http import Body, Client, error_of, post
 from tests.support.loras import draw_pair, save_ai00
 from tests.support.models import random_model, save_safetensors, tiny_shape

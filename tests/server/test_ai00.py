@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from rnn_engine.embedder import load_embedder
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus
-from server.app import make_app
-from server.schemas.ai00.embeds import Embeds
-from server.schemas.ai00.generation import Ai00CompletionChunk
-from server.schemas.ai00.states import StateList
-from server.schemas.chat_answer import ChatCompletion
-from server.schemas.choices import Chooses
-from server.schemas.completions import Completion
-from server.schemas.embeddings import EmbeddingList
-from server.settings import ServerSettings
+from rnn_engine.operations.onnx_embedder import load_embedder
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus
+from server.apis.ai00.generation import Ai00CompletionChunk
+from server.apis.ai00.states import Embeds, StateList
+from server.apis.engine.choices import Chooses
+from server.apis.openai.embeddings import EmbeddingList
+from server.apis.openai.schemas import ChatCompletion, Completion
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from states.files.prefab import rows_from_state
 from tests.support.embedders import save_embedder
 from tests.support.fake_engine import FakeEngine, encode, state_after

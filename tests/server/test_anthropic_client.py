@@ -12,11 +12,10 @@ from anthropic.types import JSONOutputFormatParam, MessageParam, TextBlock, Tool
 
 from rnn_engine.errors import OverloadedError
 from rnn_engine.interface import EngineLike
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.schemas.anthropic.answer import AnthropicAnswer, AnthropicError
-from server.settings import ServerSettings
+from server.apis.anthropic.schemas import AnthropicAnswer, AnthropicError
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post
@@ -33,7 +32,7 @@ MOST: Any = {"model": "fake", "max_tokens": 200}
 
 
 async def client_of(engine: EngineLike) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    app = make_app(engine, ServerSettings(doors=DoorSettings((ApiKey.of(KEY),))))
+    app = make_app(engine, ServerSettings(auth=AuthSettings((ApiKey.of(KEY),))))
     async with (
         TestServer(app) as server,
         anthropic.AsyncAnthropic(base_url=str(server.make_url("")), api_key=KEY, max_retries=0) as client,

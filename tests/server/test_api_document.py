@@ -12,14 +12,11 @@ from openapi_spec_validator import validate
 from pydantic import Field
 
 from rnn_engine.errors import InvalidRequestError
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.openapi.bodies import describe_bodies
-from server.openapi.document import make_document, plain_path
-from server.routes import ALL_ROUTES
-from server.schemas.base import RequestBody, only
-from server.settings import ServerSettings
+from server.apis.common.schema import RequestBody, only
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import ApiKey, Scope
+from server.core.settings import AuthSettings, ServerSettings
+from server.openapi.document import describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -49,7 +46,7 @@ def test_operations_have_names_of_their_own() -> None:
 @pytest.mark.parametrize("asks_for_key", [False, True])
 async def test_it_is_served_to_anybody(serve: Serve, asks_for_key: bool) -> None:
     keys = (ApiKey.of("key", "ann", Scope.USE),) if asks_for_key else ()
-    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings(keys)))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys)))
     for path in ("/openapi.json", "/api-docs/openapi.json"):
         response = await client.get(path)
         assert response.content_type == "application/json"

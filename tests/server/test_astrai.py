@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.schemas.astrai import SchedulerStats
-from server.schemas.completions import Completion
-from server.settings import ServerSettings
+from server.apis.astrai import SchedulerStats
+from server.apis.openai.schemas import Completion
+from server.auth.keys import ApiKey, Scope
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, check_shape, post
 
@@ -54,7 +52,7 @@ async def test_running_requests_are_counted(serve: Serve) -> None:
 
 async def test_the_last_ones_are_kept_and_each_key_sees_its_own(serve: Serve) -> None:
     keys = (ApiKey.of("a", "ann", Scope.USE), ApiKey.of("b", "bob", Scope.USE), ApiKey.of("op", "op", Scope.ADMIN))
-    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings(keys)))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys)))
     for key in ("a", "b"):
         body = {"prompt": "x", "max_tokens": 1, "n": 100}
         response = await client.post("/v1/completions", json=body, headers={"X-Api-Key": key})

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from server.http.context import BUDGET
+from server.core.bodies import BUDGET
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 from tools.attack_requests.attacks import ATTACKS, Attack

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
-from server.schemas.base import RequestBody
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.common.schema import RequestBody
+from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.openai.schemas import ChatRequest, CompletionRequest
 
 KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from server.schemas.cache import Cache, CacheDropped
-from server.schemas.models import Health
+from server.apis.engine.cache import Cache, CacheDropped
+from server.apis.openai.models import Health
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.routes import ALL_ROUTES
-from server.schemas.state_ref import CacheBody
-from server.settings import ServerSettings
+from server.apis.common.states import CacheBody
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
 from tests.server.test_ownership import STARTING
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
@@ -55,7 +53,7 @@ async def texts(client: Client, key: str) -> str:
 @pytest.mark.parametrize("share_cache", [False, True])
 async def test_a_guessed_prompt_of_another_client(load: Load, share_cache: bool) -> None:
     engine = await load(demo_choice(2))
-    settings = ServerSettings(doors=DoorSettings(KEYS, share_cache=share_cache))
+    settings = ServerSettings(auth=AuthSettings(KEYS, share_cache=share_cache))
     async with TestClient(TestServer(make_app(engine, settings))) as client:
         assert not await cached(client, "ann")
         assert await cached(client, "ann")
@@ -77,7 +75,7 @@ async def test_a_guessed_prompt_of_another_client(load: Load, share_cache: bool)
 @pytest.mark.parametrize(("path", "body"), [*SALTED, ("/v1/states/mine/advance", {"input": "x"})])
 async def test_every_route_keeps_to_the_scope_of_its_key(serve: Serve, path: str, body: Body) -> None:
     engine = FakeEngine()
-    client = await serve(engine, ServerSettings(doors=DoorSettings(KEYS)))
+    client = await serve(engine, ServerSettings(auth=AuthSettings(KEYS)))
     if path.endswith("advance"):
         await ask(client, "ann", "/v1/states", {"name": "mine", "prompt": "a"})
     await ask(client, "ann", path, body)

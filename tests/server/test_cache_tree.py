@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.schemas.cache import CachePosition, CachePositionDropped, CacheTreeList
-from server.settings import ServerSettings
+from server.apis.engine.cache import CachePosition, CachePositionDropped, CacheTreeList
+from server.auth.keys import ApiKey, Scope
+from server.core.settings import AuthSettings, ServerSettings
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
@@ -76,7 +74,7 @@ async def test_a_server_that_keeps_nothing(serve: Serve) -> None:
 
 async def test_texts_are_for_admins_alone(serve: Serve) -> None:
     keys = tuple(ApiKey.of(f"{scope.value}-key", scope.value, scope) for scope in Scope)
-    client = await serve(FakeEngine(cache=filled()), ServerSettings(doors=DoorSettings(keys)))
+    client = await serve(FakeEngine(cache=filled()), ServerSettings(auth=AuthSettings(keys)))
     for scope in Scope:
         response = await client.get(TREE, headers={"X-Api-Key": f"{scope.value}-key"})
         assert response.status == (200 if scope is Scope.ADMIN else 403)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from server.http.routing import Route
+from server.apis.common.schema import RequestBody
+from server.apis.routes import ALL_ROUTES
+from server.core.routing import Route
+from server.core.settings import ServerSettings
 from server.openapi.document import plain_path
-from server.routes import ALL_ROUTES
-from server.schemas.base import RequestBody
-from server.settings import ServerSettings
 from tests.support.demo_server import demo_server
 from tools.compatibility.document import DOCUMENT, document
 from tools.compatibility.systems import SYSTEMS

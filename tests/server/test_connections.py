@@ -14,8 +14,8 @@ import pytest
 
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
-from server.connections.descriptors import fit_descriptors, raise_descriptor_limit
-from server.connections.settings import ConnectionSettings
+from server.connections.acceptor import fit_descriptors, raise_descriptor_limit
+from server.core.settings import ConnectionSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.fake_runner import FakeRunner, scripted_logits

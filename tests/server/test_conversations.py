@@ -12,15 +12,12 @@ from aiohttp.test_utils import TestServer
 from openai.types.responses import ResponseInputItemParam
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.limits import Limits
-from server.schemas.responses.answer import ResponseItemList
-from server.schemas.responses.conversations import KeptConversation
-from server.schemas.responses.items import KeptItem
-from server.settings import ServerSettings
-from server.state.conversations import ConversationStore
+from server.apis.openai.kept import ConversationStore
+from server.apis.openai.response_items import KeptConversation, KeptItem
+from server.apis.openai.response_schemas import ResponseItemList
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, Through, check_shape, error_of, post
 
@@ -37,7 +34,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(await through(engine), ServerSettings(doors=DoorSettings(KEYS)))
+    app = make_app(await through(engine), ServerSettings(auth=AuthSettings(KEYS)))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key="ann's key", max_retries=0) as client,

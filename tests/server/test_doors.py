@@ -10,13 +10,10 @@ import pytest
 from aiohttp import ClientResponse, web
 
 from rnn_engine.errors import InvalidRequestError
-from server.app import run
-from server.doors.addresses import check_listener, is_local
-from server.doors.hosts import AllowedHosts
-from server.doors.keys import ApiKey
-from server.doors.origins import Origins, check_origin
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.admission import AllowedHosts, Origins, check_listener, check_origin, is_local
+from server.auth.keys import ApiKey
+from server.core.app import run
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Client, Serve, error_of
 
@@ -24,7 +21,7 @@ PAGE = "https://chat.example"
 OTHER = "http://evil.example"
 KEYS = (ApiKey.of("k"),)
 TEXT = {"prompt": "My card number is 1234"}
-LISTED = ServerSettings(doors=DoorSettings(cors_origins=(PAGE,)))
+LISTED = ServerSettings(auth=AuthSettings(cors_origins=(PAGE,)))
 
 
 async def ask(client: Client, headers: dict[str, str], path: str = "/v1/completions") -> ClientResponse:
@@ -61,27 +58,27 @@ class TestMachines:
             run(load, ServerSettings(host=host, port=0), lambda *_: None)
 
     @pytest.mark.parametrize(
-        ("host", "doors", "warns"),
+        ("host", "auth", "warns"),
         [
-            ("0.0.0.0", DoorSettings(open=True), True),
-            ("0.0.0.0", DoorSettings(KEYS), False),
-            ("127.0.0.1", DoorSettings(open=True), False),
-            ("127.0.0.1", DoorSettings(), False),
+            ("0.0.0.0", AuthSettings(open=True), True),
+            ("0.0.0.0", AuthSettings(KEYS), False),
+            ("127.0.0.1", AuthSettings(open=True), False),
+            ("127.0.0.1", AuthSettings(), False),
         ],
     )
     def test_a_server_that_is_open_to_all_says_so(
-        self, caplog: pytest.LogCaptureFixture, host: str, doors: DoorSettings, warns: bool
+        self, caplog: pytest.LogCaptureFixture, host: str, auth: AuthSettings, warns: bool
     ) -> None:
         with socket.create_server((host, 0)) as listener, caplog.at_level(logging.WARNING):
-            check_listener(listener, doors)
+            check_listener(listener, auth)
         assert ("whoever reaches 0.0.0.0 may use the server" in caplog.text) is warns
 
     @pytest.mark.parametrize(
         ("settings", "status"),
         [
             (ServerSettings(), 403),
-            (ServerSettings(doors=DoorSettings(open=True)), 200),
-            (ServerSettings(doors=DoorSettings(KEYS)), 200),
+            (ServerSettings(auth=AuthSettings(open=True)), 200),
+            (ServerSettings(auth=AuthSettings(KEYS)), 200),
         ],
     )
     async def test_a_connection_from_another_machine(
@@ -131,14 +128,14 @@ class TestHosts:
         assert engine.requests == []
 
     async def test_a_listed_name(self, serve: Serve) -> None:
-        settings = ServerSettings(doors=DoorSettings(allowed_hosts=("engine.lan",)))
+        settings = ServerSettings(auth=AuthSettings(allowed_hosts=("engine.lan",)))
         client = await serve(FakeEngine(), settings)
         assert (await client.get("/v1/models", headers={"Host": "engine.lan:8000"})).status == 200
 
     async def test_with_a_key_names_are_checked_where_they_are_listed(self, serve: Serve) -> None:
         headers = {"Host": "engine.lan", "Authorization": "Bearer k"}
-        for doors, status in ((DoorSettings(KEYS), 200), (DoorSettings(KEYS, allowed_hosts=("other.lan",)), 403)):
-            client = await serve(FakeEngine(), ServerSettings(doors=doors))
+        for auth, status in ((AuthSettings(KEYS), 200), (AuthSettings(KEYS, allowed_hosts=("other.lan",)), 403)):
+            client = await serve(FakeEngine(), ServerSettings(auth=auth))
             assert (await client.get("/v1/models", headers=headers)).status == status
 
 
@@ -242,9 +239,9 @@ class TestPages:
         assert (allow["Access-Control-Allow-Origin"], "Access-Control-Allow-Credentials" in allow) == ("*", False)
 
     def test_every_origin_needs_a_key(self) -> None:
-        assert DoorSettings(KEYS, cors_origins=("*",)).cors_origins == ("*",)
+        assert AuthSettings(KEYS, cors_origins=("*",)).cors_origins == ("*",)
         with pytest.raises(InvalidRequestError, match="without an API key any page on the web could call"):
-            DoorSettings(cors_origins=("*",))
+            AuthSettings(cors_origins=("*",))
 
     @pytest.mark.parametrize("text", ["https://Chat.example:8080/", "app://obsidian.md", "null", "*"])
     def test_what_is_an_origin(self, text: str) -> None:

@@ -13,13 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.errors import OverloadedError
-from rnn_engine.operations.embedding import embed
-from rnn_engine.operations.state_vector import EmbeddingSettings
-from server.limits import Limits
-from server.schemas.ai00.states import StateList
-from server.schemas.embeddings import EmbeddingList
-from server.schemas.llama_server.embedding import LlamaEmbedding
-from server.settings import ServerSettings
+from rnn_engine.operations.embedding import EmbeddingSettings, embed
+from server.apis.ai00.states import StateList
+from server.apis.llama_server.rerank import LlamaEmbedding
+from server.apis.openai.embeddings import EmbeddingList
+from server.core.settings import Limits, ServerSettings
 from states.files.prefab import state_from_rows
 from tests.support.fake_engine import FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, engine_in, error_of, post

@@ -7,15 +7,12 @@ import asyncio
 import pytest
 
 from rnn_engine.telemetry import SlotUse
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.http.context import LIFECYCLE
-from server.limits import Limits
-from server.schemas.engine_status import EngineStatus, ServerStatus
-from server.settings import ServerSettings
+from server.apis.engine.status import EngineStatus, ServerStatus
+from server.auth.keys import ApiKey, Scope
+from server.core.routing import LIFECYCLE
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, error_of, parse_event
 from tests.support.toy_states import ToyDevice, keep, toy_shape
@@ -26,7 +23,7 @@ HELD = (
     SlotUse(2, 9, "", True, prompt_tokens=3, cached_tokens=0, run_tokens=5, generated_tokens=3, max_tokens=9),
 )
 SCOPES = {"ann": Scope.USE, "op": Scope.ADMIN}
-KEYS = DoorSettings(tuple(ApiKey.of(f"{name}-key", name, scope) for name, scope in SCOPES.items()))
+KEYS = AuthSettings(tuple(ApiKey.of(f"{name}-key", name, scope) for name, scope in SCOPES.items()))
 
 
 async def get(client: Client, **headers: str) -> Body:
@@ -61,7 +58,7 @@ async def test_what_is_in_the_slots_and_in_memory(serve: Serve) -> None:
 
 
 async def test_owners_are_told_to_themselves_and_to_admins(serve: Serve) -> None:
-    client = await serve(FakeEngine(slots_held=HELD), ServerSettings(doors=KEYS))
+    client = await serve(FakeEngine(slots_held=HELD), ServerSettings(auth=KEYS))
 
     async def owners(name: str) -> list[str | None]:
         [engine] = (await get(client, Authorization=f"Bearer {name}-key"))["engines"]

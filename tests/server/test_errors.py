@@ -11,9 +11,8 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError, StateError, TokenizerError
 from rnn_engine.requests import GenerateRequest
-from server.http.errors import describe
-from server.limits import Limits
-from server.settings import ServerSettings
+from server.core.errors import describe
+from server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of, parse_event
 

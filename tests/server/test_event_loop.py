@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.http.bodies import to_json
-from server.http.memory import parsed_bytes
-from server.http.routing import Route
-from server.openapi.examples import EXAMPLES
-from server.routes import ALL_ROUTES
-from server.settings import ServerSettings
+from server.apis.routes import ALL_ROUTES
+from server.core.bodies import parsed_bytes, to_json
+from server.core.routing import Route
+from server.core.settings import ServerSettings
+from server.openapi.document import EXAMPLES
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve
 from tests.support.loop_guard import LoopGuard
@@ -118,4 +117,4 @@ async def test_the_guard_sees_what_the_loop_does() -> None:
         parsed_bytes(LONG.encode())
         for number in range(200):
             to_json(number)
-    assert set(guard.offences) >= {"bodies.py:to_json returned", "memory.py:<genexpr> count", "bodies.py:to_json"}
+    assert set(guard.offences) >= {"bodies.py:to_json returned", "bodies.py:<genexpr> count", "bodies.py:to_json"}

@@ -13,12 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from rnn_engine.engine import Engine
 from rnn_engine.loading.parts import assemble
 from rnn_engine.types import Batch
-from server.app import make_app
-from server.doors.addresses import network_of
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.http.context import LIFECYCLE
-from server.settings import ServerSettings
+from server.auth.admission import network_of
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.routing import LIFECYCLE
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.byte_tokenizer import ByteTokenizer
 from tests.support.fake_runner import FakeRunner, random_logits
 from tests.support.http import Body, Client, Through
@@ -69,7 +68,7 @@ async def shared(through: Through) -> AsyncIterator[Shared]:
 
     runner = FakeRunner(random_logits(TOKENIZER.size), num_slots=2, on_step=wait)
     engine = Engine(assemble(runner, TOKENIZER, model="fake", device="none", weights="f32"), max_queued=6)
-    settings = ServerSettings(doors=DoorSettings(KEYS))
+    settings = ServerSettings(auth=AuthSettings(KEYS))
     async with TestClient(TestServer(make_app(await through(engine, max_queued=6), settings))) as client:
         yield Shared(client, go)
         go.set()

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from aiohttp import hdrs, web
 
-from server.http.context import MODELS
-from server.http.routing import EVENTS, Route
-from server.routes import ALL_ROUTES
+from server.apis.routes import ALL_ROUTES
+from server.core.routing import EVENTS, Route
+from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -56,7 +56,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(request.path)
         return web.Response()
 
-    monkeypatch.setattr("server.app.ALL_ROUTES", tuple(replace(route, handler=note) for route in ALL_ROUTES))
+    monkeypatch.setattr("server.core.app.ALL_ROUTES", tuple(replace(route, handler=note) for route in ALL_ROUTES))
     return found
 
 

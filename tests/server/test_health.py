@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from rnn_engine.health import Health as EngineHealth
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.http.context import LIFECYCLE
-from server.schemas.models import Health, Readiness
-from server.settings import ServerSettings
+from rnn_engine.telemetry import Health as EngineHealth
+from server.apis.openai.models import Health, Readiness
+from server.auth.keys import ApiKey
+from server.core.routing import LIFECYCLE
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, check_shape, error_of
 
@@ -59,7 +58,7 @@ async def test_a_server_that_stops_is_live_but_not_ready(serve: Serve) -> None:
 
 
 async def test_health_needs_no_key(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings((ApiKey.of("secret"),))))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings((ApiKey.of("secret"),))))
     assert [(await client.get(path)).status for path in PATHS] == [200, 200, 200]
     assert [(await client.head(path)).status for path in PATHS] == [200, 200, 200]
 

@@ -7,10 +7,9 @@ import re
 
 from jsonschema import Draft202012Validator
 
-from server.openapi.document import make_document
-from server.openapi.examples import EXAMPLES
-from server.routes import ALL_ROUTES
-from server.schemas.base import RequestBody
+from server.apis.common.schema import RequestBody
+from server.apis.routes import ALL_ROUTES
+from server.openapi.document import EXAMPLES, make_document
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 from tools.http_api.document import BEGIN, DOCUMENT, renew
@@ -33,7 +32,7 @@ def test_every_route_and_field_is_in_the_reference() -> None:
 def test_every_body_has_an_example_that_fits() -> None:
     document = make_document(ALL_ROUTES, asks_for_key=False)
     kinds = {route.request for route in ALL_ROUTES if route.request is not None}
-    assert sorted(EXAMPLES) == sorted(kind.__name__ for kind in kinds), "see server/openapi/examples.py"
+    assert sorted(EXAMPLES) == sorted(kind.__name__ for kind in kinds), "see server/openapi/document.py"
     for kind in kinds:
         example = EXAMPLES[kind.__name__]
         schema = document["components"]["schemas"][kind.__name__]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from server.doors.keys import ApiKey, KeyRing, read_keys
-from server.doors.rates import Rate
-from server.doors.scopes import Principal, Scope
-from server.doors.settings import DoorSettings
-from server.http.routing import Route
-from server.routes import ALL_ROUTES, conversations, ollama_library
-from server.settings import ServerSettings
+from server.apis.ollama import routes as ollama_library
+from server.apis.openai import conversations
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import ApiKey, KeyRing, Principal, Scope, read_keys
+from server.auth.rates import Rate
+from server.core.routing import Route
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, error_of
 
@@ -26,7 +26,7 @@ KEYS = (
     ApiKey.of("ann-key", "ann", Scope.MANAGE),
     ApiKey.of("bob-key", "bob", Scope.USE),
 )
-SETTINGS = ServerSettings(doors=DoorSettings(KEYS))
+SETTINGS = ServerSettings(auth=AuthSettings(KEYS))
 PATHS = [(route, path) for route in ALL_ROUTES for path in route.paths]
 HASH = hashlib.sha256(b"ann-key").hexdigest()
 
@@ -77,8 +77,8 @@ class TestSending:
         writer.close()
 
     async def test_preflight_needs_none(self, serve: Serve) -> None:
-        doors = DoorSettings(KEYS, cors_origins=("http://a.example",))
-        client = await serve(FakeEngine(), ServerSettings(doors=doors))
+        auth = AuthSettings(KEYS, cors_origins=("http://a.example",))
+        client = await serve(FakeEngine(), ServerSettings(auth=auth))
         asked = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
         assert (await client.options("/v1/completions", headers=asked)).status == 200
 
@@ -130,7 +130,7 @@ class TestRoutes:
             "/count_tokens",
             "/api/chat",
             "/api/show",
-            *(route.path for route in ollama_library.ROUTES),  # all refused
+            *(route.path for route in ollama_library.LIBRARY_ROUTES),  # all refused
             "/v1/responses",
             "/v1/responses/{id}",  # those of the key itself
             *(route.path for route in conversations.ROUTES),
@@ -216,7 +216,7 @@ class TestFiles:
     )
     def test_keys_that_are_there_twice(self, keys: tuple[ApiKey, ...], message: str) -> None:
         with pytest.raises(InvalidRequestError, match=message):
-            DoorSettings(keys)
+            AuthSettings(keys)
 
 
 async def test_the_log_names_the_key(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from server.connections.settings import ConnectionSettings
-from server.limits import BOUNDS, Limits
-from server.schemas.base import RequestBody
-from server.schemas.chat import ChatRequest
-from server.schemas.choices import ChoicesRequest
-from server.schemas.completions import CompletionRequest
-from server.schemas.embeddings import EmbeddingsRequest
-from server.schemas.props import Props
-from server.schemas.states import AdvanceStateRequest, CreateStateRequest, ForkStateRequest
-from server.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from server.settings import ServerSettings
+from server.apis.common.schema import RequestBody
+from server.apis.engine.choices import ChoicesRequest
+from server.apis.engine.states import AdvanceStateRequest, CreateStateRequest, ForkStateRequest
+from server.apis.engine.status import Props
+from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
+from server.apis.openai.embeddings import EmbeddingsRequest
+from server.apis.openai.schemas import ChatRequest, CompletionRequest
+from server.core.settings import BOUNDS, ConnectionSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, check_shape, error_of
 from tools.http_api.document import DOCUMENT

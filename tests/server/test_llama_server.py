@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.model import LoraChoice
-from server.schemas.llama_server.rerank import Reranked
-from server.schemas.llama_server.slots import AppliedTemplate, LoraAdapter, SlotAction, SlotEntry
-from server.schemas.props import Props
-from server.schemas.tokens import Text, TokenizerInfo, Tokens
-from server.state.slots import PromptTable
+from server.apis.engine.status import Props
+from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
+from server.apis.llama_server.rerank import Reranked
+from server.apis.llama_server.slots import AppliedTemplate, LoraAdapter, SlotAction, SlotEntry
+from server.core.kept import PromptTable
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post
 

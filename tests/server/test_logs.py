@@ -11,11 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from rnn_engine.telemetry import Outcome, RequestReport, Timing
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
-from server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter, request_logged_as
-from server.telemetry.record import RequestRecord, timing_headers
+from server.auth.keys import ApiKey
+from server.core.settings import AuthSettings, ServerSettings
+from server.telemetry.logs import LogSettings, RequestIdFilter, make_formatter
+from server.telemetry.records import RequestRecord, request_logged_as, timing_headers
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
 
@@ -37,7 +36,7 @@ class Lines(logging.Handler):
 
     @property
     def requests(self) -> list[dict[str, object]]:
-        return [line for line in self.all if line["logger"] == "server.telemetry.logs"]
+        return [line for line in self.all if line["logger"] == "server.telemetry.records"]
 
 
 @pytest.fixture
@@ -82,8 +81,8 @@ def test_text_has_the_request_at_its_end() -> None:
 
 
 async def test_one_line_tells_of_a_request_and_nothing_of_its_text_or_key(serve: Serve, lines: Lines) -> None:
-    doors = DoorSettings(keys=(ApiKey.of("the-key", "ann"),))
-    client = await serve(FakeEngine(cached_tokens=3), ServerSettings(doors=doors))
+    auth = AuthSettings(keys=(ApiKey.of("the-key", "ann"),))
+    client = await serve(FakeEngine(cached_tokens=3), ServerSettings(auth=auth))
     response = await client.post("/v1/completions", json=TEXT, headers={"Authorization": "Bearer the-key"})
     assert response.status == 200
     [line] = lines.requests

@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.http.context import BUDGET
-from server.http.memory import FREE_BYTES, MemoryBudget
-from server.http.routing import Route
-from server.limits import Limits
-from server.routes import ALL_ROUTES
-from server.settings import ServerSettings
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import ApiKey
+from server.core.bodies import BUDGET, FREE_BYTES, MemoryBudget
+from server.core.routing import Route
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
 
@@ -136,7 +133,7 @@ async def test_a_body_that_says_its_size_is_refused_before_it_is_sent(
     "route", [each for each in ALL_ROUTES if each.always and each.request], ids=lambda each: each.path
 )
 async def test_a_route_that_is_open_to_all_takes_a_small_body(serve: Serve, route: Route) -> None:
-    settings = ServerSettings(doors=DoorSettings((ApiKey.of("ann's key", "ann"),)))
+    settings = ServerSettings(auth=AuthSettings((ApiKey.of("ann's key", "ann"),)))
     client = await serve(FakeEngine(), settings)
     for path in route.paths:
         for data in (b" " * 4097, pieces_of(b" " * 4096, b" ")):

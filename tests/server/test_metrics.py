@@ -13,13 +13,10 @@ from aiohttp import ClientError
 from prometheus_client.parser import text_string_to_metric_families
 
 from rnn_engine.errors import OverloadedError
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.limits import Limits
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey, Scope
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode
 from tests.support.http import AT_ONCE, Client, Serve
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
@@ -170,7 +167,7 @@ async def test_a_client_that_leaves(serve: Serve) -> None:
 async def test_a_request_that_the_server_ends_for_it_took_too_long(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr("server.middleware.deadlines._SPARE_SECONDS", 0.2)
+    monkeypatch.setattr("server.core.routing._SPARE_SECONDS", 0.2)
     client = await serve(FakeEngine(hold=2), ServerSettings(limits=Limits(max_request_seconds=0)))
     with suppress(ClientError):
         await complete(client, stream=stream)
@@ -220,7 +217,7 @@ async def test_free_bytes_of_the_folders_that_are_written_to(serve: Serve, tmp_p
 
 async def test_any_key_may_read_them_and_nobody_without_one(serve: Serve) -> None:
     keys = (ApiKey.of("watcher's", "watcher", Scope.USE),)
-    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings(keys=keys)))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings(keys=keys)))
     assert (await client.get("/metrics")).status == 401
     assert (await client.get("/metrics", headers={"Authorization": "Bearer watcher's"})).status == 200
 

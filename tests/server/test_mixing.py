@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.limits import Limits
-from server.schemas.chat_answer import ChatCompletion
-from server.schemas.completions import Completion
-from server.schemas.states import CreatedState
-from server.settings import ServerSettings
+from server.apis.engine.states import CreatedState
+from server.apis.openai.schemas import ChatCompletion, Completion
+from server.core.settings import Limits, ServerSettings
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Client, Serve, error_of, post, post_stream
 

@@ -11,12 +11,10 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.operations.embedding import embed
-from rnn_engine.operations.state_vector import EmbeddingSettings
-from server.app import make_app
-from server.schemas.ollama.answer import OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
-from server.schemas.ollama.embedding import Embedded
-from server.settings import ServerSettings
+from rnn_engine.operations.embedding import EmbeddingSettings, embed
+from server.apis.ollama.schemas import Embedded, OllamaChat, OllamaError, OllamaModelFacts, OllamaModels, OllamaText
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, post

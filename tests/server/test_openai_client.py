@@ -10,10 +10,9 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from rnn_engine.errors import OverloadedError
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Through
 
@@ -27,7 +26,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 async def client(through: Through, engine: FakeEngine) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(await through(engine), ServerSettings(doors=DoorSettings((ApiKey.of(KEY),))))
+    app = make_app(await through(engine), ServerSettings(auth=AuthSettings((ApiKey.of(KEY),))))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=KEY, max_retries=0) as client,

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from server import routes
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.http.routing import Route
-from server.routes import ALL_ROUTES
-from server.settings import ServerSettings
+from server.apis import routes
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import ApiKey, Scope
+from server.core.routing import Route
+from server.core.settings import AuthSettings, ServerSettings
 from states.files.reading import LoadedState
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import Retention
@@ -24,7 +22,7 @@ from tests.support.named_states import make_registry, some_state
 
 SHAPE = tiny_shape(vocab=VOCAB_SIZE)
 SCOPES = {"ann": Scope.MANAGE, "bob": Scope.MANAGE, "eve": Scope.USE, "op": Scope.ADMIN}
-SETTINGS = ServerSettings(doors=DoorSettings(tuple(ApiKey.of(f"{name}-key", name, SCOPES[name]) for name in SCOPES)))
+SETTINGS = ServerSettings(auth=AuthSettings(tuple(ApiKey.of(f"{name}-key", name, SCOPES[name]) for name in SCOPES)))
 HI: Body = {"messages": [{"role": "user", "content": "Hi"}]}
 SECRET = "diary"
 NAMED = [route for route in ALL_ROUTES if "{name}" in route.path]

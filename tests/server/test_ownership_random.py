@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError
-from server.doors.scopes import Principal, Scope
-from server.doors.states import OwnStates
+from server.auth.engine import OwnStates
+from server.auth.keys import Principal, Scope
 from states.named.entry import NamedState, Retention
 from states.named.registry import StateRegistry
 from states.named.store import LocalStateStore

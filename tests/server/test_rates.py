@@ -9,11 +9,10 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError, RateLimitError
 from rnn_engine.requests import Event, Finished, GenerateRequest, Started, TextDelta, TokenInfo
-from server.doors.keys import ApiKey
-from server.doors.rates import Quotas, Rate, Spending, parse_rate
-from server.doors.settings import DoorSettings
-from server.http.context import QUOTAS
-from server.settings import ServerSettings
+from server.auth.engine import RATE_LIMITER
+from server.auth.keys import ApiKey
+from server.auth.rates import Rate, RateLimiter, Spending, parse_rate
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
 
@@ -30,11 +29,11 @@ class Clock:
         return self.now
 
 
-def spend(quotas: Quotas, rate: Rate, client: str = "a") -> Spending:
+def spend(quotas: RateLimiter, rate: Rate, client: str = "a") -> Spending:
     return Spending(quotas, client, rate)
 
 
-def begin(quotas: Quotas, rate: Rate, count: int, client: str = "a") -> int:
+def begin(quotas: RateLimiter, rate: Rate, count: int, client: str = "a") -> int:
     """How many of `count` requests are taken."""
     for number in range(count):
         try:
@@ -58,7 +57,7 @@ async def follow(spending: Spending, prompt: int, most: int, tokens: int, *, has
 
 
 def test_quota_of_requests_is_refilled_all_the_time() -> None:
-    quotas, rate = Quotas(clock=(clock := Clock())), Rate(requests=6)
+    quotas, rate = RateLimiter(clock=(clock := Clock())), Rate(requests=6)
     assert begin(quotas, rate, 10) == 6
     with pytest.raises(RateLimitError, match="'a' may use 6 requests a minute and has 0 left") as refusal:
         spend(quotas, rate).begin()
@@ -71,7 +70,7 @@ def test_quota_of_requests_is_refilled_all_the_time() -> None:
 
 
 def test_request_is_counted_once_however_often_it_asks_the_engine() -> None:
-    quotas, rate = Quotas(clock=Clock()), Rate(requests=2)
+    quotas, rate = RateLimiter(clock=Clock()), Rate(requests=2)
     spending = spend(quotas, rate)
     for _ in range(5):
         spending.begin()
@@ -79,7 +78,7 @@ def test_request_is_counted_once_however_often_it_asks_the_engine() -> None:
 
 
 async def test_tokens_are_taken_at_the_start_and_those_not_used_given_back() -> None:
-    quotas, rate = Quotas(clock=Clock()), Rate(tokens=100)
+    quotas, rate = RateLimiter(clock=Clock()), Rate(tokens=100)
     spending = spend(quotas, rate)
     events = spending.follow(GenerateRequest([1] * 10, max_tokens=50), answer(10, 5), has_begun=False)
     await anext(events)
@@ -95,7 +94,7 @@ async def test_tokens_are_taken_at_the_start_and_those_not_used_given_back() -> 
 
 
 async def test_reader_that_leaves_pays_for_what_was_run() -> None:
-    quotas, rate = Quotas(clock=Clock()), Rate(tokens=100)
+    quotas, rate = RateLimiter(clock=Clock()), Rate(tokens=100)
     spending = spend(quotas, rate)
     events = spending.follow(GenerateRequest([1] * 10, max_tokens=50), answer(10, 5, ends=False), has_begun=False)
     await anext(events)
@@ -111,7 +110,7 @@ async def test_request_that_the_engine_refuses_costs_no_tokens() -> None:
                 raise OverloadedError("full", 1.0)
             yield event
 
-    quotas, rate = Quotas(clock=Clock()), Rate(tokens=100)
+    quotas, rate = RateLimiter(clock=Clock()), Rate(tokens=100)
     spending = spend(quotas, rate)
     with pytest.raises(OverloadedError, match="full"):
         async for _ in spending.follow(GenerateRequest([1], max_tokens=50), refused(), has_begun=False):
@@ -120,7 +119,7 @@ async def test_request_that_the_engine_refuses_costs_no_tokens() -> None:
 
 
 async def test_call_that_has_begun_is_answered_whole_and_owes_the_rest() -> None:
-    quotas, rate = Quotas(clock=(clock := Clock())), Rate(tokens=60)
+    quotas, rate = RateLimiter(clock=(clock := Clock())), Rate(tokens=60)
     spending = spend(quotas, rate)
     for _ in range(3):
         await follow(spending, 10, 30, 30, has_begun=True)
@@ -135,11 +134,11 @@ async def test_call_that_has_begun_is_answered_whole_and_owes_the_rest() -> None
 
 async def test_request_of_more_than_a_quota_ever_has_is_wrong() -> None:
     with pytest.raises(InvalidRequestError, match=r"max_tokens: 101 is not allowed; expected .* at most 100 together"):
-        await follow(spend(Quotas(clock=Clock()), Rate(tokens=100)), 1, 100, 1)
+        await follow(spend(RateLimiter(clock=Clock()), Rate(tokens=100)), 1, 100, 1)
 
 
 def test_quotas_of_clients_that_rest_are_forgotten() -> None:
-    quotas, rate = Quotas(clock=(clock := Clock())), Rate(requests=6)
+    quotas, rate = RateLimiter(clock=(clock := Clock())), Rate(requests=6)
     for number in range(100):
         spend(quotas, rate, str(number)).begin()
     clock.now += 61.0
@@ -178,9 +177,9 @@ async def client(serve: Serve) -> Client:
         ApiKey.of("key-a", "a"),
         ApiKey.of("key-b", "b", rate=Rate(requests=100)),
     )
-    doors = DoorSettings(keys, rate=Rate(requests=3, tokens=25))
-    client = await serve(FakeEngine(lambda _: "yes"), ServerSettings(doors=doors))
-    client.app[QUOTAS].clock = Clock()
+    auth = AuthSettings(keys, rate=Rate(requests=3, tokens=25))
+    client = await serve(FakeEngine(lambda _: "yes"), ServerSettings(auth=auth))
+    client.app[RATE_LIMITER].clock = Clock()
     return client
 
 
@@ -234,7 +233,7 @@ async def test_call_of_several_answers_counts_as_one_request(client: Client) -> 
 
 
 async def test_without_keys_each_address_has_its_quota(serve: Serve) -> None:
-    client = await serve(FakeEngine(lambda _: "yes"), ServerSettings(doors=DoorSettings(rate=Rate(requests=1))))
+    client = await serve(FakeEngine(lambda _: "yes"), ServerSettings(auth=AuthSettings(rate=Rate(requests=1))))
     assert (await client.post("/v1/completions", json=REQUEST)).status == 200
     error = await error_of(await client.post("/v1/completions", json=REQUEST), 429)
     assert "'127.0.0.1' may use 1 requests" in error["message"]

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
-from server.app import make_app
-from server.schemas.cache import Cache
-from server.schemas.completions import Completion
-from server.settings import ServerSettings
+from server.apis.engine.cache import Cache
+from server.apis.openai.schemas import Completion
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from states.cache.config import CacheConfig
 from tests.support.http import Body, Client, Load, check_shape, engine_in, error_of, post, post_stream
 

@@ -22,13 +22,11 @@ from openai.types.responses import (
 
 from rnn_engine.errors import NotFoundError
 from rnn_engine.interface import EngineLike
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.limits import Limits
-from server.schemas.responses.answer import Response, ResponseEvent, ResponseItemList
-from server.settings import ServerSettings
-from server.state.responses import ResponseStore
+from server.apis.openai.kept import ResponseStore
+from server.apis.openai.response_schemas import Response, ResponseEvent, ResponseItemList
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.settings import AuthSettings, Limits, ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, check_shape, error_of, post
@@ -53,7 +51,7 @@ MODEL: Any = {"model": "fake"}
 
 
 async def client_of(engine: EngineLike) -> AsyncIterator[openai.AsyncOpenAI]:
-    app = make_app(engine, ServerSettings(doors=DoorSettings(KEYS)))
+    app = make_app(engine, ServerSettings(auth=AuthSettings(KEYS)))
     async with (
         TestServer(app) as server,
         openai.AsyncOpenAI(base_url=str(server.make_url("/v1")), api_key=ANN, max_retries=0) as client,

@@ -16,11 +16,10 @@ import pytest
 from aiohttp import ClientSession, UnixConnector
 
 from rnn_engine.errors import EngineClosedError
-from rnn_engine.health import Health
-from server.app import run
-from server.settings import ServerSettings
-from server.stopping import stop_signals
-from server.systemd import notify, take_sockets
+from rnn_engine.telemetry import Health
+from server.core.app import run
+from server.core.process import notify, stop_signals, take_sockets
+from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import parse_event
 
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, time
 from pathlib import Path
-from server.app import ServerSettings, run
+from server.core.app import ServerSettings, run
 from tests.support.fake_engine import FakeEngine
 
 async def load():
@@ -259,7 +258,7 @@ def test_address_of_another_machine_is_told() -> None:
 
 
 def test_engine_that_has_failed_for_good_ends_the_server_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.app._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("server.core.app._LOOK_SECONDS", 0.001)
     engine = FakeEngine(condition=Health("failed", "the device did not come back"))
 
     async def load() -> FakeEngine:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from rnn_engine.requests import GenerateRequest, SamplingParams
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
-from server.limits import Limits
-from server.schemas.chat import ChatRequest
-from server.schemas.chat_answer import ChatCompletion
-from server.schemas.completions import Completion, CompletionRequest
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
+from server.apis.openai.schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest
+from server.core.settings import Limits
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Serve, post
 

@@ -12,17 +12,15 @@ from pytest_aiohttp.plugin import AiohttpClient
 
 from rnn_engine.errors import DeviceMemoryError, ModelNotFoundError, UnavailableError
 from rnn_engine.forward import Progress
-from rnn_engine.health import Health
 from rnn_engine.interface import EngineLike
-from server.app import make_app
-from server.http.context import MODELS
-from server.limits import Limits
+from rnn_engine.telemetry import Health
+from server.apis.engine.status import ServerStatus
+from server.apis.openai.models import Health as HealthBody
+from server.apis.openai.models import ModelList
+from server.core.app import make_app
+from server.core.settings import Limits, ServerSettings
 from server.models.orders import LoadOrder
-from server.models.registry import ModelRegistry
-from server.schemas.engine_status import ServerStatus
-from server.schemas.models import Health as HealthBody
-from server.schemas.models import ModelList
-from server.settings import ServerSettings
+from server.models.registry import MODELS, ModelRegistry
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import AT_ONCE, Body, Client, Through, check_shape, error_of
 

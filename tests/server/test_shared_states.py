@@ -12,14 +12,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from openai import AsyncOpenAI
 
 from rnn_engine.demo import pirate_state_path
-from rnn_engine.loading.states import StateFile, StateSettings
-from server.app import make_app
-from server.schemas.chat_answer import ChatCompletion
-from server.schemas.states import StateEntries
-from server.settings import ServerSettings
+from rnn_engine.loading.settings import StateFile, StateSettings
+from server.apis.engine.states import StateEntries
+from server.apis.openai.schemas import ChatCompletion
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from states.cache.config import CacheConfig
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, post
 from tests.support.store_server import StoreServer

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from rnn_engine.requests import GenerateRequest
-from server.schemas.chat_answer import ChatCompletion, ChatCompletionChunk
-from server.schemas.completions import Completion
+from server.apis.openai.schemas import ChatCompletion, ChatCompletionChunk, Completion
 from states.files.prefab import prefab_dims, rows_from_state
 from states.files.reading import LoadedState
 from states.frozen import FrozenState, freeze_state

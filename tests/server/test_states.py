@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.http.context import BUDGET
-from server.limits import Limits
-from server.schemas.state_entry import StateEntry
-from server.schemas.states import AdvancedState, CreatedState, LeaseEnded, LeaseEntries, StateEntries, StateRemoved
-from server.settings import ServerSettings
-from states.files.container import file_parts
+from server.apis.common.states import StateEntry
+from server.apis.engine.states import AdvancedState, CreatedState, LeaseEnded, LeaseEntries, StateEntries, StateRemoved
+from server.core.bodies import BUDGET
+from server.core.settings import Limits, ServerSettings
 from states.files.exchange import StateFiles
+from states.files.full import file_parts
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
@@ -268,7 +267,7 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
 
 
 async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.http.memory.FREE_BYTES", 0)
+    monkeypatch.setattr("server.core.bodies.FREE_BYTES", 0)
     engine = FakeEngine()
     client = await serve(engine, ServerSettings(limits=Limits(max_held_bytes=1 << 20)))
     await create(client, "a")

@@ -13,14 +13,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from rnn_engine.demo import model_path, pirate_state_path
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.states import StateFile, StateSettings
-from server.app import make_app
-from server.schemas.ai00.states import StateList
-from server.schemas.chat_answer import ChatCompletion
-from server.schemas.completions import Completion
-from server.schemas.states import AdvancedState, CreatedState, StateEntries
-from server.settings import ServerSettings
+from rnn_engine.loading.runner import open_model
+from rnn_engine.loading.settings import StateFile, StateSettings
+from server.apis.ai00.states import StateList
+from server.apis.engine.states import AdvancedState, CreatedState, StateEntries
+from server.apis.openai.schemas import ChatCompletion, Completion
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.http import Client, Load, engine_in, post
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 
 from rnn_engine.chat_template.answer import AnswerForm
 from rnn_engine.requests import GenerateRequest, TextDelta
-from server.formatting.chat import ChatFormatter
-from server.formatting.choices import ChoiceFormatter
-from server.formatting.completion import CompletionFormatter
-from server.formatting.envelope import ChunkEncoder, ResponseEnvelope
-from server.http.bodies import to_json
-from server.http.sse import encode_event
-from server.schemas.chat import ChatRequest
-from server.schemas.completions import CompletionRequest
+from server.apis.common.dialect import ChoiceFormatter
+from server.apis.openai.chat import ChatFormatter
+from server.apis.openai.completions import CompletionFormatter
+from server.apis.openai.dialect import ChunkEncoder, ResponseEnvelope
+from server.apis.openai.schemas import ChatRequest, CompletionRequest
+from server.core.bodies import to_json
+from server.core.streams import encode_event
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Serve, events
 

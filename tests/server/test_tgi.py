@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.errors import OverloadedError
-from server.schemas.tgi import TgiAnswer, TgiError, TgiEvent, TgiInfo
+from server.apis.tgi import TgiAnswer, TgiError, TgiEvent, TgiInfo
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import Body, Client, Serve, check_shape, parse_event, post
 

@@ -19,11 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from rnn_engine.errors import InvalidRequestError
-from server.app import make_app, run, serving
-from server.doors.settings import DoorSettings
-from server.doors.tls import TlsFiles
-from server.listeners import open_listeners, url_of
-from server.settings import ServerSettings
+from server.auth.tls import TlsFiles
+from server.core.app import make_app, run, serving
+from server.core.process import open_listeners, url_of
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Through
 
@@ -104,6 +103,6 @@ def test_files_that_do_not_serve_are_told_before_anything_is_loaded(
     async def load() -> FakeEngine:
         raise AssertionError("nothing is loaded before that")
 
-    doors = DoorSettings(tls=TlsFiles(files / cert, None if key is None else files / key))
+    auth = AuthSettings(tls=TlsFiles(files / cert, None if key is None else files / key))
     with pytest.raises(InvalidRequestError, match=message):
-        run(load, ServerSettings(port=0, doors=doors), lambda *_: None)
+        run(load, ServerSettings(port=0, auth=auth), lambda *_: None)

@@ -12,11 +12,11 @@ from aiohttp.test_utils import TestServer
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
 
 from rnn_engine.chat_template import WorldTemplate
-from rnn_engine.chat_template.tools import ToolFormats
+from rnn_engine.chat_template.messages import ToolFormats
 from rnn_engine.interface import EngineLike
-from server.app import make_app
-from server.schemas.chat_answer import ChatCompletion
-from server.settings import ServerSettings
+from server.apis.openai.schemas import ChatCompletion
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.demo_server import demo_choice
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import PIECES, Body, Load, Serve, Through, error_of, post

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.settings import ServerSettings
+from server.core.settings import ServerSettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Serve, error_of
 

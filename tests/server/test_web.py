@@ -6,9 +6,8 @@ import gzip
 
 import pytest
 
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey
+from server.core.settings import AuthSettings, ServerSettings
 from server.web import web_files
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve
@@ -17,7 +16,7 @@ AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 async def test_the_page_is_at_the_root_and_needs_no_key(serve: Serve) -> None:
-    client = await serve(FakeEngine(), ServerSettings(doors=DoorSettings((ApiKey.of("key"),))))
+    client = await serve(FakeEngine(), ServerSettings(auth=AuthSettings((ApiKey.of("key"),))))
     response = await client.get("/")
     assert (response.status, response.content_type) == (200, "text/html")
     assert await response.text() == web_files()["index.html"].read_text()

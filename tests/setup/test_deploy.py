@@ -12,11 +12,11 @@ from pathlib import Path
 
 import yaml
 
-from rnn_engine.cli.fleet import command as fleet
+from rnn_engine.cli.fleet import fleet_command as fleet
 from rnn_engine.cli.replicas import ReplicaArgs, application
-from rnn_engine.cli.serve import command
-from server.routes import ALL_ROUTES
-from server.settings import ServerSettings
+from rnn_engine.cli.serve import serve_command as command
+from server.apis.routes import ALL_ROUTES
+from server.core.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -15,7 +15,7 @@ import pytest
 
 from rnn_engine.errors import StateError
 from states.files.full import Origin, SavedState, save_full_state
-from states.payload import Payload
+from states.frozen import Payload
 from tests.support import pth
 from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, some_state
 

@@ -12,7 +12,7 @@ import pytest
 from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tests.support.cache_model import CacheModel, run_random
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from states.shared.breaker import CircuitBreaker
+from states.shared.client import CircuitBreaker
 from tests.support.shared_caches import Clock
 
 

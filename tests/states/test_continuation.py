@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from states.cache.cache import StateCache
+from states.cache.checkpoint import make_root
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
-from states.cache.roots import make_root
+from states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 

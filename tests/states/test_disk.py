@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from states.cache.browse import snapshot
 from states.cache.cache import StateCache
 from states.cache.checkpoint import CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
-from states.cache.snapshot import snapshot
-from states.cache.tiers.writer import BackgroundWriter, Writer
+from states.cache.tiers.disk import BackgroundWriter, Writer
+from states.cache.upkeep import make_cache
 from states.files.full import SavedState, read_full_state, save_full_state
-from states.payload import Payload
+from states.frozen import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 SHAPE = toy_shape()
@@ -277,7 +277,7 @@ def test_what_waits_for_the_writer_is_served_from_memory_and_may_be_dropped(tmp_
 
 def test_a_copy_dropped_while_it_is_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
-    monkeypatch.setattr("rnn_engine.atomic_file.os.fsync", lambda descriptor: gate())
+    monkeypatch.setattr("rnn_engine.files.os.fsync", lambda descriptor: gate())
     cache, device = make(tmp_path, writer=BackgroundWriter(1 << 20))
     keep(cache, device, PROMPT)
     gate.entered.wait()

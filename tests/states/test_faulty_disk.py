@@ -12,7 +12,7 @@ import pytest
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StorageError
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.named.entry import Retention
 from states.named.registry import StateRegistry
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk

@@ -12,9 +12,9 @@ import pytest
 from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.fetch import Fetch, Fetches
-from states.cache.make import make_cache
-from states.payload import Payload
+from states.cache.tiers.tiered import Fetch, Fetches
+from states.cache.upkeep import make_cache
+from states.frozen import Payload
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, toy_shape
 
 SHAPE = toy_shape()

@@ -14,8 +14,8 @@ import pytest
 
 from rnn_engine.errors import RnnEngineError
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
-from states.files.container import file_parts
+from states.cache.upkeep import make_cache
+from states.files.full import file_parts
 from states.named.entry import Retention
 from tests.support.named_states import make_registry, some_initial
 from tests.support.toy_states import ToyDevice, keep, look_up, toy_shape

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError
-from states.named.entry import Retention
-from states.named.leases import DEFAULT_TTL
+from states.named.entry import DEFAULT_TTL, Retention
 from states.named.registry import StateRegistry
 from tests.support.named_states import Clock, make_registry, some_initial
 

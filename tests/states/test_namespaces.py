@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
-from states.named.entry import Retention
-from states.named.quotas import Quota
+from states.named.entry import Quota, Retention
 from tests.support.named_states import STATE_BYTES, advance, make_registry, some_initial
 
 

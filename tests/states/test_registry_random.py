@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
-from states.named.entry import Retention
-from states.named.leases import DEFAULT_TTL
+from states.named.entry import DEFAULT_TTL, Retention
 from tests.support.named_states import Clock, advance, make_registry, some_initial
 
 NAMES = st.sampled_from("abcdef")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from states.cache.look_ups import Match
+from states.cache.cache import Match
 from states.cache.tiers.shared import SharedTier
 from tests.support.cache_books import check_cache
 from tests.support.shared_caches import SharingServer, serving

@@ -21,13 +21,10 @@ from rnn_engine.errors import (
 )
 from states.files.reading import LoadedState
 from states.frozen import FrozenState
-from states.named.entry import NamedState, Retention
-from states.named.quotas import Quota
+from states.named.entry import NamedState, Quota, Retention
 from states.named.store import LocalStateStore, StateStore
-from states.shared.client import StoreClient
-from states.shared.counters import StoreOutcome
+from states.shared.client import StoreClient, StoreOutcome, StoreUrl
 from states.shared.state_store import SharedStateStore
-from states.shared.url import StoreUrl
 from tests.support.named_states import FINGERPRINT, Clock, make_registry, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer
 from tests.support.toy_states import same

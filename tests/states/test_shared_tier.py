@@ -12,7 +12,7 @@ import trustme
 from valkey import Valkey
 
 from rnn_engine.errors import StateError
-from states.shared.counters import StoreOutcome
+from states.shared.client import StoreOutcome
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import SlowProxy, StoreServer, free_port
 from tests.support.toy_states import ROOT, look_up

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rnn_engine.errors import InvalidRequestError
-from states.shared.url import StoreUrl
+from states.shared.client import StoreUrl
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from states.cache.browse import snapshot
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
-from states.cache.snapshot import snapshot
+from states.cache.upkeep import make_cache
 from tests.support.toy_states import ROOT, ToyDevice, keep, toy_shape
 
 SHAPE = toy_shape()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from states.cache.cache import StateCache
-from states.cache.checkpoint import Checkpoint, CheckpointKind
-from states.cache.config import CacheConfig
-from states.cache.make import make_cache
-from states.cache.summary import (
+from states.cache.browse import (
     BLOCK_TOKENS,
     CacheSummary,
     Mark,
@@ -17,7 +13,11 @@ from states.cache.summary import (
     path_digest,
     unpack_marks,
 )
+from states.cache.cache import StateCache
+from states.cache.checkpoint import Checkpoint, CheckpointKind
+from states.cache.config import CacheConfig
 from states.cache.tree import TokenTree
+from states.cache.upkeep import make_cache
 from states.tokens import TOKEN_BYTES, pack
 from tests.support.toy_states import ToyDevice, toy_shape
 

@@ -14,8 +14,8 @@ from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.eviction import LEAST_WAYPOINTS, WAYPOINT_SHARE, EvictionQueue
-from states.cache.make import make_cache
 from states.cache.tiers.tier import Tier
+from states.cache.upkeep import make_cache
 from tests.support.cache_books import check_books
 from tests.support.toy_states import ROOT, ToyDevice, look_up, same, toy_shape, toy_state
 

@@ -12,9 +12,9 @@ from rnn_engine.loading.runner import load_runner
 from rnn_engine.types import F32, TokenRun, run_step
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.device import SlotPool
-from states.cache.make import make_cache
-from states.payload import Precision
+from states.cache.tiers.tier import SlotPool
+from states.cache.upkeep import make_cache
+from states.frozen import Precision
 from tests.support.models import random_model, tiny_shape
 from tests.support.toy_states import look_up
 

@@ -8,8 +8,8 @@ import pytest
 
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.device import DevicePool
-from states.cache.make import make_cache
+from states.cache.tiers.tier import DevicePool
+from states.cache.upkeep import make_cache
 from tests.support.faulty_disk import Fault, FaultyDisk
 from tests.support.named_states import Clock
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rnn_engine.reference.functions import project_to_logits
-from rnn_engine.reference.weights import Weights
+from rnn_engine.reference import Weights, project_to_logits
 from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import Model, State
 from rnn_engine.versions.table import VERSIONS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from states.cache.cache import StateCache
 from states.cache.checkpoint import Checkpoint
-from states.cache.counters import CacheStats
+from states.cache.config import CacheStats
 from states.cache.tree import TokenTree
 
 

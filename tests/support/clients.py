@@ -24,7 +24,7 @@ from rnn_engine.requests import (
 )
 from rnn_engine.sampling import LogitRow, Mask, SequenceSampler, top_logprobs
 from rnn_engine.scheduler import NO_DRAFTS, Delivery, DraftSettings, Scheduler
-from rnn_engine.scheduler.suspended import LEAST_TOKENS
+from rnn_engine.scheduler.slots import LEAST_TOKENS
 from rnn_engine.types import F32, InitialState
 from states.cache.cache import StateCache
 from tests.support.fake_runner import FakeRunner, Logits, Tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 
 
 def refusal(path: Path, content: bytes) -> str:

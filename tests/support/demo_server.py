@@ -13,10 +13,9 @@ from aiohttp.test_utils import TestServer
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.demo import model_path
 from rnn_engine.interface import EngineLike
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateSettings
-from server.app import make_app
-from server.settings import ServerSettings
+from rnn_engine.loading.settings import LoadSettings, StateSettings
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from states.cache.config import CacheConfig
 
 _CACHE = CacheConfig()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from rnn_engine.draws import MOST_DRAW_BIASES, Drawn, TokenDraw
 from rnn_engine.forward.draws import DeviceDraws, decode_draws
-from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits
-from rnn_engine.forward.transfer import decode_readout, encode_batch
+from rnn_engine.forward.step import HeadOutputs, StepBuffers, StepLimits, decode_readout, encode_batch
 from rnn_engine.gpu import Buffer, BufferCopy, Dispatch, Plan, Recorder
-from rnn_engine.types import F32, Batch, Readout, TokenRun
+from rnn_engine.types import F32, MOST_DRAW_BIASES, Batch, Drawn, Readout, TokenDraw, TokenRun
 from tests.support.gpu import open_checked
 from tests.support.models import tiny_shape
 

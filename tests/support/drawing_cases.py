@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams, TextDelta, TokenInfo
-from rnn_engine.sampling.ai00 import PENALTY_DECAY
+from rnn_engine.sampling.params import PENALTY_DECAY
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
 from rnn_engine.types import Runner
 from tests.support.gpu import make_gpu_runner

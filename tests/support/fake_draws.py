@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rnn_engine.draws import DrawPenalties, TokenDraw, TokenLogprobs
 from rnn_engine.sampling import LogitRow, SamplingParams, SequenceSampler, top_logprobs
-from rnn_engine.types import F32
+from rnn_engine.types import F32, DrawPenalties, TokenDraw, TokenLogprobs
 
 
 def tell(row: F32, token: int, count: int) -> TokenLogprobs:

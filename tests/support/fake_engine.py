@@ -16,9 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.chat_template import ChatTemplate, WorldTemplate
-from rnn_engine.checks import check_token_ids
-from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError
-from rnn_engine.health import Health
+from rnn_engine.errors import EngineClosedError, RnnEngineError, StepError, check_token_ids
 from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.model import LoraChoice
 from rnn_engine.requests import (
@@ -35,14 +33,12 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
-from rnn_engine.telemetry import EngineCounters, RequestAccount, SlotUse, Timing
+from rnn_engine.telemetry import EngineCounters, Health, RequestAccount, SlotUse, Timing
 from rnn_engine.types import F32
-from states.cache.browse import CacheTree, TreeQuery, list_positions, make_tree
+from states.cache.browse import CacheTree, SnapshotNode, SummaryChanges, TreeQuery, list_positions, make_tree, snapshot
 from states.cache.cache import StateCache
 from states.cache.checkpoint import position_missing
-from states.cache.counters import CacheStats
-from states.cache.snapshot import SnapshotNode, snapshot
-from states.cache.summary import SummaryChanges
+from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
 from states.named.registry import StateRegistry
 from states.named.store import LocalStateStore, StateStore

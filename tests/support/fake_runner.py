@@ -15,11 +15,24 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rnn_engine.draws import NOTHING_DRAWN, Drawn, TokenDraw, TokenLogprobs
 from rnn_engine.errors import StepError
 from rnn_engine.forward.contract import allowed_tokens, make_masks
-from rnn_engine.forward.host_readout import read_out
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket, TokenRun
+from rnn_engine.forward.cpu import read_out
+from rnn_engine.types import (
+    F32,
+    NOTHING_DRAWN,
+    Batch,
+    Drawn,
+    ModelShape,
+    PendingState,
+    Readout,
+    ReadyState,
+    State,
+    Ticket,
+    TokenDraw,
+    TokenLogprobs,
+    TokenRun,
+)
 from tests.support.fake_draws import SlotDraws, tell
 from tests.support.models import tiny_shape
 

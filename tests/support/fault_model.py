@@ -22,8 +22,8 @@ from rnn_engine.requests import Client, Finished, GenerateRequest, Started, Text
 from rnn_engine.scheduler import Delivery, Scheduler, Worker
 from rnn_engine.types import InitialState
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.device import SlotPool
-from states.cache.make import make_cache
+from states.cache.tiers.tier import SlotPool
+from states.cache.upkeep import make_cache
 from states.frozen import FrozenState, freeze_state
 from states.named.entry import Retention
 from tests.support.byte_tokenizer import ByteTokenizer

@@ -12,9 +12,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from rnn_engine.draws import NOTHING_DRAWN
 from rnn_engine.errors import DeviceError, StepError
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
+from rnn_engine.types import F32, NOTHING_DRAWN, Batch, ModelShape, PendingState, Readout, Runner, State, Ticket
 
 HANG_SECONDS = 30.0  # until a device that hangs, and is not released, fails its step
 

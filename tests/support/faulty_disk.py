@@ -1,6 +1,6 @@
 """A disk that fails at a chosen operation: once, from then on, or because the process is killed or the power goes.
 
-It stands between `rnn_engine.atomic_file` and the system: it counts the operations that change the disk, and leaves
+It stands between `rnn_engine.files` and the system: it counts the operations that change the disk, and leaves
 the real files as the fault would have left them.
 """
 
@@ -43,7 +43,7 @@ class FaultyDisk:
         self._crashed = False
         self._unsynced: dict[int, str | Path] = {}  # inode -> file with content that a power cut loses
         self._before: dict[str, bytes | None] = {}  # file -> its content before renames that a power cut undoes
-        patch.setattr("rnn_engine.atomic_file._create", self._create)
+        patch.setattr("rnn_engine.files._create", self._create)
         self._replace, self._unlink = os.replace, os.unlink
         patch.setattr("os.fsync", self._sync)
         patch.setattr("os.replace", self._replace_noted)

@@ -12,11 +12,9 @@ from typing import TypeVar
 
 import psutil
 
-from rnn_engine.fleet.errors import ReplicaLostError
-from rnn_engine.fleet.links import NOTHING_KNOWN
 from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.replica import Replica, ReplicaEngine
-from rnn_engine.fleet.wire import Report
+from rnn_engine.fleet.wire import NOTHING_KNOWN, ReplicaLostError, Report
 from rnn_engine.interface import EngineLike
 from tests.support.fake_engine import FakeEngine
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.types import F32, Runner, TokenRun, run_step
 from tests.support.golden import NAMES, load_golden
 from tests.support.results_contract import MakeRunner

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from rnn_engine.model.fla_names import fla_name, is_transposed
-from rnn_engine.versions.v6.shape import ShapeV6
+from rnn_engine.model.huggingface import fla_name, is_transposed
+from rnn_engine.versions.v6.layout import ShapeV6
 from tests.support.models import TensorModel, tiny_shape
 from tests.support.pth import save_pth
 

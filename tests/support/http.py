@@ -14,8 +14,8 @@ from rnn_engine.cli.session import EngineChoice
 from rnn_engine.fleet.replica import ReplicaEngine
 from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
-from server.http.context import MODELS
-from server.settings import ServerSettings
+from server.core.settings import ServerSettings
+from server.models.registry import MODELS
 
 Client: TypeAlias = TestClient[web.Request, web.Application]
 Body: TypeAlias = dict[str, Any]

@@ -21,11 +21,7 @@ DEVELOPMENT = ("tests", "tools")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "rnn_engine.errors",
-        "rnn_engine.health",
-        "rnn_engine.atomic_file",
-        "rnn_engine.user_cache",
-        "rnn_engine.checks",
-        "rnn_engine.draws",
+        "rnn_engine.files",
         "rnn_engine.types",
         "rnn_engine.chat_template",
         "rnn_engine.quantised",
@@ -40,14 +36,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "rnn_engine.grammar",
         "rnn_engine.reference",
         "rnn_engine.demo",
-        "rnn_engine.embedder",
         "states",
     ),
     ("rnn_engine.requests", "rnn_engine.gpu", "rnn_engine.hub"),
     ("rnn_engine.forward",),
     ("rnn_engine.versions", "rnn_engine.scheduler", "rnn_engine.interface"),
     ("rnn_engine.operations",),
-    ("rnn_engine.loading", "rnn_engine.convert", "rnn_engine.admission", "rnn_engine.masking", "rnn_engine.watchdog"),
+    ("rnn_engine.loading", "rnn_engine.convert"),
     ("rnn_engine.engine", "rnn_engine"),
     ("rnn_engine.fleet",),
     ("server", "rnn_engine.cli"),
@@ -57,11 +52,11 @@ WORDS = 0  # the layer whose modules may import each other
 
 SIDEWAYS = frozenset(
     {
-        ("rnn_engine.cli", "server.app"),
-        ("rnn_engine.cli", "server.connections.settings"),
-        ("rnn_engine.cli", "server.doors"),
-        ("rnn_engine.cli", "server.limits"),
-        ("rnn_engine.cli", "server.stopping"),
+        ("rnn_engine.cli", "server.core.app"),
+        ("rnn_engine.cli", "server.core.settings"),
+        ("rnn_engine.cli", "server.auth"),
+        ("rnn_engine.cli", "server.core.settings"),
+        ("rnn_engine.cli", "server.core.process"),
         ("rnn_engine.cli", "server.telemetry.logs"),
         ("rnn_engine", "rnn_engine.engine"),
     }
@@ -84,9 +79,9 @@ RESTRICTED = (
     Restricted("wgpu", ("rnn_engine.gpu", *DEVELOPMENT), "only rnn_engine/gpu knows wgpu"),
     Restricted("aiohttp", ("server", *DEVELOPMENT), "only server/ knows aiohttp"),
     Restricted("opentelemetry", ("server.telemetry.traces", *DEVELOPMENT), "traces are an extra"),
-    Restricted("onnxruntime", ("rnn_engine.embedder", *DEVELOPMENT), "embedding models are an extra"),
+    Restricted("onnxruntime", ("rnn_engine.operations.onnx_embedder", *DEVELOPMENT), "embedding models are an extra"),
     Restricted("valkey", ("states.shared", *DEVELOPMENT), "the shared store is an extra"),
-    Restricted("obstore", ("states.shared.objects", *DEVELOPMENT), "the object store is an extra"),
+    Restricted("obstore", ("states.shared.bodies", *DEVELOPMENT), "the object store is an extra"),
     Restricted("ray", ("rnn_engine.fleet", *DEVELOPMENT), "replicas on Ray Serve are an extra"),
     Restricted("torch", ("tools",), "torch is for tools alone"),
     Restricted(

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from rnn_engine.sampling import LogitRow, Mask, SamplingParams
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Sampler, Ai00Typical
 from rnn_engine.sampling.chain import ORDER
 from rnn_engine.sampling.masks import allowed_tokens
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Sampler, Ai00Typical
 from rnn_engine.types import F32
 
 LOGSUMEXP_ERROR = 5e-6  # what an f32 sum on a device may be off by

@@ -19,8 +19,8 @@ from safetensors.numpy import save_file
 
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
-from rnn_engine.versions.v7_deep_embed.shape import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
 from tests.support.older_models import draw_older
 
 FileDtype = Literal["f16", "bf16", "f32"]

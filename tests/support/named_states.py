@@ -8,15 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.types import F32, ModelShape, State
-from states.files.container import write_file
 from states.files.exchange import StateFiles
-from states.files.reading import LAYOUT_KEY
-from states.files.tuned import Layout, tuned_from_state
+from states.files.full import write_file
+from states.files.reading import LAYOUT_KEY, Layout, tuned_from_state
 from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, Retention
-from states.named.quotas import Quota
-from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, StateRegistry
-from states.named.saved import SavedStates
+from states.named.entry import NamedState, Quota, Retention
+from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, SavedStates, StateRegistry
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)

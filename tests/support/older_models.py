@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.types import ModelShape
 from rnn_engine.versions.table import VERSIONS
-from rnn_engine.versions.v4.shape import ShapeV4
+from rnn_engine.versions.v4.layout import ShapeV4
 from rnn_engine.versions.v5 import ShapeV5, VersionV5
-from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
+from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 F64 = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], F64]

@@ -10,11 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from rnn_engine.interface import EngineLike
-from server.app import make_app, serving
-from server.connections.counters import ConnectionCounters
-from server.connections.settings import ConnectionSettings
-from server.http.context import CONNECTIONS
-from server.settings import ServerSettings
+from server.connections.connection import CONNECTIONS, ConnectionCounters
+from server.core.app import make_app, serving
+from server.core.settings import ConnectionSettings, ServerSettings
 from tests.support.http import Body
 
 

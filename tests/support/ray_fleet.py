@@ -16,14 +16,14 @@ from ray import serve
 from ray._common.utils import import_attr
 from ray.serve.schema import ServeDeploySchema
 
-from rnn_engine.cli.fleet import front_opener, load_replica
+from rnn_engine.cli.replicas import front_opener, load_replica
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.fleet.cluster import RayLinks, deploy, start_ray
 from rnn_engine.fleet.deployment import make_application
 from rnn_engine.fleet.remote import RemoteEngine
 from rnn_engine.fleet.settings import Resources
-from rnn_engine.loading.states import StateSettings
+from rnn_engine.loading.settings import StateSettings
 from rnn_engine.telemetry import EngineCounters
 from tests.support.fleet import replica_processes
 

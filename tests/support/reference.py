@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rnn_engine.reference.functions import project_to_logits
-from rnn_engine.reference.weights import Array, Weights
+from rnn_engine.reference import Array, Weights, project_to_logits
 from rnn_engine.types import Model
 from rnn_engine.versions.table import VERSIONS, VersionTable
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from rnn_engine.reference.weights import Array
+from rnn_engine.reference import Array
 from rnn_engine.types import F32, Model, ModelShape, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape
 from tests.support.older_models import OLDER_SHAPES

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, StateError
-from rnn_engine.reference.weights import Array
+from rnn_engine.reference import Array
 from rnn_engine.types import F32, Readout, Runner, TokenRun, run_step
 from tests.support.models import TensorModel, random_model, tiny_shape
 from tests.support.results_contract import (

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from rnn_engine.sampling import LogitRow, Ranking, Sampler, SamplingParams, SequenceContext, SequenceSampler
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
 from rnn_engine.sampling.chain import ORDER
-from rnn_engine.sampling.make import make_adjustments, make_sampler
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
 from rnn_engine.sampling.ranking import rank_all
+from rnn_engine.sampling.samplers import make_adjustments, make_sampler
 from rnn_engine.types import F32
 from tests.support.sampling_oracle import Oracle
 

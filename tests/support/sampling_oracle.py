@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from rnn_engine.sampling import SamplingParams
-from rnn_engine.sampling.ai00 import Ai00Mirostat, Ai00Nucleus, Ai00Typical
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical
 
 Logits: TypeAlias = dict[int, float]
 """What is left: token -> logit."""

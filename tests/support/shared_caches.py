@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
+from states.shared.client import StoreCounters, StoreUrl
 from states.shared.config import ObjectsConfig, StoreConfig
-from states.shared.counters import StoreCounters
 from states.shared.opening import open_store
-from states.shared.url import StoreUrl
 from tests.support.toy_states import ROOT, ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 _SECONDS = 30

@@ -14,14 +14,11 @@ from typing import Final
 import numpy as np
 from safetensors.numpy import save_file
 
-from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.norm import norm_shift_stage
+from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import Stage
 from rnn_engine.model.layout import Layout, Sizes, TensorSpec
-from rnn_engine.reference.functions import embed, layer_norm
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Weights
+from rnn_engine.reference import Array, PackedRuns, Weights, embed, layer_norm
 from rnn_engine.types import FieldKind, ModelShape, StateField
 from rnn_engine.versions.table import Version
 

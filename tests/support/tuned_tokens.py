@@ -11,9 +11,8 @@ import numpy as np
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.matmul import MatMulKernels
 from rnn_engine.forward.tuning import MatMulClass
-from rnn_engine.forward.variant_space import MatMulWork, variants
-from rnn_engine.forward.variants import KernelLimits, MatMulVariant
-from rnn_engine.sampling.philox import uniforms_from
+from rnn_engine.forward.variants import KernelLimits, MatMulVariant, MatMulWork, variants
+from rnn_engine.sampling.sequence_sampler import uniforms_from
 from rnn_engine.types import F32, Model, TokenRun, run_step
 from tests.support.tuned import load_with_matmuls
 

@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.tokenizer import huggingface
-from rnn_engine.tokenizer.adjacency import UnreadPatternError, kinds_of, read_pattern
-from rnn_engine.tokenizer.dividing import Divider
+from rnn_engine.tokenizer.dividing import Divider, UnreadPatternError, kinds_of, read_pattern
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
 
 LLAMA = (

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from rnn_engine.errors import InvalidRequestError, TokenizerError
-from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
-from rnn_engine.tokenizer.pieces import byte_level_alphabet, piece_decoder
+from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer, byte_level_alphabet, piece_decoder
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café, 日本語 and 中文", "  two  spaces\n\nlines"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import DTypeLike
 
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.versions.table import VERSIONS
 from tests.support.golden import FOLDER, NAMES, load_golden
 from tests.support.reference import forward, relative_error

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rnn_engine.cli.describe import describe_shape
+from rnn_engine.cli.options import describe_shape
 from rnn_engine.errors import ModelError
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.model import ModelFile
-from rnn_engine.operations.state_vector import EmbeddingSettings, part_vector
+from rnn_engine.operations.embedding import EmbeddingSettings, part_vector
 from rnn_engine.types import TokenRun, run_step
 from rnn_engine.versions.table import VERSIONS, VersionTable
-from states.checks import check_state
+from states.frozen import check_state
 from tests.support.reference import forward
 from tests.support.toy_version import TOY, TOY_SHAPE, save_toy
 

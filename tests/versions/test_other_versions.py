@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
-from rnn_engine.versions.shared.shape import HeadsShape
+from rnn_engine.versions.shared.layout import HeadsShape
 from tests.support.cpu import make_cpu_runner
 from tests.support.gpu import make_gpu_runner
 from tests.support.models import TensorModel, deep_embedded, random_model, tiny_shape

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import DTypeLike
 
-from rnn_engine.reference.functions import sigmoid
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Weights
+from rnn_engine.reference import PackedRuns, Weights, sigmoid
 from rnn_engine.versions.v7.reference import normalize, run_layers, run_wkv
 from tests.support.models import random_model, tiny_shape
 from tests.support.reference import forward, relative_error

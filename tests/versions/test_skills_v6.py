@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rnn_engine.engine import Engine
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.requests import GenerateRequest, SamplingParams, Started, TextDelta
 from tests.support.answers import right_answers

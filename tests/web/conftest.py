@@ -18,12 +18,10 @@ from playwright.async_api import Browser, Page, ViewportSize, async_playwright, 
 
 from rnn_engine.demo import model_path, pirate_state_path
 from rnn_engine.engine import Engine
-from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.loading.states import StateFile, StateSettings
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from rnn_engine.loading.settings import LoadSettings, StateFile, StateSettings
+from server.auth.keys import ApiKey
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.browser import DESKTOP, ColorScheme, Guard, Visit
 
 FOLDER = Path(__file__).parent
@@ -102,6 +100,6 @@ async def visit(browser: Browser, web_server: str, guard: Guard) -> AsyncIterato
 async def keyed_server() -> AsyncIterator[str]:
     """The root URL of a server that asks for the API key `secret`."""
     engine = await Engine.load(model_path(), LoadSettings("cpu"), num_slots=1)
-    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret"),)))
+    settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret"),)))
     async with TestServer(make_app(engine, settings)) as server:
         yield str(server.make_url("")).rstrip("/")

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestServer
 from playwright.async_api import Page, expect
 
 from rnn_engine.errors import OverloadedError
-from server.app import make_app
-from server.settings import ServerSettings
+from server.core.app import make_app
+from server.core.settings import ServerSettings
 from tests.support.browser import Guard, Visit, call, wait_until_kept
 from tests.support.cut_proxy import CutProxy, cut_proxy
 from tests.support.fake_engine import FakeEngine, encode

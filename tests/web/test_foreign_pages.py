@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, expect
 
-from server.app import make_app
-from server.http.context import MODELS
-from server.settings import ServerSettings
+from server.core.app import make_app
+from server.core.settings import ServerSettings
+from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 
 UNLOAD = "/admin/models/unload"

@@ -7,11 +7,9 @@ import re
 from aiohttp.test_utils import TestServer
 from playwright.async_api import Page, expect
 
-from server.app import make_app
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
-from server.doors.settings import DoorSettings
-from server.settings import ServerSettings
+from server.auth.keys import ApiKey, Scope
+from server.core.app import make_app
+from server.core.settings import AuthSettings, ServerSettings
 from tests.support.browser import PHONE, Guard, Visit, call, sideways_scroll
 from tests.support.fake_engine import FakeEngine
 
@@ -227,7 +225,7 @@ async def test_texts_are_read_as_conversations(visit: Visit) -> None:
 
 async def test_a_key_that_may_not_see_texts_is_told_so(visit: Visit, guard: Guard) -> None:
     guard.allow("401|403")
-    settings = ServerSettings(doors=DoorSettings((ApiKey.of("secret", "ann", Scope.USE),)))
+    settings = ServerSettings(auth=AuthSettings((ApiKey.of("secret", "ann", Scope.USE),)))
     async with TestServer(make_app(FakeEngine(), settings)) as server:
         root = str(server.make_url("")).rstrip("/")
         guard.add_host(root)

@@ -15,8 +15,7 @@ from typing import Any
 
 import click
 
-from rnn_engine.cli.benchmark.measure import Measurement, measure_decode, measure_prefill
-from rnn_engine.cli.benchmark.profile import profile_decode, profile_prefill
+from rnn_engine.cli.benchmark import Measurement, measure_decode, measure_prefill, profile_decode, profile_prefill
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import measure_copy
 from rnn_engine.loading.runner import load_runner

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from rnn_engine.engine import Engine
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.loading.settings import LoadSettings
 from rnn_engine.operations.scoring import ChoiceScore, score_choices
 from states.cache.config import CacheConfig

@@ -13,8 +13,7 @@ import click
 
 from rnn_engine.forward import GpuRunner
 from rnn_engine.gpu import open_device
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.types import TokenRun, run_step
 
 

@@ -26,8 +26,7 @@ import numpy as np
 
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.gpu import open_device
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from tools.bench.load_unload import resident_megabytes
 from tools.bench.model_files import find_model
 from tools.bench.random_model import SHAPES

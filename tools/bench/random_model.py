@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
 
 HEAD_SIZE = 64
 VOCAB_SIZE = 65536

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from rnn_engine.interface import EngineLike
-from server.app import ServerSettings, make_app
+from server.core.app import ServerSettings, make_app
 
 
 @asynccontextmanager

@@ -140,7 +140,7 @@ def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figur
     from rnn_engine.requests import GenerateRequest, SamplingParams
     from rnn_engine.scheduler import Scheduler
     from states.cache.config import CacheConfig
-    from states.cache.make import make_cache
+    from states.cache.upkeep import make_cache
     from tests.support.models import tiny_shape
     from tools.fleet_simulator.hardware import Hardware, ModelledRunner
 

@@ -12,15 +12,13 @@ import numpy as np
 
 from rnn_engine.demo import model_path
 from rnn_engine.engine import Engine
-from rnn_engine.loading.model import open_model
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.loading.settings import LoadSettings
-from rnn_engine.operations.embedding import run_states
-from rnn_engine.operations.state_vector import EmbeddingSettings, Layers, Pooling, finish_vector, part_vector
+from rnn_engine.operations.embedding import EmbeddingSettings, Layers, Pooling, finish_vector, part_vector, run_states
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import ModelShape, State
-from rnn_engine.versions.v7.shape import ShapeV7
+from rnn_engine.versions.v7.layout import ShapeV7
 from tools.bench.random_model import RandomModel
 from tools.embeddings.metrics import Labels, Vectors, gain, separation
 from tools.embeddings.sentences import EVERYDAY, SMALL_WORLD, Topics

@@ -9,9 +9,9 @@ from random import Random
 
 from aiohttp import ClientSession
 
-from rnn_engine.fleet.front import open_front
+from rnn_engine.fleet.remote import open_front
+from states.shared.client import StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tools.kill.ledger import Ledger
 from tools.kill.writers import StateWriter
 from tools.live_server.caller import Caller, RefusedError

@@ -8,18 +8,17 @@ from typing import cast
 from rnn_engine.errors import RnnEngineError
 from rnn_engine.requests import Finished, GenerateRequest, Started
 from rnn_engine.scheduler import Delivery, Scheduler
+from states.cache.browse import SummaryChanges
 from states.cache.cache import StateCache
+from states.cache.checkpoint import make_root
 from states.cache.config import CacheConfig
-from states.cache.roots import make_root
-from states.cache.summary import SummaryChanges
-from states.cache.tiers.host import HostTier
+from states.cache.tiers.device import HostTier
 from states.cache.tiers.shared import SharedTier
 from states.cache.tiers.tier import Tier
 from states.frozen import NO_INITIAL_STATE
 from states.shared.checkpoints import CheckpointStore
-from states.shared.client import StoreClient
+from states.shared.client import StoreClient, StoreUrl
 from states.shared.config import StoreConfig
-from states.shared.url import StoreUrl
 from tests.support.models import tiny_shape
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.hardware import Hardware, ModelledRunner

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from states.cache.checkpoint import CheckpointKind
 from states.shared.checkpoints import Along, Listed
-from states.shared.counters import StoreCounters
-from states.shared.keys import PathKeys
+from states.shared.client import StoreCounters
+from states.shared.entries import PathKeys
 from tools.fleet_simulator.clock import Clock
 from tools.fleet_simulator.hardware import Hardware, Link
 

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from server.http.routing import Route
-from server.routes import ALL_ROUTES
+from server.apis.routes import ALL_ROUTES
+from server.core.routing import Route
 from tools.fuzz.mutations import HOSTILE, mutate_bytes, mutate_value
 from tools.fuzz.schemas import NAMES, Schema, make_value
 from tools.live_server.raw import encode_request

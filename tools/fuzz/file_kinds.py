@@ -14,18 +14,17 @@ import numpy as np
 
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.demo import model_path
-from rnn_engine.loading.model import open_merged, open_model
+from rnn_engine.loading.runner import open_merged, open_model
 from rnn_engine.model import LoraChoice
 from rnn_engine.tokenizer.huggingface import HuggingFaceTokenizer
-from server.doors.keys import ApiKey, read_keys
+from server.auth.keys import ApiKey, read_keys
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig, DiskConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.files.full import Origin, SavedState, read_summary, save_full_state
 from states.files.prefab import Prefab, encode_prefab
 from states.files.reading import read_state
-from states.frozen import FrozenState
-from states.payload import Payload
+from states.frozen import FrozenState, Payload
 from states.tokens import pack
 from tests.support.ggmf import save_ggmf
 from tests.support.gguf import save_gguf

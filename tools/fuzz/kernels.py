@@ -15,7 +15,7 @@ import numpy as np
 from rnn_engine.demo import model_path
 from rnn_engine.forward.variants import KernelLimits, MatMulVariant
 from rnn_engine.loading.kernel_choices import kernel_limits
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.gpu import open_checked
 from tests.support.tuned import load_with_matmuls
 from tests.support.tuned_tokens import Choices, Draws, Works, count_same, load_chosen, possible, works_of

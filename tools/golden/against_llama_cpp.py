@@ -18,11 +18,10 @@ from typing import Final
 import llama_cpp
 import numpy as np
 
-from rnn_engine.cli.logits import run_logits
+from rnn_engine.cli.generate import run_logits
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
-from rnn_engine.reference.weights import Array
+from rnn_engine.loading.runner import load_runner, open_model
+from rnn_engine.reference import Array
 from rnn_engine.types import ModelShape
 from tests.support.models import random_model, save_safetensors, tiny_shape
 from tests.support.older_models import tiny_v6

@@ -16,7 +16,7 @@ import numpy as np
 import web_rwkv_py
 
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.types import ModelShape
 from tests.support.models import random_model, save_safetensors
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6

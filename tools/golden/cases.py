@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rnn_engine.types import ModelShape
-from rnn_engine.versions.v7.shape import AdapterRanks
+from rnn_engine.versions.v7.layout import AdapterRanks
 from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
-from server.doors.scopes import Scope
-from server.http.routing import JSON, Kind, Route
-from server.limits import BOUNDS, Limits
+from server.apis.common.schema import RequestBody
+from server.apis.routes import ALL_ROUTES
+from server.auth.keys import Scope
+from server.core.routing import JSON, Kind, Route
+from server.core.settings import BOUNDS, Limits
 from server.openapi.document import plain_path
-from server.routes import ALL_ROUTES
-from server.schemas.base import RequestBody
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "http-api.md"
 BEGIN = "<!-- The rest is made from the code by `python -m tools.http_api`; a test holds the two together. -->\n"

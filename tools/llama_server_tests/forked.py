@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rnn_engine.cli.serve import command
+from rnn_engine.cli.serve import serve_command as command
 from tools.live_server.process import wait_for_address
 
 _FORK = multiprocessing.get_context("fork")

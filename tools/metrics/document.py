@@ -7,17 +7,15 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
-from rnn_engine.health import Health
 from rnn_engine.interface import EngineInfo, EngineStats
-from rnn_engine.telemetry import EngineCounters
-from rnn_engine.versions.v7.shape import AdapterRanks, ShapeV7
-from server.connections.counters import ConnectionCounters
-from server.http.memory import MemoryBudget
-from server.state.bounded import KeptUsage
-from server.telemetry.http_counters import HttpCounters
+from rnn_engine.telemetry import EngineCounters, Health
+from rnn_engine.versions.v7.layout import AdapterRanks, ShapeV7
+from server.connections.connection import ConnectionCounters
+from server.core.bodies import MemoryBudget
+from server.core.kept import KeptUsage
 from server.telemetry.metrics import EngineReadings, Readings, ServerCollector
-from server.telemetry.record import CLIENT_LEFT, RequestRecord
-from states.cache.counters import CacheStats, TierStats
+from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
+from states.cache.config import CacheStats, TierStats
 from states.named.registry import RegistryUsage
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"

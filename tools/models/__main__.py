@@ -18,7 +18,7 @@ import numpy as np
 from rnn_engine.demo import model_path
 from rnn_engine.forward.weight_choice import WeightChoice
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.tokenizer import load_tokenizer
 from tests.support.answers import right_answers
 from tests.support.models import deep_embedded, random_model, tiny_shape

@@ -12,7 +12,7 @@ import numpy as np
 from rnn_engine.convert.convert import convert_model
 from rnn_engine.errors import ModelError
 from rnn_engine.loading.memory import usual_weights
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from tests.support.ggmf import save_ggmf
 from tests.support.hf import save_hf
 from tests.support.models import TensorModel, random_model, save_safetensors

@@ -8,12 +8,12 @@ from typing import get_args
 
 import numpy as np
 
-from rnn_engine.cli.logits import run_logits
+from rnn_engine.cli.generate import run_logits
 from rnn_engine.forward import GpuRunner
 from rnn_engine.loading.runner import load_runner
-from rnn_engine.reference.weights import Array
+from rnn_engine.reference import Array
 from rnn_engine.types import Model, ModelShape
-from rnn_engine.versions.v5.shape import VersionV5
+from rnn_engine.versions.v5.layout import VersionV5
 from tests.support.models import deep_embedded, tiny_shape
 from tests.support.older_models import tiny_v4, tiny_v5, tiny_v6
 from tests.support.reference import mean_divergence, relative_error

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from typing import Final
 
-from rnn_engine.cli.benchmark.measure import measure_decode, measure_prefill
+from rnn_engine.cli.benchmark import measure_decode, measure_prefill
 from rnn_engine.forward import GpuRunner
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS
 from rnn_engine.types import ModelShape

@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 import click
 from aiohttp import ClientSession
 
-from server.doors.keys import ApiKey
-from server.doors.scopes import Scope
+from server.auth.keys import ApiKey, Scope
 from tools.live_server.facts import device_of, metric
 from tools.reliability.clients import PATH, request_body, wait_for, with_server
 from tools.reliability.table import Row, command_line, finish, record_option, where

@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from rnn_engine.demo import model_path
-from rnn_engine.loading.model import open_model
-from rnn_engine.loading.runner import load_runner
+from rnn_engine.loading.runner import load_runner, open_model
 from rnn_engine.tokenizer import load_tokenizer
 from rnn_engine.types import F32, Runner, TokenRun, run_step
-from states.payload import Payload
+from states.frozen import Payload
 
 TOKENS_AFTER = 64
 README = Path(__file__).resolve().parents[2] / "README.md"

@@ -20,12 +20,11 @@ import numpy as np
 import pygtrie
 
 from rnn_engine.types import ReadyState, State
-from states.cache.cache import StateCache
+from states.cache.cache import Match, StateCache
 from states.cache.checkpoint import CheckpointKind
 from states.cache.config import CacheConfig
-from states.cache.look_ups import Match
-from states.cache.make import make_cache
 from states.cache.tree import TokenTree
+from states.cache.upkeep import make_cache
 from states.tokens import pack
 from tests.support.models import tiny_shape
 

@@ -9,15 +9,14 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.forward.context import BuildContext, PackedVectors
+from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
 from rnn_engine.forward.matmul import BoundMatMul
-from rnn_engine.forward.norm import norm_shift_stage
-from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
 from rnn_engine.types import F32, Model
-from rnn_engine.versions.shared.shape import HeadsShape
+from rnn_engine.versions.shared.layout import HeadsShape
 from shaders import Constant
 
 MAX_HEAD_SIZE: Final = 256  # a head has a thread a row, and every device allows so many in a workgroup
@@ -57,7 +56,7 @@ class LayerBuilder:
         *,
         keeps_difference: bool = False,
     ) -> KernelStage:
-        """See `rnn_engine.forward.norm.norm_shift_stage`."""
+        """See `rnn_engine.forward.context.norm_shift_stage`."""
         return norm_shift_stage(
             self.context,
             self.layer,

@@ -10,9 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rnn_engine.reference.functions import embed, layer_norm, sigmoid, standardize
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, PackedRuns, Weights, embed, layer_norm, sigmoid, standardize
 
 TimeMix: TypeAlias = Callable[[Block, Array, Array, Mapping[str, Array], PackedRuns], tuple[Array, Mapping[str, Array]]]
 """(block, x [T, D], previous [T, D], the layer's state [B, ...] a field, runs) -> (out [T, D], the new state)."""
@@ -29,7 +27,7 @@ def run_blocks(
     time_mix: TimeMix,
     channel_mix: ChannelMix,
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     x = embed(weights, ids)
     runs = PackedRuns.of(lengths)
     after = {name: np.empty(values.shape, weights.dtype) for name, values in states.items()}

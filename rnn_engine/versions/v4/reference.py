@@ -7,9 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.reference.functions import sigmoid
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, PackedRuns, Weights, sigmoid
 from rnn_engine.versions.shared.reference import channel_mix_with_static_mixes, run_blocks, static_mix
 
 _SUMS: Final = ("aa", "bb", "pp")
@@ -18,7 +16,7 @@ _SUMS: Final = ("aa", "bb", "pp")
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     return run_blocks(weights, ids, lengths, states, time_mix, channel_mix_with_static_mixes)
 
 

@@ -3,9 +3,8 @@
 The names are those of BlinkDL's `rwkv` package; rwkv.cpp calls the first of them 5.1.
 """
 
+from rnn_engine.versions.v5.layout import ShapeV5, VersionV5, find_version, make_layout
 from rnn_engine.versions.v5.plan import load_layers
 from rnn_engine.versions.v5.reference import run_layers
-from rnn_engine.versions.v5.shape import ShapeV5, VersionV5
-from rnn_engine.versions.v5.tensors import find_version, make_layout
 
 __all__ = ["ShapeV5", "VersionV5", "find_version", "load_layers", "make_layout", "run_layers"]

@@ -24,8 +24,7 @@ from rnn_engine.versions.shared.plan import (
     check_head_size,
     static_mixes,
 )
-from rnn_engine.versions.v5.heads import make_bonus, make_decay
-from rnn_engine.versions.v5.shape import ShapeV5
+from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 
 _PROJECTIONS: Final = ("receptance", "key", "value", "gate")  # each reads the mix of its initial
 _FFN_MIXES: Final = ("ffn.time_mix_k", "ffn.time_mix_r")

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, PackedRuns, Weights
 from rnn_engine.versions.shared.reference import (
     channel_mix_with_static_mixes,
     group_norm,
@@ -17,14 +16,13 @@ from rnn_engine.versions.shared.reference import (
     silu,
     static_mix,
 )
-from rnn_engine.versions.v5.heads import make_bonus, make_decay
-from rnn_engine.versions.v5.shape import ShapeV5
+from rnn_engine.versions.v5.layout import ShapeV5, make_bonus, make_decay
 
 
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV5)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix_with_static_mixes)
 

@@ -1,8 +1,7 @@
 """RWKV-6."""
 
+from rnn_engine.versions.v6.layout import list_tensors, make_shape
 from rnn_engine.versions.v6.plan import load_layers
 from rnn_engine.versions.v6.reference import run_layers
-from rnn_engine.versions.v6.shape import make_shape
-from rnn_engine.versions.v6.tensors import list_tensors
 
 __all__ = ["list_tensors", "load_layers", "make_shape", "run_layers"]

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix, Weights
 from rnn_engine.forward.stages import Stage
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.versions.shared.plan import Decay, GatedChannelMix, LayerBuilder, bonus_recurrence, check_head_size
-from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
+from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 _X, _W, _K, _V, _R, _G, _DIFFERENCE = range(7)  # planes of `mixes`
 _ATT_MIXES: Final = tuple(f"att.time_maa_{kind}" for kind in "xwkvrg")

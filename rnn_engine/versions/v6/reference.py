@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, PackedRuns, Weights
 from rnn_engine.versions.shared.reference import (
     channel_mix_with_receptance,
     double_exp_decay,
@@ -17,13 +16,13 @@ from rnn_engine.versions.shared.reference import (
     run_bonus_wkv,
     silu,
 )
-from rnn_engine.versions.v6.shape import NUM_MIXES, ShapeV6
+from rnn_engine.versions.v6.layout import NUM_MIXES, ShapeV6
 
 
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV6)
     return run_blocks(weights, ids, lengths, states, partial(time_mix, weights.shape), channel_mix)
 

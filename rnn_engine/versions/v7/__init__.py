@@ -1,8 +1,7 @@
 """RWKV-7."""
 
+from rnn_engine.versions.v7.layout import list_tensors, make_shape
 from rnn_engine.versions.v7.plan import load_layers
 from rnn_engine.versions.v7.reference import run_layers
-from rnn_engine.versions.v7.shape import make_shape
-from rnn_engine.versions.v7.tensors import list_tensors
 
 __all__ = ["list_tensors", "load_layers", "make_shape", "run_layers"]

@@ -16,11 +16,11 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.packing import round_up
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.versions.shared.plan import LayerBuilder, check_head_size, head_stage
-from rnn_engine.versions.v7.shape import ShapeV7
+from rnn_engine.versions.v7.layout import ShapeV7
 
 _MIXES: Final = ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g")
 _ATT_MIXES: Final = tuple(f"att.{mix}" for mix in _MIXES)

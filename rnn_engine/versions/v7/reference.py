@@ -10,11 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from rnn_engine.reference.functions import sigmoid
-from rnn_engine.reference.runs import PackedRuns
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, PackedRuns, Weights, sigmoid
 from rnn_engine.versions.shared.reference import group_norm, run_blocks
-from rnn_engine.versions.v7.shape import ShapeV7
+from rnn_engine.versions.v7.layout import ShapeV7
 
 _KEY_NORM_FLOOR: Final = 1e-12
 _DECAY_RATE: Final = -0.606531  # -exp(-1/2) to the digits that models are trained with
@@ -23,7 +21,7 @@ _DECAY_RATE: Final = -0.606531  # -exp(-1/2) to the digits that models are train
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7)
     return run_blocks(weights, ids, lengths, states, TimeMix(weights.shape), channel_mix)
 

@@ -3,9 +3,8 @@
 It is what BlinkDL's `rwkv` package runs under RWKV_DE_VERSION=1.
 """
 
+from rnn_engine.versions.v7_deep_embed.layout import list_tensors, make_shape
 from rnn_engine.versions.v7_deep_embed.plan import load_layers
 from rnn_engine.versions.v7_deep_embed.reference import run_layers
-from rnn_engine.versions.v7_deep_embed.shape import make_shape
-from rnn_engine.versions.v7_deep_embed.tensors import list_tensors
 
 __all__ = ["list_tensors", "load_layers", "make_shape", "run_layers"]

@@ -14,13 +14,13 @@ from typing import Final
 import numpy as np
 
 from rnn_engine.forward.context import BuildContext
-from rnn_engine.forward.embedding import table_stages
-from rnn_engine.forward.packing import round_up
+from rnn_engine.forward.forward_pass import table_stages
 from rnn_engine.forward.segments import Activation, Matrix
 from rnn_engine.forward.stages import KernelStage, Stage
+from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.versions.shared.plan import check_head_size
 from rnn_engine.versions.v7.plan import Layer, Scratch
-from rnn_engine.versions.v7_deep_embed.shape import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
+from rnn_engine.versions.v7_deep_embed.layout import MATRIX_SIZE, SIDE, ShapeV7DeepEmbed
 
 _MIX, _ITSELF, _EMBEDDED = 0, 1, 6  # planes of `mixes`: those of the channel mix, and the first layer's input
 _NUM_PLANES: Final = 7

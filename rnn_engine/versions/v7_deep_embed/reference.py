@@ -7,17 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from rnn_engine.reference.functions import embed
-from rnn_engine.reference.weights import Array, Block, Weights
+from rnn_engine.reference import Array, Block, Weights, embed
 from rnn_engine.versions.shared.reference import run_blocks
 from rnn_engine.versions.v7.reference import TimeMix
-from rnn_engine.versions.v7_deep_embed.shape import SIDE, ShapeV7DeepEmbed
+from rnn_engine.versions.v7_deep_embed.layout import SIDE, ShapeV7DeepEmbed
 
 
 def run_layers(
     weights: Weights, ids: Array, lengths: Sequence[int], states: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Run B sequences through all layers; see `rnn_engine.reference.runs.RunLayers`."""
+    """Run B sequences through all layers; see `rnn_engine.reference.RunLayers`."""
     assert isinstance(weights.shape, ShapeV7DeepEmbed)
     time_mix = TimeMix(weights.shape)
     return run_blocks(weights, ids, lengths, states, time_mix, partial(channel_mix, ids, embed(weights, ids)))

@@ -1,14 +1,17 @@
-"""The quickest tier: slabs of a pool on the device. The last logits of what it keeps wait on the host."""
+"""The two quick tiers: slabs of a pool on the device, and host memory.
+
+The last logits of what it keeps wait on the host.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rnn_engine.types import F32
+from rnn_engine.types import F32, ModelShape
 from states.cache.checkpoint import Checkpoint
-from states.cache.device import DevicePool
 from states.cache.eviction import EvictionQueue
-from states.cache.tiers.tier import DevicePayload, Tier
+from states.cache.tiers.tier import DevicePayload, DevicePool, MakeRoom, ReadyPayload, Tier
+from states.frozen import Payload, Precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,3 +70,40 @@ class DeviceTier(Tier):
         """Give all slabs back."""
         for checkpoint in list(self._slabs):
             self.drop(checkpoint)
+
+
+class HostTier(Tier):
+    """Copies as numpy arrays, in f32 or f16."""
+
+    name = "host"
+
+    def __init__(self, shape: ModelShape, capacity: int, precision: Precision) -> None:
+        self.queue = EvictionQueue(self.name, capacity)
+        self._precision: Precision = precision
+        self._state_bytes = shape.state_bytes // (2 if precision == "f16" else 1)
+        self._logits_bytes = 4 * shape.vocab_size
+        self._payloads: dict[Checkpoint, Payload] = {}
+
+    def copy_bytes(self, checkpoint: Checkpoint) -> int:
+        return self._state_bytes + (self._logits_bytes if checkpoint.has_logits else 0)
+
+    def put(self, checkpoint: Checkpoint, payload: Payload, make_room: MakeRoom, *, wait: bool = False) -> bool:  # noqa: ARG002
+        stored = payload.stored_as(self._precision)
+        if not make_room(stored.num_bytes):
+            return False
+        self.queue.add(checkpoint, stored.num_bytes)
+        self._payloads[checkpoint] = stored
+        return True
+
+    def get(self, checkpoint: Checkpoint) -> Payload | None:
+        return self._payloads[checkpoint]
+
+    def start_read(self, checkpoint: Checkpoint) -> ReadyPayload:
+        return ReadyPayload(self._payloads[checkpoint])
+
+    def drop(self, checkpoint: Checkpoint) -> None:
+        del self._payloads[checkpoint]
+        self.queue.remove(checkpoint)
+
+    def close(self) -> None:
+        """Leave the copies to the garbage collector, like the tier itself."""

@@ -1,4 +1,4 @@
-"""The tier on disk, which survives a restart: one full-state file for each checkpoint in a folder of one process.
+"""The tier on disk, which survives a restart: one full-state file for each checkpoint, written by a thread of its own.
 
 A file that is damaged, of another model or not readable is skipped with a log line and never loaded. Files are
 written by a `Writer`; until it is done a checkpoint is served from the arrays that wait.
@@ -10,30 +10,211 @@ import hashlib
 import logging
 import re
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
-from rnn_engine.atomic_file import TEMPORARY_SUFFIX
+import numpy as np
+
 from rnn_engine.errors import StateError
-from rnn_engine.types import ModelShape
+from rnn_engine.files import TEMPORARY_SUFFIX
+from rnn_engine.types import F32, ModelShape
 from states.cache.checkpoint import Checkpoint, CheckpointKind
 from states.cache.config import DiskConfig
 from states.cache.eviction import EvictionQueue
-from states.cache.tiers.state_files import StateFileForm
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
-from states.cache.tiers.writer import Writer
-from states.files.full import Origin, SavedState, read_full_state, read_summary, save_full_state
-from states.files.opening import modified
-from states.payload import Payload
+from states.files.full import (
+    Origin,
+    SavedState,
+    full_state_bytes,
+    modified,
+    read_full_state,
+    read_summary,
+    save_full_state,
+)
+from states.frozen import Payload, Precision
+
+
+class StateFileForm:
+    """What the files of one model's checkpoints hold."""
+
+    def __init__(self, model: str, shape: ModelShape, precision: Precision) -> None:
+        """`model` is the fingerprint of whatever must be equal for a state to be continued."""
+        self._model = model
+        self._shape = shape
+        self._precision: Precision = precision
+        self._sample = _sample_payload(shape, precision)
+
+    def saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
+        """What the file of a checkpoint holds."""
+        return self._saved(checkpoint, payload.stored_as(self._precision))
+
+    def num_bytes(self, saved: SavedState) -> int:
+        """The exact size of a file."""
+        return full_state_bytes(saved, self._shape.version)
+
+    def expected_bytes(self, checkpoint: Checkpoint) -> int:
+        """The usual size of a checkpoint's file."""
+        logits = self._sample.logits if checkpoint.has_logits else None
+        return self.num_bytes(self._saved(checkpoint, Payload(self._sample.state, logits)))
+
+    def _saved(self, checkpoint: Checkpoint, payload: Payload) -> SavedState:
+        origin = Origin(self._model, checkpoint.root, checkpoint.length, checkpoint.kind.value)
+        return SavedState(origin, checkpoint.known_place().tokens(), payload)
+
+
+def _sample_payload(shape: ModelShape, precision: Precision) -> Payload:
+    """A payload of the usual size, whose arrays take no memory."""
+    dtype = np.float16 if precision == "f16" else np.float32
+    state = {name: np.broadcast_to(dtype(0), array.shape) for name, array in shape.initial_state().items()}
+    logits: F32 = np.broadcast_to(np.float32(0), (shape.vocab_size,))
+    return Payload(state, logits)
+
+
+# Which checkpoints are to be written to a slow tier although they need not give way: those of a certain age.
+#
+# So a crash loses what was kept in the last seconds, and not all that memory had room for.
+
+MOST_READS = 4  # at a time: each holds a copy in host memory, and those of the device take its time
+
+_log = logging.getLogger(__name__)
+
+
+class WriteBehind:
+    """The checkpoints that no slow tier has, by age, and those that are being read to be written.
+
+    For the thread that owns the device; only `is_idle` may be asked on others.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        """A checkpoint is old enough after so many `seconds` by the `clock`."""
+        self._seconds = seconds
+        self._clock = clock
+        self._since: dict[Checkpoint, float] = {}  # when it was noted; the earliest first
+        self._reads: dict[Checkpoint, PendingPayload] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._since and not self._reads
+
+    def note(self, checkpoint: Checkpoint) -> None:
+        """Have a checkpoint written when it is old enough, unless a slow tier has it then."""
+        self._since.setdefault(checkpoint, self._clock())
+
+    def run(
+        self,
+        start_read: Callable[[Checkpoint], PendingPayload | None],
+        write: Callable[[Checkpoint, Payload], None],
+    ) -> None:
+        """Write what has been read, and begin to read what is old enough. Does not wait.
+
+        `start_read` gives a copy of a checkpoint, None where it need not be written any more; `write` takes what was
+        read. Both may call `note`.
+        """
+        for checkpoint, pending in list(self._reads.items()):
+            if pending.done():
+                del self._reads[checkpoint]
+                _finish(checkpoint, pending, write)
+        for checkpoint, since in list(self._since.items()):
+            if self._clock() - since < self._seconds or len(self._reads) >= MOST_READS:
+                return
+            del self._since[checkpoint]
+            started = start_read(checkpoint)
+            if started is not None:
+                self._reads[checkpoint] = started
+
+
+def _finish(checkpoint: Checkpoint, pending: PendingPayload, write: Callable[[Checkpoint, Payload], None]) -> None:
+    try:
+        payload = pending.result()
+    except Exception as error:
+        _log.warning("a checkpoint is not written to disk: its copy can't be read: %s", error)
+        return
+    write(checkpoint, payload)
+
+
+Job: TypeAlias = Callable[[], None]
+"""Writes something; reports a failure by its own means."""
+
+
+class Writer(Protocol):
+    """Runs jobs in the order in which they are submitted."""
+
+    def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
+        """Run `job`, which holds `num_bytes`, now or later. False, without `wait`, where too many wait already."""
+        ...
+
+    def close(self) -> None:
+        """Wait until every job has run. Idempotent; nothing may be submitted afterwards."""
+        ...
+
+
+class InlineWriter:
+    """Runs a job when it is submitted."""
+
+    def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:  # noqa: ARG002
+        job()
+        return True
+
+    def close(self) -> None:
+        """Return at once: no job waits."""
+
+
+class BackgroundWriter:
+    """Runs jobs on one thread. At most `max_bytes` wait, but one job is always taken."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._waiting_bytes = 0
+        self._jobs: deque[tuple[Job, int]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job, num_bytes: int, *, wait: bool = False) -> bool:
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._has_room(num_bytes))
+            elif not self._has_room(num_bytes):
+                return False
+            self._jobs.append((job, num_bytes))
+            self._waiting_bytes += num_bytes
+            self._changed.notify_all()
+            return True
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self._waiting_bytes == 0 or self._waiting_bytes + num_bytes <= self._max_bytes
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closing)
+                if not self._jobs:
+                    return
+                job, num_bytes = self._jobs.popleft()
+            try:
+                job()
+            except Exception:  # a lost file must not stop those after it
+                _log.exception("a state file could not be written")
+            with self._changed:
+                self._waiting_bytes -= num_bytes
+                self._changed.notify_all()
+
 
 SUFFIX = ".state"
 
 _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPORARY_SUFFIX)}")
-
-_log = logging.getLogger(__name__)
 
 
 class DiskTier(Tier):

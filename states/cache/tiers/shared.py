@@ -20,13 +20,13 @@ from rnn_engine.errors import RnnEngineError, StateError
 from rnn_engine.types import ModelShape
 from states.cache.checkpoint import Checkpoint
 from states.cache.eviction import EvictionQueue
-from states.cache.tiers.state_files import StateFileForm
+from states.cache.tiers.disk import StateFileForm
 from states.cache.tiers.tier import FoundCopy, MakeRoom, PendingPayload, ReadyPayload, Tier
 from states.files.full import SavedState, full_state_parts, parse_full_state
-from states.payload import Payload
+from states.frozen import Payload
+from states.shared.client import StoreCounters
 from states.shared.config import StoreConfig
-from states.shared.counters import StoreCounters
-from states.shared.keys import PathKeys
+from states.shared.entries import PathKeys
 from states.tokens import TOKEN_BYTES
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ import time
 
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.engine import Engine
-from rnn_engine.fleet.place import Place
 from rnn_engine.fleet.remote import Front
+from rnn_engine.fleet.settings import Place
 from rnn_engine.loading.parts import assemble
-from rnn_engine.loading.states import make_registry
+from rnn_engine.loading.settings import make_registry
 from rnn_engine.tokenizer import Tokenizer
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from states.named.store import LocalStateStore
 from tools.bench.host.modes import WordTokenizer
 from tools.fleet_simulator.hardware import Hardware, ModelledRunner

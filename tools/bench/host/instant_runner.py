@@ -100,7 +100,7 @@ class InstantRunner:
 
     def _draw(self, batch: Batch, first: int) -> list[Any]:
         """Return tokens for the runs that have a draw."""
-        from rnn_engine.draws import NOTHING_DRAWN, Drawn
+        from rnn_engine.types import NOTHING_DRAWN, Drawn
 
         rows = _prepare(self.shape.vocab_size, self.max_rows)
         settled: dict[str, Any] = {"is_settled": True}
@@ -168,7 +168,7 @@ def _prepare(vocab_size: int, max_rows: int) -> _Rows:
 @cache
 def _tell(vocab_size: int, max_rows: int, row: int, count: int) -> Any:  # noqa: ANN401
     """Return the log-probabilities that are told with the likeliest token of a row, and with `count` tokens."""
-    from rnn_engine.draws import TokenLogprobs
+    from rnn_engine.types import TokenLogprobs
 
     rows = _prepare(vocab_size, max_rows)
     logsumexp = rows.logsumexp.item(row)

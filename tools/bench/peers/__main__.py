@@ -24,9 +24,9 @@ import click
 import numpy as np
 
 from rnn_engine.convert.convert import convert_model
-from rnn_engine.loading.model import open_model
+from rnn_engine.loading.runner import open_model
 from rnn_engine.types import ModelShape
-from rnn_engine.versions.v6.shape import ShapeV6
+from rnn_engine.versions.v6.layout import ShapeV6
 from tests.support.models import random_model, save_safetensors
 from tools.bench.commits import HERE
 from tools.bench.random_model import HEAD_SIZE, SHAPES, VOCAB_SIZE

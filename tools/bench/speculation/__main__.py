@@ -20,9 +20,9 @@ from rnn_engine.loading.parts import MOST_DRAFTING
 from rnn_engine.loading.runner import load_runner
 from rnn_engine.requests import Finished, GenerateRequest, SamplingParams
 from rnn_engine.scheduler import NO_DRAFTS, DraftSettings, Scheduler
-from rnn_engine.versions.v7.shape import AdapterRanks
+from rnn_engine.versions.v7.layout import AdapterRanks
 from states.cache.config import CacheConfig
-from states.cache.make import make_cache
+from states.cache.upkeep import make_cache
 from tools.bench.host.device_clock import DeviceClock
 from tools.bench.random_model import SHAPES, RandomModel, shape_of
 from tools.bench.speculation.cases import WORLD, Case, make_cases

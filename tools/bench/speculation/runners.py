@@ -9,8 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from rnn_engine.draws import NOTHING_DRAWN, Drawn
-from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, Runner, State, Ticket, TokenRun
+from rnn_engine.types import (
+    F32,
+    NOTHING_DRAWN,
+    Batch,
+    Drawn,
+    ModelShape,
+    PendingState,
+    Readout,
+    ReadyState,
+    Runner,
+    State,
+    Ticket,
+    TokenRun,
+)
 from tools.bench.host.device_clock import DeviceClock
 
 _CANDIDATES = 128

@@ -1,0 +1,272 @@
+"""How long whole steps take, from the tokens to the candidates on the host.
+
+What is not measured: sampling, text, HTTP.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import click
+from jinja2 import Environment
+from rich.console import Console
+from rich.table import Table
+
+from rnn_engine.cli.options import describe_shape
+from rnn_engine.files import atomic_file
+from rnn_engine.forward import GpuRunner
+from rnn_engine.gpu import DevicePeaks, Dispatch, time_dispatches
+from rnn_engine.types import ModelShape, Runner, TokenRun, run_step
+
+_WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was measured; a figure means nothing without it."""
+
+    model: str
+    shape: ModelShape
+    device: str
+    weights: str
+    repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line of the result."""
+
+    phase: str  # decode or prefill
+    slots: int  # sequences that run at the same time
+    tokens: int  # of one sequence in one repetition
+    median_ms: float  # of one repetition: a step at decode, a whole prompt at prefill
+    tokens_per_second: float  # over all sequences
+
+
+def measure_decode(runner: Runner, slots: int, repeats: int, clock: Callable[[], float]) -> Measurement:
+    """Measure steps in which each of `slots` sequences advances by one token."""
+    for slot in range(slots):
+        runner.write_state(slot, None)
+    batch = [TokenRun(slot, [_token(runner.shape, slot)], rows=1) for slot in range(slots)]
+    median = median_seconds(lambda: run_step(runner, batch), repeats, clock)
+    return Measurement("decode", slots, 1, 1e3 * median, slots / median)
+
+
+def measure_prefill(runner: Runner, length: int, repeats: int, clock: Callable[[], float]) -> Measurement:
+    """Measure one prompt of `length` tokens, in steps as large as the runner takes."""
+    prompt = [_token(runner.shape, position) for position in range(length)]
+    parts = [prompt[start : start + runner.max_tokens] for start in range(0, length, runner.max_tokens)]
+    runs = [TokenRun(0, part) for part in parts[:-1]] + [TokenRun(0, parts[-1], rows=1)]
+
+    def run_prompt() -> None:
+        runner.write_state(0, None)
+        for run in runs:
+            run_step(runner, [run])
+
+    median = median_seconds(run_prompt, repeats, clock)
+    return Measurement("prefill", 1, length, 1e3 * median, length / median)
+
+
+def _token(shape: ModelShape, position: int) -> int:
+    """Return some token id; the speed does not depend on which."""
+    return (position * 31 + 1) % shape.vocab_size
+
+
+def median_seconds(work: Callable[[], object], repeats: int, clock: Callable[[], float]) -> float:
+    """Return the median time of `work`, in seconds, after a warm-up."""
+    for _ in range(_WARM_UP):
+        work()
+    seconds = []
+    for _ in range(repeats):
+        begun = clock()
+        work()
+        seconds.append(clock() - begun)
+    return statistics.median(seconds)
+
+
+# Where the time of a step goes: on the device kernel by kernel, on the host part by part.
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A part of a step, such as "key" or "head", over all layers.
+
+    Bytes are those of matrices and states, operations the products and sums of matrices.
+    """
+
+    part: str
+    kernel: str
+    dispatches: int
+    seconds: float
+    moved_bytes: int
+    operations: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.moved_bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def operations_per_second(self) -> float:
+        return self.operations / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """The median times of one kind of step, in seconds."""
+
+    step: str
+    kernels: tuple[KernelTime, ...]  # in the order in which they run first
+    submit: float  # the host: encode the batch and the dispatches, hand them over
+    wait: float  # the host waits, and decodes what comes back
+
+    @property
+    def device(self) -> float:
+        """All kernels, one after the other."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+
+def profile_decode(runner: GpuRunner, slots: int, repeats: int) -> StepProfile:
+    """Profile a step in which each of `slots` sequences advances by one token."""
+    return _profile(runner, f"decode, {slots} slot(s)", [TokenRun(slot, [1], rows=1) for slot in range(slots)], repeats)
+
+
+def profile_prefill(runner: GpuRunner, length: int, repeats: int) -> StepProfile:
+    """Profile a step with as much of a prompt of `length` tokens as it takes."""
+    count = min(length, runner.max_tokens)
+    return _profile(runner, f"prefill, {count} tokens", [TokenRun(0, [1] * count, rows=1)], repeats)
+
+
+def _profile(runner: GpuRunner, step: str, batch: Sequence[TokenRun], repeats: int) -> StepProfile:
+    for run in batch:
+        runner.write_state(run.slot, None)
+    run_step(runner, batch)  # so that the kernels are compiled, and find a whole batch in the buffers
+    submits, waits = zip(*(_time_on_host(runner, batch) for _ in range(repeats)), strict=True)
+    plan = runner.plan(sum(len(run.tokens) for run in batch), len(batch), len(batch))
+    seconds = time_dispatches(runner.device, plan, repeats)
+    kernels = _by_part(plan.dispatches, seconds)
+    return StepProfile(step, kernels, statistics.median(submits), statistics.median(waits))
+
+
+def _time_on_host(runner: GpuRunner, batch: Sequence[TokenRun]) -> tuple[float, float]:
+    begun = time.perf_counter()
+    ticket = runner.submit(batch)
+    submitted = time.perf_counter()
+    runner.collect(ticket)
+    return submitted - begun, time.perf_counter() - submitted
+
+
+def _by_part(dispatches: Sequence[Dispatch], seconds: Sequence[float]) -> tuple[KernelTime, ...]:
+    parts: defaultdict[tuple[str, str], list[tuple[Dispatch, float]]] = defaultdict(list)
+    for dispatch, time_taken in zip(dispatches, seconds, strict=True):
+        parts[_part(dispatch), dispatch.kernel.label].append((dispatch, time_taken))
+    return tuple(
+        KernelTime(
+            part,
+            kernel,
+            len(timed),
+            sum(time_taken for _, time_taken in timed),
+            sum(dispatch.moved_bytes for dispatch, _ in timed),
+            sum(dispatch.operations for dispatch, _ in timed),
+        )
+        for (part, kernel), timed in parts.items()
+    )
+
+
+def _part(dispatch: Dispatch) -> str:
+    """Return what a dispatch computes, whichever layer it is of."""
+    words = dispatch.label.split()
+    return " ".join(words[2:] if words[0] == "layer" else words)
+
+
+# Shows what was measured: as tables in the terminal, as JSON, as one page of HTML.
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """All that one run of `rnn-engine bench` measured."""
+
+    setting: Setting
+    results: Sequence[Measurement]
+    peaks: DevicePeaks | None = None  # where kernels were timed
+    profiles: Sequence[StepProfile] = ()
+
+    @property
+    def title(self) -> str:
+        setting = self.setting
+        return f"{setting.model}: {describe_shape(setting.shape)}; weights {setting.weights}"
+
+    def as_json(self) -> dict[str, Any]:
+        measured = {**asdict(self.setting), "results": [asdict(line) for line in self.results]}
+        if self.peaks is None:
+            return measured
+        return {**measured, "peaks": asdict(self.peaks), "profiles": [asdict(profile) for profile in self.profiles]}
+
+
+def share(reached: float, limit: float) -> str:
+    """Return `reached` as a part of `limit`, or nothing where a kernel does none of that."""
+    return f"{reached / limit:.0%}" if reached else ""
+
+
+def print_tables(benchmark: Benchmark) -> None:
+    click.echo(benchmark.title)
+    click.echo(f"{benchmark.setting.device}, median of {benchmark.setting.repeats} runs")
+    table = Table("phase", "slots", "tokens", "median ms", "tokens/s", box=None)
+    for line in benchmark.results:
+        table.add_row(
+            line.phase, str(line.slots), str(line.tokens), f"{line.median_ms:.2f}", f"{line.tokens_per_second:.1f}"
+        )
+    Console().print(table)
+    if benchmark.peaks is None:
+        return
+    click.echo(f"\nthe device reaches {describe_peaks(benchmark.peaks)}")
+    for profile in benchmark.profiles:
+        click.echo(f"\n{profile.step}: {describe_times(profile)}")
+        Console().print(_kernel_table(profile.kernels, benchmark.peaks))
+
+
+def describe_peaks(peaks: DevicePeaks) -> str:
+    f16 = f", {peaks.f16 / 1e9:.1f} GFLOP/s in f16" if peaks.f16 is not None else ""
+    return f"{peaks.copy / 1e9:.1f} GB/s at a copy, {peaks.f32 / 1e9:.1f} GFLOP/s in f32{f16}"
+
+
+def describe_times(profile: StepProfile) -> str:
+    return (
+        f"device {1e3 * profile.device:.2f} ms in {sum(kernel.dispatches for kernel in profile.kernels)} dispatches;"
+        f" host {1e3 * profile.submit:.2f} ms until it is submitted, then {1e3 * profile.wait:.2f} ms until it is read"
+    )
+
+
+def _kernel_table(kernels: Sequence[KernelTime], peaks: DevicePeaks) -> Table:
+    table = Table("part", "kernel", "runs", "ms", "MB", "GB/s", "of copy", "GFLOP/s", "of f32", box=None)
+    for kernel in kernels:
+        table.add_row(
+            kernel.part,
+            kernel.kernel,
+            str(kernel.dispatches),
+            f"{1e3 * kernel.seconds:.2f}",
+            f"{kernel.moved_bytes / 1e6:.1f}" if kernel.moved_bytes else "",
+            f"{kernel.bytes_per_second / 1e9:.1f}" if kernel.moved_bytes else "",
+            share(kernel.bytes_per_second, peaks.copy),
+            f"{kernel.operations_per_second / 1e9:.1f}" if kernel.operations else "",
+            share(kernel.operations_per_second, peaks.f32),
+        )
+    return table
+
+
+def write_report(benchmark: Benchmark, path: Path) -> None:
+    """Write one page of HTML that needs no other file. Raises OSError where it can't be written."""
+    template = (files("rnn_engine.cli") / "report.html").read_text("utf-8")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["share"] = share
+    page = environment.from_string(template).render(
+        benchmark=benchmark, describe_peaks=describe_peaks, describe_times=describe_times
+    )
+    with atomic_file(path) as file:
+        file.write(page.encode())

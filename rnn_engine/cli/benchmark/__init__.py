@@ -1,1 +1,0 @@
-"""What `rnn-engine bench` measures, and how it shows it."""

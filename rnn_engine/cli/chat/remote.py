@@ -1,0 +1,254 @@
+"""Calls of a server's HTTP API, with failures that say what is wrong."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+from urllib.parse import quote
+
+import httpx
+
+from rnn_engine.cli.chat.conversation import KnownState, KnownStates, Place, Reply, free_name
+from rnn_engine.errors import ServerError
+from rnn_engine.files import atomic_file
+from rnn_engine.requests import SamplingParams
+from rnn_engine.sampling.params import PARAMETERS, Ai00Sampler, Seed
+from states.named.entry import MAX_TTL
+
+Json: TypeAlias = Mapping[str, Any]
+
+_SECONDS: Final = 10.0  # to connect, and for an answer that needs no model
+_WAITING: Final = httpx.Timeout(_SECONDS, read=None)  # the model runs as long as it takes; Ctrl-C ends it
+_DATA: Final = "data:"
+_LAST: Final = "[DONE]"
+_URLS: Final = "http://HOST:PORT or https://HOST"
+
+
+class HttpClient:
+    """A server's API. Each method raises ServerError where the server can't be reached or refuses.
+
+    Ctrl-C raises KeyboardInterrupt and closes the connection, which ends the request in the server.
+    """
+
+    def __init__(self, url: str, api_key: str | None, query: Mapping[str, str]) -> None:
+        """`query` is sent with each call."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ServerError("the API key is not allowed; expected printable ASCII characters")
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        try:
+            self._client = httpx.Client(base_url=self.url, headers=headers, params=dict(query), timeout=_SECONDS)
+        except httpx.InvalidURL as error:
+            raise ServerError(f"{self.url!r} is not allowed; expected {_URLS}: {error}") from error
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str) -> Json:
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Json) -> Json:
+        return self._call("POST", path, json=body, timeout=_WAITING)
+
+    def delete(self, path: str) -> Json:
+        return self._call("DELETE", path)
+
+    def upload(self, path: str, file: BinaryIO, query: Mapping[str, str]) -> Json:
+        return self._call("PUT", path, content=file, params=dict(query), timeout=_WAITING)
+
+    def download(self, path: str, to: Path) -> None:
+        """Write what is answered to a file, which is there as a whole or not at all."""
+        with self._failures(), self._client.stream("GET", path, timeout=_WAITING) as response:
+            self._check(response)
+            with atomic_file(to) as file:
+                for part in response.iter_bytes():
+                    file.write(part)
+
+    def events(self, path: str, body: Json) -> Iterator[Json]:
+        """Yield the server-sent events of an answer. Raises ServerError for one that tells of a failure, too."""
+        with self._failures(), self._client.stream("POST", path, json=body, timeout=_WAITING) as response:
+            self._check(response)
+            for line in response.iter_lines():
+                data = line.removeprefix(_DATA).strip()
+                if not line.startswith(_DATA):
+                    continue
+                if data == _LAST:
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise ServerError(event["error"]["message"])
+                yield event
+            raise ServerError("the stream broke before the answer's end: the server closed the connection")
+
+    def _call(self, method: str, path: str, **how: Any) -> Json:  # noqa: ANN401
+        with self._failures():
+            response = self._client.request(method, path, **how)
+            self._check(response)
+            answer: Json = response.json()
+            return answer
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise ServerError in place of what httpx raises."""
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise ServerError(f"{self.url} can't be reached: {error}") from error
+        except httpx.TimeoutException as error:
+            raise ServerError(f"{self.url} did not answer within {_SECONDS:.0f} seconds") from error
+        except httpx.UnsupportedProtocol as error:
+            raise ServerError(f"{self.url!r} is not allowed; expected {_URLS}") from error
+        except httpx.HTTPError as error:
+            raise ServerError(f"the connection to {self.url} broke: {error}") from error
+        except ValueError as error:
+            raise ServerError(f"{self.url} answered with something that is no JSON: {error}") from error
+
+    def _check(self, response: httpx.Response) -> None:
+        """Raise ServerError for an answer that is none."""
+        if response.is_success:
+            return
+        response.read()
+        raise ServerError(f"{_message(response)}{_advice(response)}")
+
+
+def _message(response: httpx.Response) -> str:
+    """Return what the server says of a failure."""
+    try:
+        message: str = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"{response.url.host} answered {response.status_code} {response.reason_phrase}"
+    return message
+
+
+def _advice(response: httpx.Response) -> str:
+    """Return what the user may do about it."""
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        return ". Give the key as --api-key or in RNN_ENGINE_API_KEY"
+    wait = response.headers.get("Retry-After")
+    return "" if wait is None else f". It may be asked again in {wait} s"
+
+
+_CHAT: Final = "/v1/chat/completions"
+_STATES: Final = "/v1/states"
+_NUMBERS: Final = (float, int, Seed)
+
+
+@contextmanager
+def remote_backend(url: str, api_key: str | None, model: str | None) -> Iterator[RemoteBackend]:
+    """Give a `Backend` over a server; None is the server's own default model.
+
+    Raises ServerError where the server can't be reached, or does not have the model.
+    """
+    client = HttpClient(url, api_key, {} if model is None else {"model": model})
+    try:
+        names = [entry["id"] for entry in client.get("/v1/models")["data"]]
+        if model is None and len(names) == 1:
+            [shown] = names
+        else:
+            shown = "the default model" if model is None else client.get(f"/v1/models/{quote(model)}")["id"]
+        backend = RemoteBackend(client, model, shown)
+        try:
+            yield backend
+        finally:
+            backend.release()
+    finally:
+        client.close()
+
+
+class RemoteBackend:
+    """A `Backend` over a server. What it loads there belongs to a lease of its own, which `release` ends."""
+
+    def __init__(self, client: HttpClient, model: str | None, shown: str) -> None:
+        self._client = client
+        self._model = {} if model is None else {"model": model}
+        self._owner = f"chat-{uuid.uuid4().hex[:12]}"
+        self._has_lease = False
+        self.description = f"{shown} at {client.url}"
+
+    def release(self) -> None:
+        """Remove what was loaded for this conversation from the server, if it can be reached."""
+        if self._has_lease:
+            with suppress(ServerError):
+                self._client.delete(f"/v1/leases/{self._owner}")
+
+    def answer(self, place: Place, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
+        body = {**self._body(place), **_sampling_fields(sampling)}
+        body |= {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        for event in self._client.events(_CHAT, body):
+            for choice in event["choices"]:
+                text = choice["delta"].get("content")
+                if text:
+                    reply.add(text)
+            if event.get("usage"):
+                usage = event["usage"]
+                reply.begin(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+                reply.end(usage["completion_tokens"])
+
+    def check_sampling(self, sampling: SamplingParams) -> SamplingParams:
+        for parameter in PARAMETERS:
+            if parameter.type in _NUMBERS:
+                parameter.check(getattr(sampling, parameter.name), vocab_size=0)
+        return sampling
+
+    def states(self) -> KnownStates:
+        listing = self._client.get(_STATES)
+        return KnownStates(tuple(map(_known, listing["data"])), listing["default"])
+
+    def load(self, path: Path) -> KnownState:
+        with path.open("rb") as file:
+            name = free_name(path, [state.name for state in self.states().states])
+            self._has_lease = True
+            return _known(self._client.upload(_state_path(name), file, {"owner": self._owner, "ttl": str(MAX_TTL)}))
+
+    def save(self, place: Place, path: Path) -> int:
+        name = f"{self._owner}-saved"
+        num_tokens = self._name(place, {"name": name, "owner": name})
+        try:
+            self._client.download(f"{_state_path(name)}/export", path)
+        finally:
+            with suppress(ServerError):  # else it goes with its lease
+                self._client.delete(_state_path(name))
+        return num_tokens
+
+    def name_state(self, place: Place, name: str) -> int:
+        return self._name(place, {"name": name})
+
+    def _name(self, place: Place, save_as: Json) -> int:
+        """Run what was said and keep the state under a name; return how many tokens it has taken in."""
+        only_run = {"max_tokens": 0, "add_generation_prompt": False, "continue_final_message": False}
+        answer = self._client.post(_CHAT, {**self._body(place), **only_run, "save_as": save_as})
+        if answer["saved_state"] is None:
+            raise ServerError(answer["save_error"]["message"])
+        num_tokens: int = answer["saved_state"]["num_tokens"] or answer["usage"]["prompt_tokens"]
+        return num_tokens
+
+    def _body(self, place: Place) -> dict[str, Any]:
+        messages = [{"role": message.role.value.lower(), "content": message.content} for message in place.messages]
+        body = {**self._model, "messages": messages, "reasoning_format": "none"}
+        return body if place.start is None else body | {"state": place.start}
+
+
+def _sampling_fields(sampling: SamplingParams) -> Json:
+    """Return the fields of a body for what is not as by default."""
+    values = {parameter.name: getattr(sampling, parameter.name) for parameter in PARAMETERS}
+    changed = {each.name: values[each.name] for each in PARAMETERS if values[each.name] != each.default}
+    if "logit_bias" in changed:
+        bias = changed["logit_bias"]
+        changed["logit_bias"] = [[token, False if value == -float("inf") else value] for token, value in bias.items()]
+    if "sampler" in changed:
+        sampler: Ai00Sampler = changed["sampler"]
+        changed["sampler"] = {"type": sampler.TYPE, **asdict(sampler)}
+    return changed
+
+
+def _state_path(name: str) -> str:
+    return f"{_STATES}/{quote(name, safe='')}"
+
+
+def _known(entry: Json) -> KnownState:
+    return KnownState(entry["name"], entry["num_tokens"])

@@ -1,0 +1,428 @@
+"""What a conversation shows: answers as they come, and notes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from markdown_it import MarkdownIt
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from rnn_engine.cli.chat.conversation import Talk
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.files import cache_folder
+from rnn_engine.sampling.params import PARAMETERS, Parameter, Seed
+from states.frozen import NO_INITIAL_STATE
+
+_PARSER: Final = MarkdownIt()
+
+
+class Screen(Protocol):
+    """Where a conversation is shown."""
+
+    def answer(self) -> AbstractContextManager[Callable[[str], None]]:
+        """Give a function that shows more of an answer, for as long as it comes."""
+        ...
+
+    def end_answer(self, *, finished: bool) -> None:
+        """Mark the end of an answer, which may have been ended early."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line that is no part of the conversation."""
+        ...
+
+    def complain(self, text: str) -> None:
+        """Show what went wrong."""
+        ...
+
+
+def show_answer(screen: Screen, answer: Callable[[Callable[[str], None]], bool]) -> None:
+    """Show what `answer` says to the function that it gets; it returns whether the answer came to its end."""
+    with screen.answer() as show:
+        finished = answer(show)
+    screen.end_answer(finished=finished)
+
+
+class PlainScreen:
+    """Text as it comes, for outputs that are no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def answer(self) -> Iterator[Callable[[str], None]]:
+        self._write("Assistant:")
+        begun = False
+
+        def show(text: str) -> None:
+            nonlocal begun
+            text = text if begun else text.lstrip()
+            if text:
+                self._write(text if begun else f" {text}")
+                begun = True
+
+        try:
+            yield show
+        except BaseException:
+            self._write("\n")
+            raise
+
+    def end_answer(self, *, finished: bool) -> None:
+        self._write("\n" if finished else " …\n")
+
+    def note(self, text: str) -> None:
+        self._write(f"{text}\n")
+
+    complain = note
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(text)
+        self._console.file.flush()
+
+
+class MarkdownScreen:
+    """Markdown, drawn while it comes.
+
+    Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def answer(self) -> Iterator[Callable[[str], None]]:
+        blocks = Blocks()
+        # No refreshing thread: what it writes could come between what is printed here and the lines that this counted.
+        with Live(console=self._console, auto_refresh=False, vertical_overflow="visible") as live:
+
+            def show(text: str) -> None:
+                for block in blocks.add(text):
+                    live.console.print(Markdown(block))
+                live.update(Markdown(blocks.last), refresh=True)
+
+            yield show
+
+    def end_answer(self, *, finished: bool) -> None:
+        if not finished:
+            self.note("(ended)")
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(text, style="dim"))
+
+    def complain(self, text: str) -> None:
+        self._console.print(Text(text, style="red"))
+
+
+class Blocks:
+    """A text in markdown that grows, cut at its blocks: paragraphs, lists, code."""
+
+    def __init__(self) -> None:
+        self.last = ""
+
+    def add(self, text: str) -> Iterator[str]:
+        """Take more text in, and yield the blocks that are complete now."""
+        self.last = (self.last + text) if self.last else text.lstrip()
+        starts = [token.map[0] for token in _PARSER.parse(self.last) if token.level == 0 and token.map]
+        if len(starts) > 1:
+            lines = self.last.splitlines(keepends=True)
+            yield "".join(lines[: starts[-1]])
+            self.last = "".join(lines[starts[-1] :])
+
+
+# What may be typed in a conversation besides messages: commands that begin with a slash.
+
+_NUMBERS: Final = (float, int, Seed)
+
+
+class QuitError(Exception):
+    """The conversation is to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its arguments as the help writes them, what it does, and what runs it."""
+
+    name: str
+    arguments: str
+    help: str
+    run: Callable[[Talk, Screen, str], None]
+    names: Callable[[Talk], Iterable[str]] = lambda _: ()  # what its argument may be, to complete it
+
+    @property
+    def needs_argument(self) -> bool:
+        return bool(self.arguments) and not self.arguments.startswith("[")
+
+    @property
+    def takes_file(self) -> bool:
+        return self.arguments == "FILE"
+
+
+def run_command(talk: Talk, screen: Screen, line: str) -> None:
+    """Run a line that begins with a slash, and show where it is no command or lacks what it needs.
+
+    Raises QuitError where it says to leave, and what the command raises.
+    """
+    word, _, argument = line.removeprefix("/").partition(" ")
+    command = COMMANDS.get(word)
+    argument = argument.strip()
+    if command is None:
+        screen.complain(f"/{word} is no command; /help lists them")
+    elif command.needs_argument and not argument:
+        screen.complain(f"/{word} lacks {command.arguments}")
+    elif argument and not command.arguments:
+        screen.complain(f"/{word} takes nothing after it")
+    else:
+        command.run(talk, screen, argument)
+
+
+def _help(_talk: Talk, screen: Screen, _argument: str) -> None:
+    width = max(len(f"{command.name} {command.arguments}") for command in COMMANDS.values()) + 2
+    for command in COMMANDS.values():
+        screen.note(f"/{f'{command.name} {command.arguments}':{width}}{command.help}")
+    screen.note("Enter sends a message, Alt+Enter begins a line in it. Ctrl-C ends an answer, Ctrl-D leaves.")
+
+
+def _new(talk: Talk, screen: Screen, _argument: str) -> None:
+    talk.new()
+    screen.note("a new conversation")
+
+
+def _system(talk: Talk, screen: Screen, argument: str) -> None:
+    if argument:
+        talk.begin_with(argument)
+        screen.note("a new conversation, with this system text")
+    else:
+        screen.note("there is no system text" if talk.system is None else talk.system)
+
+
+def _undo(talk: Talk, screen: Screen, _argument: str) -> None:
+    screen.note(f"taken back: {_shortened(talk.undo())}")
+
+
+def _retry(talk: Talk, screen: Screen, _argument: str) -> None:
+    show_answer(screen, talk.retry)
+
+
+def _fork(talk: Talk, screen: Screen, argument: str) -> None:
+    talk.fork(argument)
+    screen.note(f"put aside; /go {argument} goes on from here")
+
+
+def _go(talk: Talk, screen: Screen, argument: str) -> None:
+    if argument:
+        talk.go(argument)
+        last = talk.messages[-1].content if talk.messages else "nothing"
+        screen.note(f"back at {argument}; said last: {_shortened(last)}")
+    else:
+        screen.note(f"put aside: {', '.join(talk.forks) or 'nothing'}")
+
+
+def _state(talk: Talk, screen: Screen, argument: str) -> None:
+    if argument:
+        kept = talk.begin_from(argument)
+        screen.note(
+            f"the conversation begins from {argument} now, with all that was said; /retry answers the last message anew"
+            if kept and talk.messages
+            else f"a new conversation, from the state {argument}"
+        )
+        return
+    known = talk.states()
+    default = known.default or NO_INITIAL_STATE
+    current = talk.start or default
+    for name in talk.state_names:
+        screen.note(f"{'*' if name == current else ' '} {name}{' (the default)' if name == default else ''}")
+    screen.note("(*: the conversation begins from it)")
+
+
+def _name(talk: Talk, screen: Screen, argument: str) -> None:
+    num_tokens = talk.name_state(argument)
+    screen.note(f"the state after {num_tokens} tokens is called {argument}; /state {argument} goes on from there")
+
+
+def _save(talk: Talk, screen: Screen, argument: str) -> None:
+    path = Path(argument)
+    if path.exists():
+        raise InvalidRequestError("FILE", argument, "a new name")
+    num_tokens = talk.save(path)
+    screen.note(f"the state after {num_tokens} tokens is in {path}; /load goes on from there")
+
+
+def _load(talk: Talk, screen: Screen, argument: str) -> None:
+    name = talk.load(Path(argument))
+    screen.note(f"a new conversation, from the state in {argument}, which is called {name}")
+
+
+def _sampling(talk: Talk, screen: Screen, argument: str) -> None:
+    if argument:
+        changes = dict(_parse_change(word) for word in argument.split())
+        talk.change_sampling(replace(talk.sampling, **changes))
+    for parameter in PARAMETERS:
+        value = getattr(talk.sampling, parameter.name)
+        if value != parameter.default or parameter.name in ("temperature", "top_p", "top_k"):
+            screen.note(f"{parameter.name}={value}")
+
+
+def _parse_change(word: str) -> tuple[str, Any]:
+    """Read NAME=NUMBER. Raises InvalidRequestError."""
+    name, _, text = word.partition("=")
+    parameter = _PARAMETERS.get(name)
+    if parameter is None:
+        raise InvalidRequestError("sampling", word, f"NAME=NUMBER with a name of {', '.join(_PARAMETERS)}")
+    try:
+        return name, float(text) if parameter.type is float else int(text)
+    except ValueError:
+        raise InvalidRequestError(name, text, "a number") from None
+
+
+def _stats(talk: Talk, screen: Screen, _argument: str) -> None:
+    statistics = talk.statistics
+    if statistics is None:
+        screen.note("no answer yet")
+        return
+    speed = statistics.tokens_per_second
+    screen.note(
+        f"{statistics.completion_tokens} tokens in {statistics.whole:.2f} s, the first after "
+        f"{statistics.first_token:.2f} s{'' if speed is None else f', then {speed:.0f} a second'}; of the prompt's "
+        f"{statistics.prompt_tokens} tokens {statistics.cached_tokens} were in the cache"
+    )
+
+
+def _quit(_talk: Talk, _screen: Screen, _argument: str) -> None:
+    raise QuitError
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
+
+
+_SHOWN: Final = 60
+_STATE_HELP: Final = "begins from the state of that name, or lists them"
+_PARAMETERS: Final[dict[str, Parameter]] = {each.name: each for each in PARAMETERS if each.type in _NUMBERS}
+COMMANDS: Final = {
+    command.name: command
+    for command in (
+        Command("help", "", "lists the commands", _help),
+        Command("new", "", "starts a new conversation", _new),
+        Command("system", "[TEXT]", "starts one with a system text, or shows it", _system),
+        Command("undo", "", "takes the last message and its answer back", _undo),
+        Command("retry", "", "has the last message answered anew", _retry),
+        Command("fork", "NAME", "puts a copy of the conversation aside", _fork),
+        Command("go", "[NAME]", "goes on from such a copy, or lists them", _go, lambda talk: talk.forks),
+        Command("state", "[NAME]", _STATE_HELP, _state, lambda talk: talk.state_names),
+        Command("name", "NAME", "gives the state of the conversation a name", _name),
+        Command("save", "FILE", "writes the state of the conversation to a file", _save),
+        Command("load", "FILE", "starts a new conversation from the state in a file", _load),
+        Command("sampling", "[NAME=NUMBER ...]", "shows or changes how tokens are drawn", _sampling),
+        Command("stats", "", "tells how long the last answer took", _stats),
+        Command("quit", "", "leaves", _quit),
+        Command("exit", "", "leaves", _quit),
+    )
+}
+
+# What a user types: a line with editing, history and completion on a terminal, or a line of standard input.
+
+ReadLine: TypeAlias = Callable[[], str | None]
+"""Returns what the user typed, without blanks around it; None at the end."""
+
+_PROMPT = "User: "
+
+
+def plain_lines() -> str | None:
+    """Read a line of standard input."""
+    sys.stdout.write(_PROMPT)
+    sys.stdout.flush()
+    line = sys.stdin.readline()
+    if not line:
+        sys.stdout.write("\n")
+        return None
+    return line.strip()
+
+
+def edited_lines(talk: Talk) -> ReadLine:
+    """Return what reads lines with editing, and keeps them for the next time."""
+    session: PromptSession[str] = PromptSession(
+        _PROMPT,
+        history=_history(),
+        completer=_CommandCompleter(talk),
+        complete_while_typing=False,
+        key_bindings=_bindings(),
+        prompt_continuation="      ",
+        multiline=True,
+        enable_open_in_editor=True,
+    )
+
+    def read() -> str | None:
+        while True:
+            try:
+                return session.prompt().strip()
+            except KeyboardInterrupt:  # drops what was typed
+                continue
+            except EOFError:
+                return None
+
+    return read
+
+
+def _history() -> History:
+    """Return the history on disk; one in memory where there can be no file."""
+    path = cache_folder() / "chat-history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    @bindings.add("escape", "c-j")  # as it comes where it was typed before the prompt was there
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings
+
+
+class _CommandCompleter(Completer):
+    """Completes the names of commands, and after them paths or names, as they take them."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/"):
+            return
+        word, space, rest = text[1:].partition(" ")
+        if not space:
+            for name, command in COMMANDS.items():
+                if name.startswith(word):
+                    yield Completion(name, -len(word), display_meta=command.help)
+        elif word in COMMANDS:
+            command = COMMANDS[word]
+            if command.takes_file:
+                yield from self._paths.get_completions(Document(rest), complete_event)
+            for name in command.names(self._talk):
+                if name.startswith(rest):
+                    yield Completion(name, -len(rest))

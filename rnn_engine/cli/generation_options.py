@@ -1,0 +1,222 @@
+"""The options for how tokens are drawn, made from `SamplingParams`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import click
+
+from rnn_engine.cli.options import AddOption, option_group
+from rnn_engine.cli.session import Session
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar, written_grammar
+from rnn_engine.loading.settings import StateFile, StateSettings
+from rnn_engine.requests import MixedState, StateMix
+from rnn_engine.sampling.chain import ORDER, parse_order
+from rnn_engine.sampling.params import (
+    PARAMETERS,
+    Parameter,
+    SamplerChoice,
+    SamplingParams,
+    Seed,
+    StepNames,
+    Texts,
+    TokenBias,
+    Words,
+    parse_ai00,
+)
+from rnn_engine.sampling.rows import MixKind
+from rnn_engine.types import InitialState
+from states.frozen import NO_INITIAL_STATE
+
+_MAX_TOKENS = click.option("--max-tokens", default=256, show_default=True, help="The most tokens to generate.")
+
+
+def _make_option(parameter: Parameter) -> AddOption:
+    name, help_text = "--" + parameter.name.replace("_", "-"), parameter.allowed.help
+    kind = parameter.type
+    if kind in _REPEATED:
+        parse, metavar = _REPEATED[kind]
+        return click.option(
+            name, multiple=True, callback=parse, metavar=metavar, help=f"{help_text} May be given several times."
+        )
+    if kind in _PARSED:
+        parse, metavar = _PARSED[kind]
+        return click.option(name, callback=parse, metavar=metavar, help=help_text)
+    if kind == Seed:
+        return click.option(name, type=int, help=help_text)
+    return click.option(name, type=kind, default=parameter.default, show_default=True, help=help_text)
+
+
+def _parse_bias(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[int | str, float]:
+    """Parse ID=NUMBER, TEXT=NUMBER or ID=false, given several times. A click callback."""
+    bias: dict[int | str, float] = {}
+    for text in texts:
+        token, _, number = text.rpartition("=")
+        try:
+            value = -math.inf if number == "false" else float(number)
+        except ValueError:
+            value = math.nan
+        if not token or math.isnan(value):
+            raise click.BadParameter(f"{text!r} is not allowed; expected ID=NUMBER, as 65530=-1.5, or TEXT=NUMBER")
+        bias[int(token) if token.isascii() and token.isdigit() else token] = value
+    return bias
+
+
+def _parse_texts(_context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts, or the default where there are none. A click callback."""
+    [default] = [one.default for one in PARAMETERS if one.name == parameter.name]
+    return texts or tuple(default)
+
+
+def _parse_steps(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...] | None:
+    """Parse names that commas part, or letters. A click callback."""
+    if text is None:
+        return None
+    try:
+        return parse_order([name.strip() for name in text.split(",")] if "," in text or text in ORDER else text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(f"{error.value!r} is not allowed; expected {error.allowed}") from None
+
+
+def _parse_sampler(_context: click.Context, _parameter: click.Parameter, text: str | None) -> SamplerChoice:
+    """Parse a JSON object. A click callback."""
+    if text is None:
+        return None
+    try:
+        return parse_ai00(json.loads(text))
+    except (InvalidRequestError, ValueError) as error:
+        raise click.BadParameter(f"{text!r} is not allowed: {error}") from None
+
+
+_REPEATED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
+    {TokenBias: (_parse_bias, "ID=NUMBER"), Texts: (_parse_texts, "TEXT"), Words: (_parse_texts, "TEXT")}
+)
+_PARSED: Mapping[Any, tuple[Callable[..., Any], str]] = MappingProxyType(
+    {StepNames: (_parse_steps, "NAMES|LETTERS"), SamplerChoice: (_parse_sampler, "JSON")}
+)
+
+sampling_options = option_group("Sampling", SamplingParams, _MAX_TOKENS, *map(_make_option, PARAMETERS))
+
+# The options for what an answer may be: a grammar, a JSON schema or a regular expression.
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def _make_grammar(grammar: Path | None, json_schema: Path | None, regex: str | None) -> Grammar | None:
+    """Return the grammar that was given; None is any text."""
+    given = [_read_grammar(grammar), _read_schema(json_schema), _make_regex(regex)]
+    chosen = [one for one in given if one is not None]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{chosen[0].field} and {chosen[1].field} exclude each other")
+    return chosen[0] if chosen else None
+
+
+grammar_options = option_group(
+    "What the answer is",
+    _make_grammar,
+    click.option(
+        "--grammar",
+        type=_FILE,
+        metavar="FILE",
+        help="A grammar: llama.cpp's GBNF, llguidance's Lark or, in a file that ends in .kbnf, kbnf's.",
+    ),
+    click.option("--json-schema", type=_FILE, metavar="FILE", help="A JSON schema."),
+    click.option("--regex", metavar="PATTERN", help="A regular expression that the whole answer matches."),
+)
+
+
+def _read_grammar(path: Path | None) -> Grammar | None:
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8")
+    return Grammar("kbnf", text, "--grammar") if path.suffix == ".kbnf" else written_grammar(text, "--grammar")
+
+
+def _read_schema(path: Path | None) -> Grammar | None:
+    return None if path is None else Grammar("json_schema", path.read_text(encoding="utf-8"), "--json-schema")
+
+
+def _make_regex(pattern: str | None) -> Grammar | None:
+    return None if pattern is None else Grammar("regex", pattern, "--regex")
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """The states that one text starts from: none, which leaves it to the model file, or one, or several in a mix."""
+
+    files: Sequence[Path | None] = ()  # None is a state of fill values
+    weights: Sequence[float] = ()  # of each in the mix; none where there is no mix
+    kind: MixKind = "log"
+
+    @property
+    def settings(self) -> StateSettings:
+        """The settings of an engine that has the states, of which the first is the default."""
+        if not self.files:
+            return StateSettings()
+        named = [StateFile(file, _name(place)) for place, file in enumerate(self.files) if file is not None]
+        return StateSettings(named, default=NO_INITIAL_STATE if self.files[0] is None else _name(0))
+
+    def mix(self, session: Session) -> StateMix | None:
+        """Return the mix of the engine's default state with the further ones; None where there is none."""
+        if not self.weights:
+            return None
+        others = [
+            MixedState(self.weights[place], None if self.files[place] is None else _initial_state(session, place))
+            for place in range(1, len(self.files))
+        ]
+        return StateMix(self.weights[0], others, self.kind)
+
+
+def _name(place: int) -> str:
+    return f"state {place}"
+
+
+def _initial_state(session: Session, place: int) -> InitialState:
+    return session.run(session.engine.states.get(_name(place))).frozen.for_request
+
+
+def _parse_mix(states: tuple[str, ...], mix: MixKind) -> Starts:
+    parts = [_divide(text) for text in states]
+    files = [None if file == NO_INITIAL_STATE else Path(file) for file, _ in parts]
+    weights = [weight for _, weight in parts if weight is not None]
+    if len(weights) != (len(parts) if len(parts) > 1 else 0):
+        raise click.BadParameter(
+            f"{' '.join(states)!r} is not allowed; expected one FILE, or several FILE:WEIGHT", param_hint="'--state'"
+        )
+    return Starts(files, weights, mix)
+
+
+def _divide(text: str) -> tuple[str, float | None]:
+    """Return the file and the weight, if it has one; a file's name may have colons too."""
+    file, colon, weight = text.rpartition(":")
+    try:
+        return (file, float(weight)) if colon and file else (text, None)
+    except ValueError:
+        return text, None
+
+
+mix_options = option_group(
+    "States",
+    _parse_mix,
+    click.option(
+        "--state",
+        "states",
+        multiple=True,
+        metavar="FILE[:WEIGHT]",
+        help="Start from the state in this file, or `none`. Several with weights are mixed at each token.",
+    ),
+    click.option(
+        "--mix",
+        type=click.Choice(get_args(MixKind)),
+        default="log",
+        show_default=True,
+        help="What of several states is mixed by the weights: log-probabilities or probabilities.",
+    ),
+)

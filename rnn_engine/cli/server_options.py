@@ -1,0 +1,330 @@
+"""The options that say who may come in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from rnn_engine.cli.options import AddOption, FiniteRange, option_group, parse_size, size_in_words
+from rnn_engine.errors import InvalidRequestError
+from server.auth.admission import check_origin
+from server.auth.keys import ApiKey, check_key_name, read_keys
+from server.auth.rates import UNBOUNDED, Rate, parse_rate
+from server.auth.tls import TlsFiles
+from server.core.settings import BOUNDS, AuthSettings, Bound, ConnectionSettings, Limits
+from server.telemetry.logs import LogFormat, LogLevel, LogSettings, RequestIdFilter, make_formatter
+
+
+def _parse_origins(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """A click callback."""
+    try:
+        return tuple(map(check_origin, texts))
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _parse_rate(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Rate:
+    """A click callback."""
+    try:
+        return UNBOUNDED if text is None else parse_rate(text)
+    except InvalidRequestError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _app_key(text: str) -> ApiKey:
+    name, equals, key = text.partition("=")
+    if not equals:
+        raise click.BadParameter("--app-key: expected NAME=KEY")
+    return ApiKey.of(key, check_key_name(name))
+
+
+def _make_doors(
+    api_key: str | None,
+    key_file: Path | None,
+    app_keys: tuple[str, ...],
+    open_to_all: bool,
+    allowed_hosts: tuple[str, ...],
+    cors_origins: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    share_cache: bool,
+    rate: Rate,
+) -> AuthSettings:
+    keys = () if key_file is None else read_keys(key_file)
+    if api_key is not None:
+        keys = (ApiKey.of(api_key), *keys)
+    keys = (*map(_app_key, app_keys), *keys)
+    if key_file is not None and not keys:
+        raise click.UsageError(f"--api-key-file {key_file}: has no key in it")
+    if tls_key is not None and tls_cert is None:
+        raise click.UsageError("--tls-key needs --tls-cert, the certificate that it belongs to")
+    tls = None if tls_cert is None else TlsFiles(tls_cert, tls_key)
+    return AuthSettings(keys, open_to_all, allowed_hosts, cors_origins, tls, share_cache, rate)
+
+
+door_options = option_group(
+    "Who may come in",
+    _make_doors,
+    click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar="RNN_ENGINE_API_KEY",
+        show_envvar=True,
+        help="Admit only requests that send it as `Authorization: Bearer KEY`. Whoever may list this machine's "
+        "processes can read it here, but not in the variable.  [default: admit this machine]",
+    ),
+    click.option(
+        "--api-key-file",
+        "key_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="RNN_ENGINE_API_KEY_FILE",
+        show_envvar=True,
+        help="The same for several keys, one a line: NAME:SCOPE KEY, as `rnn-engine key` makes them.",
+    ),
+    click.option(
+        "--key-rate",
+        "rate",
+        callback=_parse_rate,
+        metavar="RATE",
+        help="What each API key may use in a minute, or without keys each address, as requests=60,tokens=100000, or "
+        "one of both; beyond it the answer is 429. The file of keys may say otherwise for a key.  [default: no bound]",
+    ),
+    click.option(
+        "--app-key",
+        "app_keys",
+        multiple=True,
+        metavar="NAME=KEY",
+        help="An API key for everything under a name, as ai00's app_keys. May be given several times.",
+    ),
+    click.option(
+        "--open",
+        "open_to_all",
+        is_flag=True,
+        help="Without an API key, admit other machines, too: everyone who reaches the address.",
+    ),
+    click.option(
+        "--allowed-host",
+        "allowed_hosts",
+        multiple=True,
+        metavar="NAME",
+        help="A name by which clients may call the server, besides localhost, the name in --host and addresses; "
+        "checked without an API key or where it is given. May be given several times.",
+    ),
+    click.option(
+        "--cors-origin",
+        "cors_origins",
+        multiple=True,
+        callback=_parse_origins,
+        metavar="ORIGIN",
+        help="Let web pages of this origin call the server, as https://chat.example, or of this machine, as "
+        "localhost, or with an API key of any, as *. May be given several times.",
+    ),
+    click.option(
+        "--tls-cert",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Speak HTTPS with the certificate in this file (PEM), and with those below its authority.",
+    ),
+    click.option(
+        "--tls-key",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The certificate's key (PEM, not encrypted).  [default: in the file of the certificate]",
+    ),
+    click.option(
+        "--share-cache",
+        is_flag=True,
+        help="Let all API keys go on from what any of them has asked before; they can then guess what others asked.",
+    ),
+)
+
+_LIMITS = Limits()
+
+
+def _limit_option(name: str, bound: Bound) -> AddOption:
+    option, default = "--" + name.replace("_", "-"), getattr(_LIMITS, name)
+    if bound.unit == "bytes":
+        return click.option(
+            option,
+            callback=parse_size,
+            metavar="SIZE",
+            default=size_in_words(default),
+            show_default=True,
+            help=bound.help,
+        )
+    return click.option(
+        option, type=click.IntRange(min=0), metavar="NUMBER", default=default, show_default=True, help=bound.help
+    )
+
+
+limit_options = option_group(
+    "Limits of a request", Limits, *(_limit_option(name, bound) for name, bound in BOUNDS.items())
+)
+
+# The options that bound connections: how many, and how long a client may take.
+
+_CONNECTIONS = ConnectionSettings()
+
+
+def seconds_option(name: str, default: float, meaning: str) -> AddOption:
+    """Return an option that takes a time in seconds, more than none."""
+    return click.option(
+        name,
+        type=FiniteRange(min=0, min_open=True),
+        metavar="SECONDS",
+        default=default,
+        show_default=True,
+        help=meaning,
+    )
+
+
+connection_options = option_group(
+    "Connections",
+    ConnectionSettings,
+    click.option(
+        "--max-connections",
+        type=click.IntRange(min=1),
+        default=_CONNECTIONS.max_connections,
+        show_default=True,
+        help="Open at the same time. One more closes the one that has waited longest for a request.",
+    ),
+    click.option(
+        "--max-connections-per-client",
+        "max_per_client",
+        type=click.IntRange(min=1),
+        default=_CONNECTIONS.max_per_client,
+        show_default=True,
+        help="The same for one address.",
+    ),
+    seconds_option("--idle-seconds", _CONNECTIONS.idle_seconds, "How long a connection may wait for a request."),
+    seconds_option("--header-seconds", _CONNECTIONS.header_seconds, "How long the head of a request may take."),
+    seconds_option(
+        "--body-seconds",
+        _CONNECTIONS.body_seconds,
+        "How long its body may take; each 4 kB that come give a second of it back.",
+    ),
+    seconds_option(
+        "--stall-seconds",
+        _CONNECTIONS.stall_seconds,
+        "After how long a client that takes less than 512 bytes a second of its answer is dropped.",
+    ),
+)
+
+_LOGS = LogSettings()
+
+log_options = option_group(
+    "Log",
+    LogSettings,
+    click.option(
+        "--log-format",
+        "format",
+        type=click.Choice(get_args(LogFormat)),
+        default=_LOGS.format,
+        show_default=True,
+        help="How the lines on standard error are written; json is one object a line.",
+    ),
+    click.option(
+        "--log-level",
+        "level",
+        type=click.Choice(get_args(LogLevel)),
+        default=_LOGS.level,
+        show_default=True,
+        help="The least that is logged. Requests are info, but those of /health and /metrics are debug.",
+    ),
+    click.option(
+        "--slow-seconds",
+        type=FiniteRange(0, min_open=True),
+        metavar="SECONDS",
+        help="Log a request that takes longer as a warning.  [default: none]",
+    ),
+)
+
+# The server's log: lines on standard error, written by a thread so that no request waits for whoever reads them.
+
+_STANDARD_ERROR = 2
+_CAPACITY = 4096  # lines that wait to be written; those beyond are dropped
+_CLOSING_SECONDS = 1.0  # for the lines that are left at the end
+_DROPPED = "%d log lines were dropped, since standard error was not read"
+
+
+class BackgroundHandler(logging.Handler):
+    """Writes log lines to a file descriptor on a thread of its own.
+
+    Lines that come while `capacity` others wait are dropped; their number is logged once lines are read again.
+    """
+
+    def __init__(self, descriptor: int, capacity: int = _CAPACITY) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes | None] = queue.Queue(capacity)  # None ends the thread
+        self.dropped = 0  # since this was last logged
+        self._thread = threading.Thread(target=self._write_lines, name="rnn-engine log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue a line. Does not block."""
+        try:
+            self._lines.put_nowait(self._encode(record))
+        except queue.Full:
+            self.dropped += 1
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Wait until all lines are written, or for a second or two where nobody reads them."""
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=_CLOSING_SECONDS)
+            self._thread.join(_CLOSING_SECONDS)
+        super().close()
+
+    def _write_lines(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            if dropped := self._take_dropped():
+                self._write(self._encode(_dropped(dropped)))
+
+    def _write(self, line: bytes) -> None:
+        """Write with `os.write`: a thread that hangs in `sys.stderr` would keep the interpreter from ending."""
+        rest = memoryview(line)
+        with suppress(OSError):  # nobody can read any more
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def _take_dropped(self) -> int:
+        self.acquire()
+        try:
+            dropped, self.dropped = self.dropped, 0
+        finally:
+            self.release()
+        return dropped
+
+    def _encode(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+
+def _dropped(count: int) -> logging.LogRecord:
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, _DROPPED, (count,), None)
+
+
+@contextmanager
+def log_on_stderr(settings: LogSettings) -> Iterator[None]:
+    """Log to standard error while the block runs."""
+    handler = BackgroundHandler(_STANDARD_ERROR)
+    handler.setFormatter(make_formatter(settings.format))
+    handler.addFilter(RequestIdFilter())
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(settings.level.upper())
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        handler.close()

@@ -1,0 +1,87 @@
+"""`rnn-engine devices`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from huggingface_hub.utils import disable_progress_bars
+
+from rnn_engine.hub import Wanted
+from rnn_engine.hub.download import Hub
+from server.auth.keys import ApiKey, Scope, check_key_name, new_key, parse_weight
+from server.auth.rates import parse_rate
+
+
+@click.command()
+def devices_command() -> None:
+    """List the devices that can run a model.
+
+    --device takes an index or a part of a name from this list; cpu always works.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from rnn_engine.gpu import list_devices  # takes a while to import
+
+    devices = list_devices()
+    if devices:
+        table = Table("index", "name", "kind", "backend", "driver", box=None)
+        for device in devices:
+            table.add_row(str(device.index), device.name, device.kind, device.backend, device.driver)
+        Console().print(table)
+    else:
+        click.echo(
+            "no GPU that WebGPU reaches: install a Vulkan driver (on Debian or Ubuntu: mesa-vulkan-drivers)", err=True
+        )
+    click.echo("cpu: numpy on the processor, works everywhere and is slow")
+
+
+@click.command()
+@click.argument("model", metavar="NAME|REPOSITORY[:FILE]")
+def pull_command(model: str) -> None:
+    """Fetch a model from the Hugging Face Hub.
+
+    NAME is a short name, such as rwkv7-0.1b, that `rnn-engine models` lists; REPOSITORY is OWNER/NAME, and FILE one of
+    its files or a pattern such as '*Q8_0.gguf', of which the newest match is taken. A download that was cut is gone on
+    from, and checked by its checksum. HF_ENDPOINT names a mirror, HF_TOKEN opens repositories that are not public, and
+    RNN_ENGINE_MODELS is the folder for models.
+    """
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    click.echo(Hub().pull(Wanted.parse(model)))
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    type=click.Choice([scope.value for scope in Scope]),
+    default=Scope.MANAGE.value,
+    show_default=True,
+    help="use: run the model; manage: keep states of its own, too; admin: see and change what belongs to all.",
+)
+@click.option(
+    "--weight",
+    default="1",
+    metavar="NUMBER",
+    show_default=True,
+    help="Where keys share slots and queue: one of weight 2 gets twice as much as one of weight 1.",
+)
+@click.option(
+    "--rate",
+    metavar="RATE",
+    help="What the key may use in a minute, as requests=60,tokens=100000, or one of both.  "
+    "[default: --key-rate of the server]",
+)
+def key_command(name: str, scope: str, weight: str, rate: str | None) -> None:
+    """Make an API key.
+
+    Prints the key, which is kept nowhere, and the line for it in the file of `rnn-engine serve --api-key-file`, which
+    holds its hash alone. NAME stands for the key in the log, and its states belong to NAME.
+    """
+    key = new_key()
+    quota = None if rate is None else parse_rate(rate)
+    line = ApiKey.of(key, check_key_name(name), Scope(scope), parse_weight(weight), quota).line
+    click.echo(f"key   {key}")
+    click.echo(f"line  {line}")

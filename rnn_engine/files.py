@@ -1,0 +1,197 @@
+"""Write files and folders so that readers find the old content or the new one; small records in the user's cache.
+
+A folder that is written so has a list of what was written in it, `.rnn-engine.json`. A folder with anything that is not
+as its list says is somebody's, and is never replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, Final, TypeAlias
+
+from rnn_engine.errors import InvalidRequestError
+
+TEMPORARY_SUFFIX = ".partial"
+"""Files that end so are writes that a crash cut short; they may be deleted when nobody writes."""
+
+_LIST = ".rnn-engine.json"
+
+_Contents: TypeAlias = dict[str, list[int]]
+"""What is in a folder, by relative path: size and time of change (ns) of a file or link, nothing of a folder."""
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`, which replaces `path` when the block ends and is deleted when it fails.
+
+    The content is on the disk when the block has been left. Raises OSError at once where the folder can't be written
+    to, and at the end where the disk has no room; only where nothing but the rename could not be brought to the disk,
+    the new content is there all the same.
+    """
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with _create(unfinished) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):  # what went wrong before is told
+            unfinished.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _create(path: Path) -> IO[bytes]:
+    return path.open("xb")
+
+
+@contextmanager
+def atomic_folder(path: Path, field: str) -> Iterator[Path]:
+    """Make a folder beside `path`, which takes the place of `path` when the block ends and is deleted when it fails.
+
+    What is at `path` is replaced if it is an empty folder, or one that was written so and is unchanged since. Raises
+    InvalidRequestError, which names `field`, for anything else, before the block and again after it; OSError where it
+    can't be written.
+    """
+    _check_replaceable(path, field)
+    unfinished = path.with_name(f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        contents = _contents(unfinished)
+        with atomic_file(unfinished / _LIST) as file:
+            file.write(json.dumps({"files": contents}, indent=1).encode())
+        _check_replaceable(path, field)
+        _put_in_place(unfinished, path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _check_replaceable(path: Path, field: str) -> None:
+    """Raise InvalidRequestError unless nothing is lost where a folder takes the place of what is at `path`."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        reason = "is a link" if path.is_symlink() else "is a file"
+    else:
+        listed = _read_list(path)
+        foreign = (
+            name for name, entry in sorted(_contents(path).items()) if name != _LIST and listed.get(name) != entry
+        )
+        reason = f"holds {name!r}" if (name := next(foreign, None)) is not None else ""
+    if reason:
+        allowed = f"a new name, or a folder that rnn-engine wrote and nobody has changed since; it {reason}"
+        raise InvalidRequestError(field, str(path), allowed)
+
+
+def _contents(folder: Path) -> _Contents:
+    found: _Contents = {}
+    pending = [str(folder)]
+    while pending:  # no recursion, whatever the depth
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(folder).as_posix()
+                if entry.is_dir(follow_symlinks=False):
+                    found[name] = []
+                    pending.append(entry.path)
+                else:
+                    facts = entry.stat(follow_symlinks=False)
+                    found[name] = [facts.st_size, facts.st_mtime_ns]
+    return found
+
+
+def _read_list(folder: Path) -> _Contents:
+    """Return what a folder's list says; nothing where it has none, or one that is damaged."""
+    try:
+        content = json.loads((folder / _LIST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    files = content.get("files") if isinstance(content, dict) else None
+    return files if isinstance(files, dict) else {}
+
+
+def _put_in_place(unfinished: Path, path: Path) -> None:
+    """Rename a folder. One that is at `path` already is replaced, and comes back if that fails."""
+    if not path.exists():
+        unfinished.rename(path)
+        _sync_folder(path.parent)
+        return
+    old = unfinished.with_suffix(".old")
+    path.rename(old)
+    try:
+        unfinished.rename(path)
+    except OSError:
+        with suppress(OSError):
+            old.rename(path)
+        raise
+    _sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def delete_file(path: Path) -> None:
+    """Delete a file, where it is there, so that it does not come back after a crash. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # it is gone, and only the system's crash could bring it back
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename in `folder` to the disk."""
+    if os.name != "posix":  # elsewhere a folder can't be opened, and a rename needs no sync
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_SHOWN_DIGITS: Final = 16  # of a record's digest
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be computed anew, as the system has it; it may not exist."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "rnn-engine"
+
+
+def short_digest(text: str, digits: int = 32) -> str:
+    """Return the first digits of the SHA-256 of `text`."""
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return what `write_record` wrote; None where it is damaged, not there, or another program's."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    digest = content.pop("digest", None)
+    return content if digest == _digest(content) else None
+
+
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write what JSON can hold, with a digest that tells a damaged record. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(json.dumps({**content, "digest": _digest(content)}).encode())
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return short_digest(json.dumps(content, sort_keys=True), _SHOWN_DIGITS)

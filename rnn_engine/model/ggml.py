@@ -1,0 +1,278 @@
+"""The names and orientations of tensors in llama.cpp's and rwkv.cpp's files.
+
+The mixes of a layer's time mix lie in one tensor, the adapters are transposed, RWKV-7's r_k is flat, and layer 0 of
+RWKV-7 has a copy of another adapter for the value residual, which it does not use. Of RWKV-6, the matrices that write
+to the residual are halved after every so many layers, as the residual is in llama.cpp's forward pass; here they are
+scaled back. Sizes come from the tensors; metadata that contradicts them is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import isclose
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.stored import Compute, Flat, Part, Rows, Scale, Split, Step, StoredTensor, Swap
+from rnn_engine.tensor_files.gguf_file import Metadata
+from rnn_engine.tensor_files.source import count, show, show_all
+from rnn_engine.types import ModelShape
+
+_BLOCK: Final = re.compile(r"blk\.([0-9]{1,6})\.(.*)")
+_LAYER_NORM_EPSILON: Final = 1e-5
+_MOST_HALVINGS: Final = 64
+
+_BOTH: Final = ("weight", "bias")
+_MODEL_NAMES: Final = {
+    "token_embd.weight": "emb.weight",
+    "output.weight": "head.weight",
+    **{f"token_embd_norm.{part}": f"blocks.0.ln0.{part}" for part in _BOTH},
+    **{f"output_norm.{part}": f"ln_out.{part}" for part in _BOTH},
+}
+_LAYER_NAMES: Final = {
+    **{f"attn_norm.{part}": f"ln1.{part}" for part in _BOTH},
+    **{f"attn_norm_2.{part}": f"ln2.{part}" for part in _BOTH},
+    **{f"time_mix_ln.{part}": f"att.ln_x.{part}" for part in _BOTH},
+    **{f"time_mix_{name}.weight": f"att.{name}.weight" for name in ("key", "value", "receptance", "output")},
+    **{f"channel_mix_{name}.weight": f"ffn.{name}.weight" for name in ("key", "value")},
+}
+_FUSED: Final = "time_mix_lerp_fused.weight"
+_HEADS: Final = "time_mix_r_k.weight"
+_COMMON_SIZES: Final = {
+    "block_count": "num_layers",
+    "embedding_length": "width",
+    "feed_forward_length": "ffn_width",
+    "wkv.head_size": "head_size",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """The tensors of a layer by llama.cpp's name, without the fused mixes, and what they are called by BlinkDL."""
+
+    names: Mapping[str, str]
+    swapped: frozenset[str]
+    halved: frozenset[str]  # those that were divided as the residual is
+    mix: str  # what BlinkDL calls a mix, before its letter
+    mixes: str  # the letters of the fused ones, in their order
+
+
+_ARCHITECTURES: Final = {
+    "rwkv6": _Architecture(
+        names={
+            **_LAYER_NAMES,
+            "time_mix_gate.weight": "att.gate.weight",
+            "channel_mix_receptance.weight": "ffn.receptance.weight",
+            **{f"channel_mix_lerp_{kind}.weight": f"ffn.time_maa_{kind}" for kind in "kr"},
+            "time_mix_lerp_x.weight": "att.time_maa_x",
+            **{f"time_mix_{name}.weight": f"att.time_maa_{name}" for name in ("w1", "w2")},
+            **{f"time_mix_{name}.weight": f"att.time_{name}" for name in ("decay", "decay_w1", "decay_w2")},
+            "time_mix_first.weight": "att.time_faaaa",
+        },
+        swapped=frozenset(f"time_mix_{name}.weight" for name in ("w1", "w2", "decay_w1", "decay_w2")),
+        halved=frozenset({"time_mix_output.weight", "channel_mix_value.weight"}),
+        mix="att.time_maa_",
+        mixes="wkvrg",
+    ),
+    "rwkv7": _Architecture(
+        names={
+            **_LAYER_NAMES,
+            "channel_mix_lerp_k.weight": "ffn.x_k",
+            **{
+                f"time_mix_{name}.weight": f"att.{name}"
+                for name in ("w0", "w1", "w2", "a0", "a1", "a2", "v0", "v1", "v2", "g1", "g2", "k_k", "k_a", "r_k")
+            },
+        },
+        swapped=frozenset(f"time_mix_{kind}{number}.weight" for kind in "wavg" for number in "12"),
+        halved=frozenset(),
+        mix="att.x_",
+        mixes="rwkvag",
+    ),
+}
+_UNUSED_IN_LAYER_0: Final = frozenset(f"time_mix_v{number}.weight" for number in "012")
+
+
+def locate_llama_cpp(metadata: Metadata, names: Iterable[str]) -> dict[str, StoredTensor]:
+    """Return where a GGUF file keeps each tensor of the model, by BlinkDL's name.
+
+    Raises ModelError for an architecture that is not read, and where a tensor is missing or unknown.
+    """
+    found = metadata.get("general.architecture")
+    if not isinstance(found, str) or found not in _ARCHITECTURES:
+        allowed = " or ".join(_ARCHITECTURES)
+        raise ModelError(f"general.architecture is {show(str(found))}; expected {allowed}")
+    names = tuple(names)
+    architecture = _ARCHITECTURES[found]
+    num_layers = 1 + max((int(match[1]) for name in names if (match := _BLOCK.fullmatch(name))), default=-1)
+    _check_names(architecture, names, num_layers)
+    stored = {_MODEL_NAMES[name]: StoredTensor(name) for name in names if name in _MODEL_NAMES}
+    for name in names:
+        if match := _BLOCK.fullmatch(name):
+            stored |= _locate(architecture, metadata, found, int(match[1]), match[2])
+    return stored
+
+
+def list_llama_cpp_names(architecture: str, num_layers: int) -> Iterator[str]:
+    """Yield the names of all tensors that llama.cpp's converter writes for `rwkv6` or `rwkv7`."""
+    yield from _MODEL_NAMES
+    for layer in range(num_layers):
+        yield from _names_of_layer(_ARCHITECTURES[architecture], layer)
+
+
+def check_metadata(metadata: Metadata, shape: ModelShape) -> None:
+    """Raise ModelError for a key of the metadata that contradicts the tensors, or asks for what is not served."""
+    prefix = metadata["general.architecture"]
+    for key, size in _COMMON_SIZES.items():
+        stated = metadata.get(f"{prefix}.{key}")
+        if stated is not None and stated != shape.sizes[size]:
+            raise _contradiction(f"{prefix}.{key}", stated, f"{shape.sizes[size]}, as the tensors have it")
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    if len(tokens) > shape.vocab_size:
+        raise _contradiction("tokenizer.ggml.tokens", f"{len(tokens)} texts", f"at most {shape.vocab_size}")
+    key = f"{prefix}.attention.layer_norm_epsilon"
+    epsilon = metadata.get(key, _LAYER_NORM_EPSILON)
+    if not isinstance(epsilon, float) or not isclose(epsilon, _LAYER_NORM_EPSILON, rel_tol=1e-3):
+        raise _contradiction(key, epsilon, f"{_LAYER_NORM_EPSILON}")
+
+
+def _contradiction(key: str, stated: object, expected: str) -> ModelError:
+    return ModelError(f"the metadata's {key} is {show(str(stated))}; expected {expected}")
+
+
+def _check_names(architecture: _Architecture, names: tuple[str, ...], num_layers: int) -> None:
+    known = {*_MODEL_NAMES, *_layer_names(architecture, num_layers, len(names))}
+    optional = {f"blk.0.{name}" for name in _UNUSED_IN_LAYER_0}
+    singles = {f"blk.{layer}.{name}" for layer in range(num_layers) for name in _single_mixes(architecture)}
+    fused_apart = {f"blk.{name.split('.')[1]}.{_FUSED}" for name in singles & set(names)}
+    if missing := sorted(known - set(names) - optional - fused_apart):
+        raise ModelError(f"{count(missing, 'tensor')} missing: {show_all(missing)}")
+    if unknown := sorted(set(names) - known - singles):
+        raise ModelError(f"{count(unknown, 'tensor')} that no served RWKV version has: {show_all(unknown)}")
+
+
+def _layer_names(architecture: _Architecture, num_layers: int, num_tensors: int) -> Iterator[str]:
+    """Yield the names of all layers. Raises ModelError for more layers than so many tensors can make."""
+    if num_layers > num_tensors:
+        raise ModelError(f"{num_tensors} tensors, one of them of the layer blk.{num_layers - 1}; expected all layers")
+    for layer in range(num_layers):
+        yield from _names_of_layer(architecture, layer)
+
+
+def _names_of_layer(architecture: _Architecture, layer: int) -> Iterator[str]:
+    for name in (_FUSED, *architecture.names):
+        yield f"blk.{layer}.{name}"
+
+
+def _single_mixes(architecture: _Architecture) -> dict[str, str]:
+    """The mixes as tensors of their own, as the first converters wrote them."""
+    return {f"time_mix_lerp_{kind}.weight": f"{architecture.mix}{kind}" for kind in architecture.mixes}
+
+
+def _locate(
+    architecture: _Architecture, metadata: Metadata, prefix: str, layer: int, name: str
+) -> dict[str, StoredTensor]:
+    """Return what is in one tensor of a layer."""
+    stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
+    if name == _FUSED:
+        return {
+            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (Part(index, len(architecture.mixes)),))
+            for index, kind in enumerate(architecture.mixes)
+        }
+    if layer == 0 and name in _UNUSED_IN_LAYER_0:
+        return {}
+    steps: list[Step] = [Swap()] if name in architecture.swapped else []
+    if name == _HEADS:
+        steps.append(Rows(_positive(metadata, f"{prefix}.wkv.head_size", None)))
+    if name in architecture.halved:
+        factor = _scale(metadata, f"{prefix}.rescale_every_n_layers", layer)
+        steps += [Scale(factor)] if factor != 1 else []
+    blinkdl = {**architecture.names, **_single_mixes(architecture)}[name]
+    return {block + blinkdl: StoredTensor(stored, tuple(steps))}
+
+
+def _scale(metadata: Metadata, key: str, layer: int) -> float:
+    """Return by what the matrices of a layer were divided, to be halved as the residual is."""
+    every = _positive(metadata, key, 0)
+    halvings = layer // every if every else 0
+    if halvings > _MOST_HALVINGS:
+        raise _contradiction(key, every, f"such that the last layer is halved at most {_MOST_HALVINGS} times")
+    return 2.0**halvings
+
+
+def _positive(metadata: Metadata, key: str, default: int | None) -> int:
+    """Return an integer of the metadata that is no less than 1; the default may be 0."""
+    value = metadata.get(key, default)
+    if type(value) is not int or (value < 1 and value != default):
+        raise _contradiction(key, "missing" if value is None else value, "an integer of at least 1")
+    return value
+
+
+# The tensors of rwkv.cpp's .bin files: BlinkDL's names, some of the tensors transformed by its converter.
+#
+# The adapters are transposed. RWKV-7 has its six mixes in one tensor. RWKV-5 has the decay as exp(-exp(w)), and its
+# bonus as exp(u) where it is called time_first; RWKV-4 has the decay as -exp(w). These numbers are turned back here.
+
+_MIXES: Final = "rwkvag"
+_CPP_FUSED: Final = re.compile(r"(blocks\.[0-9]+\.att\.x_)rwkvag")
+_ADAPTER: Final = re.compile(r"blocks\.[0-9]+\.att\.([wavg][12]|time_maa_w[12]|time_decay_w[12])")
+_DECAY: Final = re.compile(r"blocks\.[0-9]+\.att\.time_decay")
+_FIRST: Final = re.compile(r"blocks\.[0-9]+\.att\.time_first")
+_LEAST: Final = 1e-30
+_LEAST_LOG: Final = 2.0**-26  # exp(-x) is 1 in f32 for what is less
+_MOST_LOG: Final = 104.0  # exp(-x) is 0 in f32 for what is more
+
+
+def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
+    """Return where a file keeps each tensor of the model, by BlinkDL's name; one that is unknown keeps its own."""
+    names = tuple(names)
+    stored = {}
+    for name in names:
+        if fused := _CPP_FUSED.fullmatch(name):
+            for index, kind in enumerate(_MIXES):
+                stored[f"{fused[1]}{kind}"] = StoredTensor(name, (Split(len(_MIXES)), Part(index, len(_MIXES))))
+        else:
+            stored[name] = StoredTensor(name, _steps(name, names))
+    return stored
+
+
+def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
+    """Raise ModelError where the file's header contradicts its tensors."""
+    for size, stated in sizes.items():
+        if stated != shape.sizes[size]:
+            raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
+
+
+def _steps(name: str, names: tuple[str, ...]) -> tuple[Step, ...]:
+    is_v6 = "blocks.0.att.time_maa_x" in names
+    has_heads = "blocks.0.att.ln_x.weight" in names
+    if _ADAPTER.fullmatch(name):
+        return (Swap(),)
+    if _DECAY.fullmatch(name):
+        if is_v6:
+            return (Flat(),)
+        return (Compute(_log_log if has_heads else _log_of_negative),)
+    if _FIRST.fullmatch(name) and has_heads:
+        return (Compute(_log),)
+    return ()
+
+
+def _log_log(decay: NDArray[Any]) -> NDArray[Any]:
+    """Return w of exp(-exp(w)), finite where f32 has rounded that to 0 or 1."""
+    with np.errstate(all="ignore"):  # of a damaged file
+        return _log(np.clip(-np.log(decay), _LEAST_LOG, _MOST_LOG))
+
+
+def _log_of_negative(decay: NDArray[Any]) -> NDArray[Any]:
+    """Return w of -exp(w)."""
+    return _log(-decay)
+
+
+def _log(values: NDArray[Any]) -> NDArray[Any]:
+    with np.errstate(all="ignore"):
+        logs: NDArray[Any] = np.log(np.maximum(values, _LEAST)).astype(values.dtype)
+    return logs

@@ -1,0 +1,413 @@
+"""Models in Hugging Face folders: their config.json, their shards, and their names of tensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import isclose
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.stored import Part, Reorder, Split, Step, StoredTensor, Swap
+from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
+from rnn_engine.tensor_files.formats import JoinedFiles, open_source
+from rnn_engine.tensor_files.source import TensorSource, count, show, show_all
+from rnn_engine.types import ModelShape
+
+_MOST_BYTES: Final = 16 << 20  # an index of a thousand tensors has 0.1 MB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that the file holds. Raises ModelError where the file can't be read or holds another thing."""
+    return read_stamped_json(path)[0]
+
+
+def read_stamped_json(path: Path) -> tuple[dict[str, Any], FileStamp]:
+    """Return the object that the file holds, as `read_json`, and the stamp of the file that was read."""
+    file = BinaryFile(path)
+    try:
+        if file.stamp.size > _MOST_BYTES:
+            raise ModelError(f"{path} has {file.stamp.size} bytes; expected at most {_MOST_BYTES}")
+        content = json.loads(file.read(0, file.stamp.size).tobytes(), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    finally:
+        file.close()
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a {type(content).__name__}; expected an object")
+    return content, file.stamp
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of JSON that has these fields. Raises ValueError where one of them is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"{show(repeated)} is there twice")
+    return found
+
+
+# RWKV-7's tensor names in flash-linear-attention, which Hugging Face folders and PEFT's adapters have.
+#
+# Its linear layers hold [out, in], so the two matrices of each low-rank adapter are transposed against BlinkDL's.
+
+_TOP: Final = {
+    "emb.weight": "model.embeddings.weight",
+    "head.weight": "lm_head.weight",
+    "ln_out.weight": "model.norm.weight",
+    "ln_out.bias": "model.norm.bias",
+}
+_PARTS: Final = {"ln0": "pre_norm", "ln1": "attn_norm", "ln2": "ffn_norm", "att": "attn", "ffn": "ffn"}
+_TIME_MIX: Final = {
+    "receptance": "r_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "output": "o_proj",
+    "ln_x": "g_norm",
+}
+_ADAPTER: Final = {"0": "2.bias", "1": "0.weight", "2": "2.weight"}
+_BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.([a-z0-9]+)\.(.*)")
+_FLA_BLOCK: Final = re.compile(r"model\.layers\.([0-9]+)\.([a-z_]+)\.(.*)")
+_FLA_ADAPTER: Final = re.compile(r"([wavg])_lora\.lora\.(2\.bias|0\.weight|2\.weight)")
+_PART_NAMES: Final = {fla: blinkdl for blinkdl, fla in _PARTS.items()}
+_TIME_MIX_MODULES: Final = {fla: blinkdl for blinkdl, fla in _TIME_MIX.items()}
+_ADAPTER_NUMBERS: Final = {fla: number for number, fla in _ADAPTER.items()}
+_ADAPTER_NAME: Final = re.compile("[wavg][012]")
+
+
+def fla_name(name: str) -> str:
+    """Return what flash-linear-attention calls the tensor of an RWKV-7 that BlinkDL calls `name`."""
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return _TOP.get(name, name)
+    layer, part, rest = match.groups()
+    if part == "att":
+        rest = _time_mix_name(rest)
+    return f"model.layers.{layer}.{_PARTS.get(part, part)}.{rest}"
+
+
+def blinkdl_name(name: str) -> str:
+    """Return what BlinkDL calls the tensor of an RWKV-7 that flash-linear-attention calls `name`; see `fla_name`."""
+    match = _FLA_BLOCK.fullmatch(name)
+    if match is None:
+        return {fla: blinkdl for blinkdl, fla in _TOP.items()}.get(name, name)
+    layer, part, rest = match.groups()
+    if part == "attn":
+        module, dot, parameter = rest.partition(".")
+        rest = f"{_TIME_MIX_MODULES.get(module, module)}{dot}{parameter}"
+        if adapter := _FLA_ADAPTER.fullmatch(rest):
+            rest = f"{adapter[1]}{_ADAPTER_NUMBERS[adapter[2]]}"
+    return f"blocks.{layer}.{_PART_NAMES.get(part, part)}.{rest}"
+
+
+def is_transposed(name: str) -> bool:
+    """Whether flash-linear-attention has the last two dimensions of BlinkDL's tensor `name` swapped."""
+    return re.fullmatch(r"blocks\.[0-9]+\.att\.[wavg][12]", name) is not None
+
+
+def _time_mix_name(rest: str) -> str:
+    if _ADAPTER_NAME.fullmatch(rest):
+        return f"{rest[0]}_lora.lora.{_ADAPTER[rest[1]]}"
+    module, dot, parameter = rest.partition(".")
+    return f"{_TIME_MIX.get(module, module)}{dot}{parameter}"
+
+
+# RWKV-6 and RWKV-7 under the names that they have in flash-linear-attention.
+#
+# RWKV-6 has the five mixes that depend on the token in the order r, w, k, v, g, where BlinkDL has w, k, v, r, g; the
+# vectors of these mixes are one tensor, and the second halves of their adapters lie side by side in one matrix.
+
+_MARK: Final = re.compile(r"model\.layers\.[0-9]+\.attn\.(r_k|k_k|k_a|x_x|x_bias|bonus)")
+_MARK_V6: Final = re.compile(r"model\.layers\.[0-9]+\.attn\.(x_bias|bonus)")
+_FLA_LAYER: Final = re.compile(r"model\.layers\.([0-9]+)\.(.*)")
+_FUSED_V7: Final = "attn.x_x"  # the six mixes in one tensor, as the first models had them
+_MIXES_V7: Final = "rwkvag"
+_FUSED_V6: Final = "attn.x_bias"
+_MIXES_V6: Final = "rwkvg"
+_TO_BLINKDL: Final = Reorder(tuple(_MIXES_V6.index(kind) for kind in "wkvrg"))
+
+_LAYER_V6: Final[dict[str, tuple[str, tuple[Step, ...]]]] = {
+    "attn.x_proj.0.mu": ("att.time_maa_x", ()),
+    "attn.x_proj.0.linear.weight": ("att.time_maa_w1", (_TO_BLINKDL, Swap())),  # [5 * R, D]
+    "attn.x_proj.2.weight": ("att.time_maa_w2", (Swap(), _TO_BLINKDL, Split(len(_MIXES_V6)))),  # [D, 5 * R]
+    "attn.w_proj.linear.lora.0.weight": ("att.time_decay_w1", (Swap(),)),
+    "attn.w_proj.linear.lora.2.weight": ("att.time_decay_w2", (Swap(),)),
+    "attn.w_proj.linear.lora.2.bias": ("att.time_decay", ()),
+    "attn.bonus": ("att.time_faaaa", ()),
+    "attn.r_proj.linear.weight": ("att.receptance.weight", ()),
+    "attn.k_proj.linear.weight": ("att.key.weight", ()),
+    "attn.v_proj.linear.weight": ("att.value.weight", ()),
+    "attn.g_proj.linear.weight": ("att.gate.weight", ()),
+    "ffn.key.linear.weight": ("ffn.key.weight", ()),
+    "ffn.key.mu": ("ffn.time_maa_k", ()),
+    "ffn.receptance.linear.weight": ("ffn.receptance.weight", ()),
+    "ffn.receptance.mu": ("ffn.time_maa_r", ()),
+}
+"""The tensors of a layer that RWKV-7 does not have -> BlinkDL's name in the layer, and how the tensor is made."""
+
+
+def has_fla_names(names: Iterable[str]) -> bool:
+    return any(_MARK.fullmatch(name) for name in names)
+
+
+def locate_fla(names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield where each tensor of the model is, with BlinkDL's name; one that is unknown keeps its own."""
+    names = tuple(names)
+    locate = _locate_v6 if any(_MARK_V6.fullmatch(name) for name in names) else _locate_v7
+    for name in names:
+        yield from locate(name)
+
+
+def _locate_v7(name: str) -> Iterator[tuple[str, StoredTensor]]:
+    block = _FLA_LAYER.fullmatch(name)
+    if block and block[2] == _FUSED_V7:
+        for index, kind in enumerate(_MIXES_V7):
+            yield f"blocks.{block[1]}.att.x_{kind}", StoredTensor(name, (Part(index, len(_MIXES_V7)),))
+        return
+    own = blinkdl_name(name)
+    yield own, StoredTensor(name, (Swap(),) if is_transposed(own) else ())
+
+
+def _locate_v6(name: str) -> Iterator[tuple[str, StoredTensor]]:
+    block = _FLA_LAYER.fullmatch(name)
+    if block and block[2] == _FUSED_V6:
+        for index, kind in enumerate(_MIXES_V6):
+            yield f"blocks.{block[1]}.att.time_maa_{kind}", StoredTensor(name, (Part(index, len(_MIXES_V6)),))
+    elif block and block[2] in _LAYER_V6:
+        own, steps = _LAYER_V6[block[2]]
+        yield f"blocks.{block[1]}.{own}", StoredTensor(name, steps)
+    else:
+        yield blinkdl_name(name), StoredTensor(name)
+
+
+_HF_MARK: Final = re.compile(r"rwkv\.blocks\.[0-9]+\.attention\..*")
+_PREFIX: Final = "rwkv."
+_HF_PARTS: Final = {"pre_ln": "ln0", "attention": "att", "feed_forward": "ffn"}
+_MIX: Final = re.compile(r"(blocks\.[0-9]+\.(?:att|ffn)\.time_mix_)(key|value|receptance|gate)")
+_HF_BLOCK: Final = re.compile(r"(blocks\.[0-9]+)\.([a-z0-9_]+)\.(.*)")
+
+
+def has_hf_names(names: Iterable[str]) -> bool:
+    return any(_HF_MARK.fullmatch(name) for name in names)
+
+
+def locate_hf(names: Iterable[str]) -> Iterable[tuple[str, StoredTensor]]:
+    """Yield where each tensor of the model is, with BlinkDL's name; one that is unknown keeps its own."""
+    for name in names:
+        yield _blinkdl_name(name), StoredTensor(name)
+
+
+def _blinkdl_name(name: str) -> str:
+    if not name.startswith(_PREFIX):
+        return name
+    plain = name.removeprefix(_PREFIX)
+    if plain == "embeddings.weight":
+        return "emb.weight"
+    if block := _HF_BLOCK.fullmatch(plain):
+        plain = f"{block[1]}.{_HF_PARTS.get(block[2], block[2])}.{block[3]}"
+    mix = _MIX.fullmatch(plain)
+    return f"{mix[1]}{mix[2][0]}" if mix else plain
+
+
+# What the config.json of a Hugging Face folder says of the maths: taken over, or refused where it is not served.
+
+Library = Literal["flash-linear-attention", "transformers"]
+
+_VERSIONS: Final = {"rwkv": "v4", "rwkv5": "v5", "rwkv6": "v6", "rwkv7": "v7"}
+_NORM_EPSILON: Final = 1e-5
+_COMMON: Final[dict[str, tuple[object, ...]]] = {"quantization_config": (None,)}
+_SERVED: Final[Mapping[Library, Mapping[str, tuple[object, ...]]]] = {
+    "flash-linear-attention": {
+        **_COMMON,
+        "attn": (None,),  # layers of attention between those of RWKV
+        "hidden_act": ("sqrelu",),
+        "gate_fn": ("swish", "silu"),
+        "norm_first": (True,),
+        "norm_bias": (True,),
+        "norm_eps": (_NORM_EPSILON,),
+        "expand_k": (1,),
+        "expand_v": (1,),
+    },
+    "transformers": {**_COMMON, "layer_norm_epsilon": (_NORM_EPSILON,)},
+}
+"""The fields that change the maths, with the values that are served; one that is missing has such a value."""
+_SIZES: Final = {
+    "hidden_size": "width",
+    "attention_hidden_size": "width",
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "ffn_width",
+    "vocab_size": "vocab_size",
+    "head_dim": "head_size",
+    "head_size": "head_size",
+}
+_HEAD_DIVISOR: Final = 8  # what transformers divides the heads' outputs by, unless the config says another number
+_RATIO_STEP: Final = 32  # of which the width of the channel mix is a multiple, where a ratio says it
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """The config of a model under the names of `library`; `values` is empty where the model's folder has none."""
+
+    library: Library
+    path: Path
+    values: Mapping[str, Any]
+    stamp: FileStamp | None
+
+    @classmethod
+    def read(cls, folder: Path, library: Library) -> HfConfig:
+        """Read the config of a folder. Raises ModelError where it is damaged or asks for what is not served."""
+        path = folder / CONFIG_NAME
+        values, stamp = read_stamped_json(path) if path.is_file() else ({}, None)
+        config = cls(library, path, values, stamp)
+        for field, served in _SERVED[library].items():
+            if field in values and not any(_same(values[field], value) for value in served):
+                raise config._refusal(field, " or ".join(map(repr, served)))
+        return config
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether the head is the embedding."""
+        tied = self.values.get("tie_word_embeddings")
+        if tied not in (None, True, False):
+            raise self._refusal("tie_word_embeddings", "true or false")
+        return tied is True
+
+    def apply(self, shape: ModelShape) -> ModelShape:
+        """Return the shape with the config's epsilon. Raises ModelError where the config contradicts the shape."""
+        self._check_version(shape.version)
+        self._check_sizes(shape.sizes)
+        head_size = shape.sizes.get("head_size")
+        return shape if head_size is None else shape.with_group_norm_epsilon(self._group_norm_epsilon(shape, head_size))
+
+    def _check_version(self, version: str) -> None:
+        stated = self.values.get("model_type")
+        if stated is not None and (not isinstance(stated, str) or not version.startswith(_VERSIONS.get(stated, "?"))):
+            expected = next((kind for kind, number in _VERSIONS.items() if version.startswith(number)), "none")
+            raise self._refusal("model_type", f"{expected}, as the tensors have it")
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
+        for field, size in _SIZES.items():
+            stated = self.values.get(field)
+            if stated is not None and size in sizes and stated != sizes[size]:
+                raise self._refusal(field, f"{sizes[size]}, as the tensors have it")
+        if self.library == "transformers":
+            return
+        if self.values.get("head_dim") is None and self.values.get("num_heads") not in (None, sizes["num_heads"]):
+            raise self._refusal("num_heads", f"{sizes['num_heads']}, as the tensors have it")
+        if self.values.get("intermediate_size") is None:
+            self._check_ratio(sizes)
+        values = self.values.get("value_dim")
+        for stated in values if isinstance(values, list) else [values]:
+            if stated not in (None, sizes["width"]):
+                raise self._refusal("value_dim", f"{sizes['width']}, the hidden_size, for every layer")
+
+    def _check_ratio(self, sizes: Mapping[str, int]) -> None:
+        ratio = self.values.get("hidden_ratio")
+        if ratio is None:
+            return
+        if type(ratio) not in (int, float) or not 0 < ratio < 1e6:
+            raise self._refusal("hidden_ratio", "a number above 0")
+        expected = -(-int(sizes["width"] * ratio) // _RATIO_STEP) * _RATIO_STEP
+        if expected != sizes["ffn_width"]:
+            raise self._refusal("hidden_ratio", f"one that makes {sizes['ffn_width']} of the width, not {expected}")
+
+    def _group_norm_epsilon(self, shape: ModelShape, head_size: int) -> float:
+        if self.library == "flash-linear-attention":
+            return _NORM_EPSILON * (head_size if shape.version == "v7" else 1)
+        divisor = self.values.get("head_size_divisor", _HEAD_DIVISOR)
+        if type(divisor) not in (int, float) or not 0 < divisor < 1e6:
+            raise self._refusal("head_size_divisor", "a number above 0")
+        return _NORM_EPSILON * float(divisor) ** 2
+
+    def _refusal(self, field: str, expected: str) -> ModelError:
+        return ModelError(f"{self.path}: {field} is {show(repr(self.values[field]))}; expected {expected}")
+
+
+def _same(stated: object, value: object) -> bool:
+    if isinstance(value, float):
+        return isinstance(stated, float) and isclose(stated, value, rel_tol=1e-6)
+    return stated == value and isinstance(stated, bool) == isinstance(value, bool)
+
+
+# Open the tensors of a Hugging Face folder: one file, or shards that an index lists.
+
+CONFIG_NAME: Final = "config.json"
+_FILES: Final = ("model.safetensors", "pytorch_model.bin")
+_INDEX_ENDING: Final = ".index.json"
+_LONGEST_NAME: Final = 255  # bytes; most systems' own
+_MOST_SHARDS: Final = 512  # each is an open file
+
+
+def open_folder(folder: Path) -> TensorSource:
+    """Open the folder's model, as transformers finds it: safetensors first, and one file before shards.
+
+    Raises ModelError where there is none, and where the index and the shards contradict each other.
+    """
+    if not (folder / CONFIG_NAME).is_file():
+        raise ModelError(f"{folder} has no {CONFIG_NAME}; expected a Hugging Face folder, or the path of a model file")
+    for name in _FILES:
+        if (folder / name).is_file():
+            return open_source(folder / name)
+        if (folder / f"{name}{_INDEX_ENDING}").is_file():
+            return _open_shards(folder / f"{name}{_INDEX_ENDING}")
+    allowed = ", ".join(f"{name}, {name}{_INDEX_ENDING}" for name in _FILES)
+    raise ModelError(f"{folder} has no model file; expected one of {allowed}")
+
+
+def _open_shards(index: Path) -> JoinedFiles:
+    shards = _read_index(index)
+    if missing := [name for name in shards if not (index.parent / name).is_file()]:
+        raise ModelError(
+            f"{index} lists {count(missing, 'file')} that the folder lacks: {show_all(missing)}; "
+            "is the download complete?"
+        )
+    with ExitStack() as undo:
+        sources = []
+        for name, expected in shards.items():
+            source = open_source(index.parent / name)
+            undo.callback(source.close)
+            _check_shard(index, name, expected, set(source.tensors))
+            sources.append(source)
+        undo.pop_all()
+    return JoinedFiles(sources)
+
+
+def _read_index(path: Path) -> dict[str, set[str]]:
+    """Return the names of the tensors of each shard, by the shard's file name."""
+    found = read_json(path).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ModelError(f"{path}: weight_map is {show(repr(found))}; expected the file of each tensor")
+    shards: dict[str, set[str]] = defaultdict(set)
+    for tensor, file in found.items():
+        _check_file_name(path, tensor, file)
+        shards[file].add(tensor)
+    if len(shards) > _MOST_SHARDS:
+        raise ModelError(f"{path} lists {len(shards)} files; expected at most {_MOST_SHARDS}")
+    return dict(sorted(shards.items()))
+
+
+def _check_file_name(path: Path, tensor: str, file: Any) -> None:  # noqa: ANN401
+    """Raise ModelError for what is no name of a file in the index's own folder."""
+    is_name = isinstance(file, str) and 0 < len(file.encode(errors="surrogatepass")) <= _LONGEST_NAME
+    if not is_name or file in (".", "..") or set(file) & set("/\\:\0"):
+        raise ModelError(
+            f"{path}: tensor {show(tensor)} is in {show(repr(file))}; expected the name of a file in the same folder"
+        )
+
+
+def _check_shard(index: Path, name: str, expected: set[str], found: set[str]) -> None:
+    if missing := sorted(expected - found):
+        raise ModelError(
+            f"{index.parent / name} lacks {count(missing, 'tensor')} that {index.name} places there: "
+            f"{show_all(missing)}"
+        )
+    if unlisted := sorted(found - expected):
+        raise ModelError(
+            f"{index.parent / name} has {count(unlisted, 'tensor')} that {index.name} does not place there: "
+            f"{show_all(unlisted)}"
+        )

@@ -1,0 +1,117 @@
+"""An embedding model in ONNX with its tokenizer, as those of sentence-transformers are.
+
+It is no RWKV, and runs on the CPU. The packages that it needs are the extra `embeds`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from rnn_engine.errors import ModelError
+from rnn_engine.types import F32
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+MAX_TOKENS: Final = 512
+_FILES: Final = ("model.onnx", "onnx/model.onnx", "model_optimized.onnx", "model_quantized.onnx")
+_TOKENIZER: Final = "tokenizer.json"
+_PART_CHARACTERS: Final = 1 << 14  # of a text that is split into pieces
+_POOLING: Final = "1_Pooling/config.json"
+_EXTRA: Final = "an embedding model needs the packages of the extra `embeds`: pip install 'rnn-engine[embeds]'"
+
+
+class Embedder:
+    """An embedding model that is loaded. Thread-safe."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, session: onnxruntime.InferenceSession, first: bool) -> None:
+        """With `first` the vector of a text is that of its first token, else the mean of all."""
+        self.name = name
+        self._inputs = [each.name for each in session.get_inputs()]
+        self._splitting = tokenizer.to_str()
+        self._tokenizer = tokenizer
+        self._session = session
+        self._first = first
+        tokenizer.enable_truncation(MAX_TOKENS)
+        tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]") or tokenizer.token_to_id("<pad>") or 0)
+
+    def split(self, text: str, max_tokens: int) -> Sequence[str]:
+        """Return a text as pieces of at most so many tokens, which end where paragraphs, sentences or words do."""
+        from semantic_text_splitter import TextSplitter
+
+        splitter = TextSplitter.from_huggingface_tokenizer_str(self._splitting, max_tokens)
+        return [piece for part in _parts(text) for piece in splitter.chunks(part)]
+
+    def embed(self, texts: Sequence[str]) -> F32:
+        """Return the vector of each text, [len(texts), D], of length 1; of a text only its first MAX_TOKENS count."""
+        encoded = self._tokenizer.encode_batch(list(texts))
+        mask = np.array([each.attention_mask for each in encoded], np.int64)  # [texts, tokens]
+        given = {
+            "input_ids": np.array([each.ids for each in encoded], np.int64),
+            "attention_mask": mask,
+            "token_type_ids": np.array([each.type_ids for each in encoded], np.int64),
+        }
+        [found, *_] = self._session.run(None, {name: given[name] for name in self._inputs})
+        vectors = np.asarray(found, np.float32)  # [texts, tokens, D], or pooled already
+        if vectors.ndim == 3:
+            weights = mask[:, :, np.newaxis].astype(np.float32)
+            total = np.maximum(weights.sum(axis=1), 1)
+            vectors = vectors[:, 0] if self._first else (vectors * weights).sum(axis=1) / total
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return np.asarray(vectors / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yield parts of a text, which end where paragraphs, lines or words do if there is such a place.
+
+    The time that splitting takes grows with the square of the length of a text without white space.
+    """
+    start = 0
+    while len(text) - start > _PART_CHARACTERS:
+        most = start + _PART_CHARACTERS
+        ends = (text.rfind(mark, start, most) + len(mark) for mark in ("\n\n", "\n", " "))
+        end = next((end for end in ends if end > start + _PART_CHARACTERS // 2), most)
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def load_embedder(folder: Path) -> Embedder:
+    """Load the model in a folder, which has a `tokenizer.json`, an ONNX file and perhaps how to pool.
+
+    Raises ModelError where one is missing or does not fit, or where the extra is not installed.
+    """
+    try:
+        import onnxruntime
+        import semantic_text_splitter  # noqa: F401
+    except ImportError:
+        raise ModelError(_EXTRA) from None
+    path = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if path is None or not (folder / _TOKENIZER).is_file():
+        raise ModelError(f"{folder} is no embedding model; expected {_TOKENIZER} and one of {', '.join(_FILES)} in it")
+    try:
+        tokenizer = Tokenizer.from_str(_plain((folder / _TOKENIZER).read_text("utf-8")))
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        embedder = Embedder(folder.name, tokenizer, session, _takes_first(folder))
+        embedder.embed(["a"])
+    except Exception as error:  # tokenizers and onnxruntime raise errors of many kinds
+        raise ModelError(f"{folder} is no embedding model that can be run: {error}") from error
+    return embedder
+
+
+def _plain(text: str) -> str:
+    """Return a tokenizer without what it says of truncation and padding."""
+    content: dict[str, Any] = json.loads(text)
+    return json.dumps({**content, "truncation": None, "padding": None})
+
+
+def _takes_first(folder: Path) -> bool:
+    path = folder / _POOLING
+    return path.is_file() and bool(json.loads(path.read_text("utf-8")).get("pooling_mode_cls_token"))

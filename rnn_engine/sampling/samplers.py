@@ -1,0 +1,263 @@
+"""Greedy and nucleus sampling, and the choice of the sampler and the adjustments that `SamplingParams` describe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rnn_engine.sampling.adjustments import F64, Adjustments, TokenRule
+from rnn_engine.sampling.chain import (
+    ORDER,
+    Chain,
+    LateAdjustments,
+    MinP,
+    MirostatV1,
+    MirostatV2,
+    Step,
+    Temperature,
+    TopK,
+    TopNSigma,
+    TopP,
+    TypicalP,
+    Xtc,
+)
+from rnn_engine.sampling.params import Ai00Mirostat, Ai00Nucleus, Ai00Typical, Sampler, SamplingParams
+from rnn_engine.sampling.ranking import Bounds, Ranking, Rest, bound_powers, bound_rest, widen
+from rnn_engine.sampling.rows import SequenceContext
+from rnn_engine.sampling.rules import BadWords, Dry, NotBefore
+
+
+class Greedy:
+    """Takes the first token of the ranking; of equally likely ones that is the one with the lowest id.
+
+    It is a nucleus of one token.
+    """
+
+    top_p = 0.0
+    top_k = 1
+    temperature = 1.0
+
+    num_uniforms = 0
+    whole_row = False
+    selection = None
+
+    def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:  # noqa: ARG002
+        return 0 if len(ranking.ids) else None
+
+    def drawn(self, ranking: Ranking, index: int) -> None:
+        """Carries no state."""
+
+
+# Top-k, top-p and temperature, on a ranking that may be certain in its first part only.
+#
+# Nucleus sampling is from Holtzman et al., "The Curious Case of Neural Text Degeneration" (2020), section 3.1. As in
+# ai00, the kept probabilities are raised to 1 / temperature after the cut, not before it.
+#
+# Every quantity that depends on the uncertain rest is carried as a pair of bounds. The draw is made where both bounds
+# lead to the same token, which is then the token that the whole row leads to; otherwise there is none.
+
+
+class Nucleus:
+    """Keeps the `top_k` likeliest tokens (0: all), then those before which at most `top_p` of the whole mass lies.
+
+    It draws one of them with a chance in proportion to p^(1 / temperature); `temperature` is greater than 0.
+    """
+
+    num_uniforms = 1
+    whole_row = False
+    selection = None
+
+    def __init__(self, top_p: float, top_k: int, temperature: float) -> None:
+        self.top_p = top_p
+        self.top_k = top_k
+        self.temperature = temperature
+
+    def draw(self, ranking: Ranking, uniforms: Sequence[float]) -> int | None:
+        size = len(ranking.ids)
+        if size == 0:
+            return None
+        scaled = ranking.logits - ranking.logits[0]
+        mass: F64 = np.exp(scaled).cumsum()  # [S]
+        weight = mass if self.temperature == 1.0 else _weigh(scaled, self.temperature)
+        if ranking.rest is None:
+            kept = self._count_kept(mass, mass.item(-1), size)
+            return int(weight.searchsorted(uniforms[0] * weight.item(kept - 1), side="right"))
+        least, most = self._bound_weight(ranking, ranking.rest, mass, weight)
+        index = int(weight.searchsorted(uniforms[0] * least, side="right"))
+        if index == size or (most != least and index != weight.searchsorted(uniforms[0] * most, side="right")):
+            return None
+        return index
+
+    def drawn(self, ranking: Ranking, index: int) -> None:
+        """Carries no state."""
+
+    def _bound_weight(self, ranking: Ranking, rest: Rest, mass: F64, weight: F64) -> Bounds:
+        """Bound the sum of p^(1/T) over the tokens that are kept."""
+        size, ranked = len(mass), mass.item(-1)
+        outside = bound_rest(ranking, ranked)
+        total = widen((ranked + outside[0], ranked + outside[1]))
+        fewest, greatest = (self._count_kept(mass, bound, size + rest.count) for bound in total)
+        least, most = weight.item(min(fewest, size) - 1), weight.item(min(greatest, size) - 1)
+        if greatest > size:
+            weight_outside = self._bound_rest_weight(ranking, rest, ranked, outside, total)
+            least += weight_outside[0] if fewest > size else 0.0
+            most += weight_outside[1]
+        return least, most
+
+    def _count_kept(self, mass: F64, total: float, num_tokens: int) -> int:
+        """Return how many tokens are kept if all weigh `total`; more than S stands for a part of the rest too."""
+        by_mass = 1 + int(mass.searchsorted(self.top_p * total, side="right"))
+        return min(by_mass, self.top_k or num_tokens, num_tokens)
+
+    def _bound_rest_weight(self, ranking: Ranking, rest: Rest, ranked: float, outside: Bounds, total: Bounds) -> Bounds:
+        """Bound the sum of p^(1/T) over those of the rest that are kept, where at least one may be."""
+        size = len(ranking.ids)
+        count = min(rest.count, (self.top_k or size + rest.count) - size)
+        ceiling = rest.ceiling - ranking.logits.item(0)
+        one = math.exp(ceiling)
+        least = max(min(outside[0] * count / rest.count, self.top_p * total[0] - ranked), 0.0)
+        most = max(min(outside[1], count * one, self.top_p * total[1] + one - ranked), 0.0)
+        return bound_powers((least, most), count, ceiling, self.temperature)
+
+
+def _weigh(scaled: F64, temperature: float) -> F64:
+    """[S] cumulated p^(1/T) in units of the first."""
+    with np.errstate(over="ignore"):  # next to no temperature: minus infinity is what is meant
+        weight: F64 = np.exp(scaled / temperature).cumsum()
+    return weight
+
+
+_ADJUSTING = ORDER[:2]  # the steps that change logits and take nothing away
+
+
+def make_sampler(params: SamplingParams, context: SequenceContext) -> Sampler:
+    """Return what chooses the tokens of one sequence."""
+    if (own := params.make_sampler(context)) is not None:
+        return own
+    match params.sampler:
+        case Ai00Mirostat(tau, rate):
+            return Chain((), MirostatV2(tau, rate, ai00=True))
+        case Ai00Typical(tau, top_k, temperature):
+            return Chain((TypicalP(tau, top_k or None), Temperature(temperature)))
+        case Ai00Nucleus(top_p, top_k, temperature):
+            return _nucleus(top_p, top_k, temperature)
+    if params.mirostat == 1:
+        last = MirostatV1(params.mirostat_tau, params.mirostat_eta, context.vocab_size)
+        return Chain((Temperature(params.temperature),), last)
+    if params.mirostat == 2:
+        return Chain((Temperature(params.temperature),), MirostatV2(params.mirostat_tau, params.mirostat_eta))
+    if params.uses_chain:
+        return Chain(tuple(_steps(params, context)))
+    return _nucleus(params.top_p, max(params.top_k, 0), params.temperature)
+
+
+def make_adjustments(params: SamplingParams, context: SequenceContext) -> Adjustments:
+    """Return what is added to the logits before the sampler sees them."""
+    bias = {token: value for token, value in params.logit_bias.items() if isinstance(token, int)}
+    rules: list[TokenRule] = []
+    if params.bad_words:
+        rules.append(BadWords([word for word in params.bad_words if not isinstance(word, str)]))
+    if context.min_tokens > 0:
+        rules.append(NotBefore(context.stop_tokens, context.min_tokens))
+    if params.sampler is not None:
+        choice = params.sampler
+        penalties = choice.presence_penalty, choice.frequency_penalty, choice.penalty_decay
+        return Adjustments(context.vocab_size, bias, *penalties, context.earlier, rules=rules)
+    leading = () if params.mirostat > 0 else _leading(params)
+    return _adjust(params, context, leading, bias, rules)
+
+
+def _nucleus(top_p: float, top_k: int, temperature: float) -> Sampler:
+    return Greedy() if temperature == 0.0 else Nucleus(top_p, top_k, temperature)
+
+
+def _leading(params: SamplingParams) -> Sequence[str]:
+    """Return the adjusting steps at the beginning, as far as their order is that in which all is adjusted at once."""
+    names = ORDER if params.samplers is None else params.samplers
+    for beginning in (_ADJUSTING, _ADJUSTING[:1], _ADJUSTING[1:]):
+        if tuple(names[: len(beginning)]) == beginning:
+            return beginning
+    return ()
+
+
+def _adjust(
+    params: SamplingParams,
+    context: SequenceContext,
+    names: Sequence[str],
+    bias: Mapping[int, float],
+    rules: Sequence[TokenRule],
+) -> Adjustments:
+    """Return `bias`, `rules` and the adjusting steps `names` as one."""
+    if "dry" in names and _has_effect(params, "dry"):
+        rules = (*rules, _dry(params, context))
+    if "penalties" not in names:
+        return Adjustments(context.vocab_size, bias, 0.0, 0.0, 1.0, rules=rules)
+    return Adjustments(
+        context.vocab_size,
+        bias,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.penalty_decay,
+        context.earlier,
+        repeat_penalty=params.repeat_penalty,
+        repeat_last_n=params.repeat_last_n,
+        prompt=context.prompt,
+        rules=rules,
+    )
+
+
+def _dry(params: SamplingParams, context: SequenceContext) -> Dry:
+    return Dry(
+        params.dry_multiplier,
+        params.dry_base,
+        params.dry_allowed_length,
+        params.dry_penalty_last_n,
+        params.dry_sequence_breakers,
+        context.prompt,
+        context.token_bytes,
+    )
+
+
+def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[Step]:
+    """Yield the steps that have an effect, in their order."""
+    names = ORDER if params.samplers is None else params.samplers
+    for name in names[len(_leading(params)) :]:
+        if _has_effect(params, name):
+            yield _step(params, context, name)
+
+
+def _has_effect(params: SamplingParams, name: str) -> bool:
+    repeats = params.repeat_penalty != 1.0 and params.repeat_last_n != 0
+    effects = {
+        "penalties": params.penalises_occurrence or repeats,
+        "dry": params.dry_multiplier > 0.0 and params.dry_penalty_last_n != 0,
+        "top_n_sigma": params.top_n_sigma > 0.0,
+        "top_k": params.top_k > 0,
+        "typ_p": params.typical_p < 1.0,
+        "top_p": params.top_p < 1.0,
+        "min_p": params.min_p > 0.0,
+        "xtc": params.takes_likeliest_away,
+        "temperature": params.temperature != 1.0 or params.dynatemp_range > 0.0,
+    }
+    return effects[name]
+
+
+def _step(params: SamplingParams, context: SequenceContext, name: str) -> Step:
+    match name:
+        case "top_n_sigma":
+            return TopNSigma(params.top_n_sigma)
+        case "top_k":
+            return TopK(params.top_k)
+        case "typ_p":
+            return TypicalP(params.typical_p)
+        case "top_p":
+            return TopP(params.top_p)
+        case "min_p":
+            return MinP(params.min_p)
+        case "xtc":
+            return Xtc(params.xtc_probability, params.xtc_threshold)
+        case "temperature":
+            return Temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent)
+    return LateAdjustments(_adjust(params, context, (name,), {}, ()))

@@ -1,0 +1,242 @@
+"""Where drafts come from: a text that repeats itself, or the same text in the cache.
+
+It is prompt look-up decoding. As in LZ77, all places where the last few tokens have stood are chained, and the place
+that agrees for longest is followed as long as the text goes on as it did.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+MIN_MATCH = 3  # tokens that must agree
+_LONGEST = 32  # tokens that are compared
+_MOST_PLACES = 8  # that are compared
+_WINDOW = 1 << 15  # tokens of a prompt, its last ones, that are looked at
+_MOST_AT_ONCE = 1 << 12  # tokens of a prompt that one call takes in, about 1 ms
+_CLASSES = (3, 4, 6, 10)  # least lengths of matches that are judged together
+_PRIOR = 4.0  # tokens that what is expected of a match counts for
+_MEMORY = 32.0  # tokens after which what was seen of a class in one text counts for half
+_MEMORY_OF_ALL = 512.0  # and in all texts
+
+_LEAST_CHANCE = 0.25  # of a token that is drafted
+
+_TOKEN_BITS = 21  # of a key of `MIN_MATCH` tokens; any number of the last ones is as good, as places are compared
+_KEY_MASK = (1 << _TOKEN_BITS * MIN_MATCH) - 1
+
+
+class Experience:
+    """How often places that agree for so long have foretold a token rightly, in one text or in all."""
+
+    def __init__(self, of_all: Experience | None = None) -> None:
+        """`of_all` is what to expect at first, and learns from this one; None expects little of short matches."""
+        self._of_all = of_all
+        self._memory = _MEMORY if of_all else _MEMORY_OF_ALL
+        self._seen = [0.0] * len(_CLASSES)  # tokens that were foretold
+        self._right = [0.0] * len(_CLASSES)  # those of them that came
+
+    def note(self, length: int, *, is_right: bool) -> None:
+        """Take in whether a place that agrees for `length` tokens has foretold the next one."""
+        which = _class_of(length)
+        if self._seen[which] >= self._memory:
+            self._seen[which] /= 2.0
+            self._right[which] /= 2.0
+        self._seen[which] += 1.0
+        self._right[which] += is_right
+        if self._of_all:
+            self._of_all.note(length, is_right=is_right)
+
+    def chance(self, length: int) -> float:
+        """Return the share of tokens that were foretold rightly, or would have been as far as one can tell."""
+        which = _class_of(length)
+        expected = self._of_all.chance(length) if self._of_all else length / (length + 2.0)
+        return (self._right[which] + _PRIOR * expected) / (self._seen[which] + _PRIOR)
+
+
+class Lookup:
+    """One text, and the place in it that its end is thought to repeat.
+
+    Whether each token is the one that the place foretells is counted, so that one knows how good a draft would be
+    without running any.
+    """
+
+    is_over = False  # a text may repeat itself at any time
+
+    def __init__(self, prompt: Sequence[int], of_all: Experience | None = None) -> None:
+        """`of_all` is the experience with other texts."""
+        self._text = array("I", prompt[-_WINDOW:])
+        self._num_known = 0  # tokens of the text that can be found
+        self._num_given = len(self._text)  # tokens of the prompt
+        self._key = 0  # of the last known tokens
+        self._latest: dict[int, int] = {}  # key -> the place after its latest occurrence
+        self._earlier = array("i")  # [num_known] the place after the occurrence before
+        self._place: int | None = None  # what stands there is thought to come next
+        self._length = 0  # tokens before the place that agree with the end of the text
+        self._experience = Experience(of_all)
+
+    def extend(self, generated: Sequence[int], first: int = 0) -> None:
+        """Take in what was generated from number `first` on."""
+        self._text.extend(generated[first:])
+        if self._num_known < self._num_given:
+            self._take_in_prompt(min(self._num_given, self._num_known + _MOST_AT_ONCE))
+        if self._num_known >= self._num_given:
+            for token in self._text[self._num_known :]:
+                self._take_in(token)
+
+    @property
+    def foretells(self) -> bool:
+        """Whether there is a place that the whole text repeats."""
+        return self._place is not None and self._num_known == len(self._text)
+
+    def draft(self, count: int) -> list[int]:
+        """Return the next `count` tokens as far as they are foretold: all, or none."""
+        text, place = self._text, self._place
+        if place is None or not self.foretells:
+            return []
+        draft = text[place : place + count].tolist()
+        while len(draft) < count:  # the text repeats what has just come, and goes on with the draft's own tokens
+            draft.append(draft[len(draft) - (len(text) - place)])
+        return draft
+
+    @property
+    def chance(self) -> float:
+        """The share of tokens that matches as the present one have foretold rightly, or would have by experience."""
+        return self._experience.chance(self._length)
+
+    def outlook(self, count: int) -> tuple[int, float]:
+        """Return how many of the next `count` tokens are likely enough, each after those before it, and their chance.
+
+        That is a mean, since a place that agrees for longer may be more likely to go on, or, as lines of a table that
+        begin alike, less.
+        """
+        length, product, likely = self._length, 1.0, 0
+        while likely < count:
+            chance = self._experience.chance(length + likely)
+            if chance < _LEAST_CHANCE:
+                break
+            more = count - likely if length + likely >= _CLASSES[-1] else 1  # those of the last class are all alike
+            product *= chance**more
+            likely += more
+        return likely, product ** (1.0 / max(likely, 1))
+
+    def _take_in_prompt(self, end: int) -> None:
+        """Make the tokens of the prompt up to `end` known."""
+        start = self._num_known
+        tokens = np.zeros(end - start + MIN_MATCH - 1, np.uint64)  # with those before `start`, where there are any
+        known = min(start, MIN_MATCH - 1)
+        tokens[MIN_MATCH - 1 - known :] = self._text[start - known : end]
+        keys = tokens[2:] | tokens[1:-1] << np.uint64(_TOKEN_BITS) | tokens[:-2] << np.uint64(2 * _TOKEN_BITS)
+        keys &= np.uint64(_KEY_MASK)
+        listed = keys.tolist()
+        before = np.array([self._latest.get(key, -1) for key in listed], np.int32)
+        order = np.argsort(keys, kind="stable")
+        is_again = keys[order[1:]] == keys[order[:-1]]
+        before[order[1:][is_again]] = order[:-1][is_again] + start + 1
+        self._earlier.extend(before.tolist())
+        self._latest.update(zip(listed, range(start + 1, end + 1), strict=True))
+        self._key, self._num_known = listed[-1], end
+        if end == self._num_given and end >= MIN_MATCH and before[-1] >= 0:
+            self._find(before.item(-1))
+
+    def _take_in(self, token: int) -> None:
+        """Make the next token of the text known."""
+        if self._place is not None:
+            self._judge(is_right=self._text[self._place] == token)
+        self._key = (self._key << _TOKEN_BITS | token) & _KEY_MASK
+        self._num_known = end = self._num_known + 1
+        before = self._latest.get(self._key, -1) if end >= MIN_MATCH else -1
+        self._latest[self._key] = end
+        self._earlier.append(before)
+        if self._place is None and before >= 0:
+            self._find(before)
+
+    def _judge(self, *, is_right: bool) -> None:
+        self._experience.note(self._length, is_right=is_right)
+        if is_right and self._place is not None:
+            self._place += 1
+            self._length += 1
+        else:
+            self._place, self._length = None, 0
+
+    def _find(self, place: int) -> None:
+        """Follow the place that agrees for longest with what is known, from `place` on the earlier ones."""
+        text, end = self._text, self._num_known
+        for _ in range(_MOST_PLACES):
+            longest = self._length
+            if place > longest and text[place - 1 - longest] == text[end - 1 - longest]:  # it may agree for longer
+                length = self._agreement(place, end)
+                if length > longest:
+                    self._place, self._length = place, length
+            place = self._earlier[place - 1]
+            if place < 0 or self._length == _LONGEST:
+                return
+
+    def _agreement(self, place: int, end: int) -> int:
+        text, length = self._text, 0
+        while length < min(place, _LONGEST) and text[place - 1 - length] == text[end - 1 - length]:
+            length += 1
+        return length
+
+
+def _class_of(length: int) -> int:
+    return sum(length >= least for least in _CLASSES[1:])
+
+
+# Drafts of a text that was there before: what followed when the same tokens were last run from the same state.
+
+_EARLIER_PRIOR = 4.0  # tokens that what is expected of an earlier text counts for
+_EXPECTED = 0.8  # the share of its tokens that come again
+
+
+class EarlierText:
+    """One text, and what followed it where an earlier request had all of it.
+
+    It is asked for when nothing is known of what comes next: at first, where an earlier text ends, and where this one
+    leaves it. Where there is none then, there will be none.
+    """
+
+    def __init__(self, find: Callable[[Sequence[int]], Sequence[int]]) -> None:
+        """`find` returns what followed so many generated tokens, perhaps nothing."""
+        self._find = find
+        self._ahead: Sequence[int] = ()
+        self._place = 0  # in it: what stands there is thought to come next
+        self.is_over = False  # nothing will be foretold any more
+        self._seen = 0  # tokens that were foretold
+        self._right = 0  # those of them that came
+
+    def extend(self, generated: Sequence[int], first: int) -> None:
+        """Take in what was generated from number `first` on."""
+        if self.is_over:
+            return
+        for token in generated[first:]:
+            if self._place == len(self._ahead):
+                break
+            self._seen += 1
+            if token != self._ahead[self._place]:
+                self._ahead, self._place = (), 0
+                break
+            self._right += 1
+            self._place += 1
+        if self._place == len(self._ahead):
+            self._ahead, self._place = self._find(generated), 0
+            self.is_over = not self._ahead
+
+    @property
+    def foretells(self) -> bool:
+        """Whether anything is known of what comes next."""
+        return self._place < len(self._ahead)
+
+    def draft(self, count: int) -> list[int]:
+        """Return at most `count` of the tokens that are thought to come next; none where nothing is known."""
+        return list(self._ahead[self._place : self._place + count])
+
+    def outlook(self, count: int) -> tuple[int, float]:
+        """Return how many of the next `count` tokens are likely enough, and their chance, as `Lookup` does."""
+        return count, self.chance
+
+    @property
+    def chance(self) -> float:
+        """The share of tokens that were foretold rightly, or would have been by experience."""
+        return (self._right + _EARLIER_PRIOR * _EXPECTED) / (self._seen + _EARLIER_PRIOR)

@@ -1,0 +1,108 @@
+"""The tensors that all versions have, and the sizes of versions whose state is one matrix a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import isclose
+from typing import Final, Self
+
+from rnn_engine.errors import ModelError
+from rnn_engine.model.layout import TensorSpec
+from rnn_engine.types import FieldKind, ModelShape, StateField
+
+GROUP_NORM_EPSILON: Final = 64e-5
+"""That of BlinkDL's package, for RWKV-5 since 0.8.21; 1e-5 before, and in rwkv.cpp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsShape(ModelShape):
+    """The sizes of a version whose state is one matrix a head, besides the two shifts, and its group norm's epsilon."""
+
+    num_heads: int  # H
+    head_size: int  # N; H * N == D
+    group_norm_epsilon: float = GROUP_NORM_EPSILON
+
+    @property
+    def state_fields(self) -> tuple[StateField, ...]:
+        return (
+            StateField("att_shift", FieldKind.SHIFT, (self.width,)),
+            StateField("wkv", FieldKind.MATRIX, (self.num_heads, self.head_size, self.head_size)),
+            StateField("ffn_shift", FieldKind.SHIFT, (self.width,)),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "num_layers": self.num_layers,
+            "width": self.width,
+            "num_heads": self.num_heads,
+            "head_size": self.head_size,
+            "ffn_width": self.ffn_width,
+            "vocab_size": self.vocab_size,
+        }
+
+    @property
+    def settings(self) -> str:
+        usual = self.group_norm_epsilon == GROUP_NORM_EPSILON
+        return "" if usual else f"group norm epsilon {self.group_norm_epsilon!r}"
+
+    def with_group_norm_epsilon(self, epsilon: float) -> Self:
+        """See `ModelShape.with_group_norm_epsilon`; one that rounding alone keeps from the usual one is that one."""
+        usual = isclose(epsilon, GROUP_NORM_EPSILON, rel_tol=1e-6)
+        return replace(self, group_norm_epsilon=GROUP_NORM_EPSILON if usual else epsilon)
+
+
+def check_heads(tensor: str, num_heads: int, head_size: int, width: int) -> None:
+    """Raise ModelError where the heads that `tensor` [H, N] shows do not make up the width."""
+    if num_heads * head_size != width:
+        raise ModelError(
+            f"{tensor} is [{num_heads}, {head_size}], {num_heads} heads of size {head_size}; "
+            f"expected a product of {width}, the model's width"
+        )
+
+
+# The tensors that all versions have: the embedding and the head, the norms, and the projections.
+#
+# D width, V vocabulary, H heads, N head size, F ffn width.
+
+
+def list_model(layers: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return the tensors of all layers, with those before and after them."""
+    return (
+        TensorSpec("emb.weight", ("V", "D")),
+        *list_norm("blocks.0.ln0"),
+        *layers,
+        *list_norm("ln_out"),
+        TensorSpec("head.weight", ("V", "D")),
+    )
+
+
+def list_norm(name: str) -> Iterator[TensorSpec]:
+    """Yield the weight and the bias of a layer norm or a group norm."""
+    yield TensorSpec(f"{name}.weight", ("D",))
+    yield TensorSpec(f"{name}.bias", ("D",))
+
+
+def list_projections(block: str, *names: str) -> Iterator[TensorSpec]:
+    """Yield the square matrices of a time mix."""
+    for name in names:
+        yield TensorSpec(f"{block}.att.{name}.weight", ("D", "D"))
+
+
+def list_static_mixes(part: str, kinds: str) -> Iterator[TensorSpec]:
+    """Yield the mixes of RWKV-4 and RWKV-5, one for each letter."""
+    for kind in kinds:
+        yield TensorSpec(f"{part}.time_mix_{kind}", ("D",))
+
+
+def tuned_state(block: str) -> TensorSpec:
+    """Return the tensor of a tuned wkv [H, value, key], which a file need not have."""
+    return TensorSpec(f"{block}.att.time_state", ("H", "N", "N"), required=False, ai00_swaps=True)
+
+
+def list_channel_mix(block: str) -> Iterator[TensorSpec]:
+    """Yield the matrices of a channel mix with a receptance."""
+    yield TensorSpec(f"{block}.ffn.key.weight", ("F", "D"))
+    yield TensorSpec(f"{block}.ffn.receptance.weight", ("D", "D"))
+    yield TensorSpec(f"{block}.ffn.value.weight", ("D", "F"))

@@ -1,0 +1,70 @@
+"""RWKV-4's sizes, and its tensors in BlinkDL's names and orientation. D width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from rnn_engine.model.layout import Sizes, TensorSpec
+from rnn_engine.types import FieldKind, ModelShape, StateField
+from rnn_engine.versions.shared.layout import (
+    list_channel_mix,
+    list_model,
+    list_norm,
+    list_projections,
+    list_static_mixes,
+)
+
+LEAST_EXPONENT: Final = -1e30  # of a sum that nothing has been added to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeV4(ModelShape):
+    """The sizes of an RWKV-4. Its sums aa and bb are kept divided by e^pp, so that they don't overflow."""
+
+    version: str = field(default="v4", init=False)
+
+    @property
+    def state_fields(self) -> tuple[StateField, ...]:
+        size = (self.width,)
+        return (
+            StateField("att_shift", FieldKind.SHIFT, size),
+            StateField("aa", FieldKind.VECTOR, size),
+            StateField("bb", FieldKind.VECTOR, size),
+            StateField("pp", FieldKind.VECTOR, size, fill=LEAST_EXPONENT),
+            StateField("ffn_shift", FieldKind.SHIFT, size),
+        )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return {
+            "num_layers": self.num_layers,
+            "width": self.width,
+            "ffn_width": self.ffn_width,
+            "vocab_size": self.vocab_size,
+        }
+
+
+def make_shape(num_layers: int, sizes: Sizes) -> ShapeV4:
+    """Return the shape that follows from the sizes of the tensors' dimensions."""
+    return ShapeV4(num_layers=num_layers, width=sizes["D"], ffn_width=sizes["F"], vocab_size=sizes["V"])
+
+
+# RWKV-4's tensors, in BlinkDL's names and orientation. D width.
+
+
+def list_tensors(num_layers: int) -> tuple[TensorSpec, ...]:
+    """Return every tensor of a model with so many layers."""
+    return list_model(spec for layer in range(num_layers) for spec in _layer_specs(f"blocks.{layer}"))
+
+
+def _layer_specs(block: str) -> Iterator[TensorSpec]:
+    yield from list_norm(f"{block}.ln1")
+    yield from list_static_mixes(f"{block}.att", "kvr")
+    yield TensorSpec(f"{block}.att.time_decay", ("D",))
+    yield TensorSpec(f"{block}.att.time_first", ("D",))
+    yield from list_projections(block, "receptance", "key", "value", "output")
+    yield from list_norm(f"{block}.ln2")
+    yield from list_static_mixes(f"{block}.ffn", "kr")
+    yield from list_channel_mix(block)

@@ -1,0 +1,120 @@
+"""Generations under ai00's own paths, with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NotRequired
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.requests import Finished, TokenInfo
+from rnn_engine.requests import TextDelta as TextEvent
+from rnn_engine.sampling.params import Ai00Nucleus
+from server.apis.common.generation import JoinedPrompts, Stop
+from server.apis.openai.chat import converse
+from server.apis.openai.completions import CompletionFormatter, complete
+from server.apis.openai.schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
+from server.core.bodies import read_body
+from server.core.routing import Route
+
+_NUCLEUS = Ai00Nucleus()
+_PRESENCE = "Taken off a token that has occurred, unless `sampler` says it."
+_FREQUENCY = "Taken off for each occurrence, unless `sampler` says it."
+
+
+class Ai00CompletionRequest(CompletionRequest):
+    """A text or tokens to continue. The fields of completions mean the same here; some have ai00's defaults."""
+
+    keeps_null: ClassVar = frozenset({"stop"})
+
+    prompt: JoinedPrompts = Field(
+        default=("",),
+        description="What to continue. A list of texts is one text; a list of lists of token ids makes a list of "
+        "choices.",
+    )
+    stop: Stop = Field(default=("\n\n",), description="Texts before which the answer ends; null for none.")
+    presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
+    frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
+
+
+class Ai00ChatRequest(ChatRequest):
+    """A conversation to continue. The fields of chats mean the same here; the penalties have ai00's defaults."""
+
+    presence_penalty: float = Field(default=_NUCLEUS.presence_penalty, description=_PRESENCE)
+    frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
+
+
+class TextDelta(TypedDict):
+    content: NotRequired[str]
+
+
+class Ai00CompletionChoice(CompletionChoice):
+    """`delta` has the text once more, in the place where ai00 has it."""
+
+    delta: TextDelta
+
+
+class Ai00CompletionChunk(Completion):
+    """One event of a stream."""
+
+    choices: list[Ai00CompletionChoice]  # type: ignore[misc]
+
+
+class Ai00CompletionFormatter(CompletionFormatter):
+    """Formats completion choices, whose chunks have their text in `delta`, too."""
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> Ai00CompletionChoice | None:
+        choice = super().opening(index, prompt)
+        return None if choice is None else _with_delta(choice)
+
+    def delta(self, index: int, delta: TextEvent) -> Ai00CompletionChoice | None:
+        choice = super().delta(index, delta)
+        if isinstance(choice, str):
+            choice = self.text_chunk(index, choice)
+        return None if choice is None else _with_delta(choice)
+
+    def closing(self, index: int, finished: Finished) -> Ai00CompletionChoice:
+        return {**super().closing(index, finished), "delta": {}}
+
+
+def _with_delta(choice: CompletionChoice) -> Ai00CompletionChoice:
+    return {**choice, "delta": {"content": choice["text"]}}
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await complete(request, await read_body(request, Ai00CompletionRequest), Ai00CompletionFormatter)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await converse(request, await read_body(request, Ai00ChatRequest))
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/oai/completions",
+        completions,
+        "Continue a text, as ai00 does: a list of texts is one.",
+        Completion,
+        request=Ai00CompletionRequest,
+        chunk=Ai00CompletionChunk,
+    ),
+    Route(
+        "POST",
+        "/api/oai/chat/completions",
+        chat_completions,
+        "Continue a conversation, with ai00's defaults.",
+        ChatCompletion,
+        request=Ai00ChatRequest,
+        chunk=ChatCompletionChunk,
+    ),
+)

@@ -1,0 +1,428 @@
+"""Models and devices as ai00 lists them, and loading and unloading models while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.convert.writers import Ai00ModelInfo, model_info
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.forward.weight_choice import WeightChoice
+from rnn_engine.gpu import economical_device, list_devices
+from rnn_engine.interface import EngineInfo
+from rnn_engine.loading.parts import model_name
+from rnn_engine.loading.settings import StateFile
+from rnn_engine.model import LoraChoice
+from server.apis.common.schema import RefusedError, RequestBody
+from server.apis.openai.models import ModelEntry, model_entry
+from server.auth.engine import engine_of
+from server.auth.keys import Scope
+from server.core.bodies import json_response, read_body
+from server.core.routing import EVENTS, Route
+from server.core.streams import send_repeatedly
+from server.models.files import describe_file
+from server.models.orders import LoadOrder, ModelFolder, folder_of
+from server.models.registry import MODELS
+from states.named.entry import parse_id
+
+Ai00Quant: TypeAlias = Literal["None", "Int8", "NF4", "SF4"]
+Adapter: TypeAlias = Literal["Auto", "Economical"] | int
+
+_FORMATS = {"None": "f16", "Int8": "int8", "NF4": "nf4", "SF4": "sf4"}
+
+
+def _parse_adapter(value: object) -> object:
+    match value:
+        case "Auto" | "Economical":
+            return value
+        case {"Auto": None | {}}:
+            return "Auto"
+        case {"Economical": None | {}}:
+            return "Economical"
+        case {"Manual": int(index)} if type(index) is int and index >= 0:
+            return index
+    raise RefusedError(value, 'Auto, Economical or {"Manual": index}')
+
+
+class LoraRef(RequestBody):
+    """A LoRA to merge into the weights."""
+
+    path: str = Field(min_length=1, description="A file in the folder of models.")
+    alpha: float | None = Field(default=None, description="Its strength; null is the one that the file says.")
+
+
+class StateFileRef(RequestBody):
+    """A file with a state."""
+
+    path: str = Field(min_length=1, description="A file in the folder of models.")
+    name: str | None = Field(
+        default=None, min_length=1, description="What requests call the state; null: what its file does."
+    )
+    default: bool = Field(default=False, description="Whether requests start from it that name none.")
+    id: str | None = Field(
+        default=None, description="A UUID by which requests may name it, too; null or zeros: that of its file, or any."
+    )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.id is not None and parse_id(self.id) is None:
+            raise InvalidRequestError("id", self.id, "a UUID")
+
+    @property
+    def key(self) -> uuid.UUID | None:
+        """The id, where there is one."""
+        key = None if self.id is None else parse_id(self.id)
+        return None if key == uuid.UUID(int=0) else key
+
+
+class ReloadRequest(RequestBody):
+    """A model to load, as ai00 has it; `name`, `add` and `weights` are ours."""
+
+    ignored: ClassVar = frozenset({"bnf", "device", "embed_device", "precision", "token_chunk_size"})
+
+    model_path: str = Field(min_length=1, description="A file in the folder of models.")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="What requests call the model; null: the file's name without its ending. One that is loaded under "
+        "this name is replaced: requests that run end first, and new ones wait.",
+    )
+    add: bool = Field(
+        default=False,
+        description="Keep all models that are loaded, and the default. Without it the model becomes the default, and "
+        "the one that was is unloaded when its requests have ended.",
+    )
+    weights: str | None = Field(
+        default=None, description="The weights as `serve --weights` has them; null: by `quant`, else by the options."
+    )
+    lora: list[LoraRef] = Field(default=[], description="LoRAs to merge, in this order.")
+    state: list[StateFileRef] = Field(default=[], description="States that requests may start from.")
+    quant: int = Field(default=0, ge=0, description="How many layers, from the first on, `quant_type` is for.")
+    quant_type: Ai00Quant = Field(default="None", description="The weights of `quant`.")
+    max_batch: int | None = Field(default=None, ge=1, description="How many requests run at a time; null: --slots.")
+    tokenizer_path: str | None = Field(
+        default=None, description="A tokenizer in the folder of models; null: as the options say."
+    )
+    adapter: Annotated[
+        Adapter | None,
+        BeforeValidator(_parse_adapter),
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+    ] = Field(
+        default=None,
+        description='The device: `Auto`, `Economical` (an integrated one), or `{"Manual": index}`; null: --device.',
+    )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.weights is not None:
+            WeightChoice.parse(self.weights)
+        if sum(state.default for state in self.state) > 1:
+            raise InvalidRequestError("state", [state.path for state in self.state], "one that is the default")
+
+    @property
+    def chosen_weights(self) -> str | None:
+        """The weights as the command line has them; None is what the options say."""
+        if self.weights is not None or not {"quant", "quant_type"} & self.model_fields_set:
+            return self.weights
+        return f"{_FORMATS[self.quant_type]},layers={self.quant}" if self.quant else _FORMATS["None"]
+
+
+class UnloadRequest(RequestBody):
+    """A model to unload."""
+
+    model: str | None = Field(default=None, description="Its name; null is the default one.")
+
+
+class Ai00Lora(TypedDict):
+    path: str
+    alpha: float | None
+
+
+class Ai00Bnf(TypedDict):
+    enable_bytes_cache: Literal[True]
+    start_nonterminal: Literal["start"]
+
+
+class Ai00StateFile(TypedDict):
+    """`id` is null where the state's is not that of an order."""
+
+    path: str
+    name: str | None
+    id: str | None
+    default: bool
+
+
+class ManualAdapter(TypedDict):
+    Manual: int
+
+
+class Ai00Reload(TypedDict):
+    """How a model was loaded, as `POST /admin/models/load` takes it. `name`, `weights`, which says more than `quant`,
+    and `device`, the name of `adapter`, are ours. `tokenizer_path` is null where the options say it or the engine has
+    found it."""
+
+    model_path: str
+    name: str
+    lora: list[Ai00Lora]
+    state: list[Ai00StateFile]
+    weights: str
+    quant: int
+    quant_type: Ai00Quant
+    precision: Literal["Fp32"]
+    token_chunk_size: int
+    max_batch: int
+    tokenizer_path: str | None
+    bnf: Ai00Bnf
+    adapter: Literal["Auto"] | ManualAdapter
+    device: str
+
+
+class Ai00State(TypedDict):
+    id: str
+    name: str
+    default: bool
+
+
+class ModelsInfo(TypedDict):
+    """What is loaded."""
+
+    reload: Ai00Reload
+    model: Ai00ModelInfo
+    states: list[Ai00State]
+
+
+class ModelFileEntry(TypedDict):
+    """A file in the folder of models. `sha` is SHA-256; `info` is null for what is no model."""
+
+    path: str
+    name: str
+    size: int
+    sha: str
+    info: Ai00ModelInfo | None
+
+
+ModelFiles: TypeAlias = list[ModelFileEntry]
+Adapters: TypeAlias = list[str]
+
+_TYPES: dict[str, Ai00Quant] = {"int8": "Int8", "nf4": "NF4", "sf4": "SF4"}
+_CHUNK = 128  # ai00's default, which is no setting here
+
+
+def describe_load(order: LoadOrder, info: EngineInfo) -> Ai00Reload:
+    """Return how a model was loaded, so that it may be loaded so again."""
+    weights = WeightChoice.parse(info.weights)
+    kind = _TYPES.get(weights.formats["att"], "None")
+    layers = info.shape.num_layers if weights.num_layers is None else weights.num_layers
+    index = order.device
+    return {
+        "model_path": str(order.path),
+        "name": info.model,
+        "lora": [{"path": str(lora.path), "alpha": lora.alpha} for lora in info.loras],
+        "state": _states(order),
+        "weights": info.weights,
+        "quant": 0 if kind == "None" else layers,
+        "quant_type": kind,
+        "precision": "Fp32",
+        "token_chunk_size": _CHUNK,
+        "max_batch": info.num_slots,
+        "tokenizer_path": order.tokenizer,
+        "bnf": {"enable_bytes_cache": True, "start_nonterminal": "start"},
+        "adapter": {"Manual": int(index)} if index is not None and index.isdecimal() else "Auto",
+        "device": info.device,
+    }
+
+
+def _states(order: LoadOrder) -> list[Ai00StateFile]:
+    return [
+        {
+            "path": str(file.path),
+            "name": file.name,
+            "id": None if file.id is None else str(file.id),
+            "default": file.name is not None and file.name == order.default_state,
+        }
+        for file in order.states
+    ]
+
+
+_STATE_SECONDS = 0.5  # between two events of models/state
+
+
+async def info(request: web.Request) -> web.Response:
+    return json_response(await _info(request))
+
+
+async def state(request: web.Request) -> web.StreamResponse:
+    return await send_repeatedly(request, _STATE_SECONDS, partial(_info, request))
+
+
+async def list_files(request: web.Request) -> web.Response:
+    found = await asyncio.to_thread(_list, folder_of(request))
+    return web.json_response(found)
+
+
+async def adapters(_request: web.Request) -> web.Response:
+    found = await asyncio.to_thread(list_devices)
+    names: Adapters = [f"{device.name} ({device.backend})" for device in found]
+    return web.json_response(names)
+
+
+async def _info(request: web.Request) -> ModelsInfo:
+    engine = engine_of(request)
+    listing = await engine.states.list()
+    return {
+        "reload": describe_load(request.app[MODELS].find(engine.info.model).order, engine.info),
+        "model": model_info(engine.info.shape),
+        "states": [
+            {"id": str(each.id), "name": each.name, "default": each.name == listing.default} for each in listing.entries
+        ],
+    }
+
+
+def _list(folder: ModelFolder) -> ModelFiles:
+    return [describe_file(path, with_sha=True) for path in folder.models()]
+
+
+_INFO = "The model that is loaded, how, and its states, as ai00 has it"
+
+# What an admin does while the server runs: load and unload models.
+
+
+async def load(request: web.Request) -> web.Response:
+    body = await read_body(request, ReloadRequest)
+    models, before = request.app[MODELS], request.app[MODELS].default
+    order = await asyncio.to_thread(_order, body, folder_of(request))
+    model = await models.put(order)
+    if not body.add:
+        models.set_default(model.name)
+        if before is not model:
+            await before.unload(withdraw=True)
+    return json_response(model_entry(model))
+
+
+async def unload(request: web.Request) -> web.Response:
+    body = await read_body(request, UnloadRequest)
+    return await _unload(request, body.model)
+
+
+async def unload_by_get(request: web.Request) -> web.Response:
+    return await _unload(request, request.query.get("model"))
+
+
+async def _unload(request: web.Request, name: str | None) -> web.Response:
+    models = request.app[MODELS]
+    model = models.default if name is None else models.find(name)
+    await model.unload(withdraw=True)
+    return json_response(model_entry(model))
+
+
+def _order(body: ReloadRequest, folder: ModelFolder) -> LoadOrder:
+    """Return what is to be loaded. Raises ForbiddenError or NotFoundError for a file that may not be, or is not."""
+    path = folder.find(body.model_path)
+    states = tuple(_state_file(state, folder.find(state.path)) for state in body.state)
+    default = next((file.name for file, state in zip(states, body.state, strict=True) if state.default), None)
+    return LoadOrder(
+        name=body.name or model_name(path),
+        path=path,
+        loras=tuple(LoraChoice(folder.find(lora.path), lora.alpha) for lora in body.lora),
+        states=states,
+        default_state=default,
+        weights=body.chosen_weights,
+        slots=body.max_batch,
+        device=_device(body.adapter),
+        tokenizer=None if body.tokenizer_path is None else str(folder.find(body.tokenizer_path)),
+    )
+
+
+def _state_file(state: StateFileRef, path: Path) -> StateFile:
+    """Return the file of a state, whose name has to be known where it is the default."""
+    return StateFile(path, state.name or (path.stem if state.default else None), state.key)
+
+
+def _device(adapter: object) -> str | None:
+    match adapter:
+        case int():
+            return str(adapter)
+        case "Economical":
+            return economical_device()
+        case "Auto":
+            return "auto"
+    return None
+
+
+_QUERY: Mapping[str, str] = {"model": "The name of the model; the default one where it is absent."}
+_UNLOADS = "Free a model when its running requests have ended. Those that come for it get 503 until it is loaded again."
+
+ROUTES = (
+    Route("GET", "/api/models/info", info, f"{_INFO}.", ModelsInfo, also=("/api/oai/models/info",)),
+    Route(
+        "GET",
+        "/api/models/state",
+        state,
+        f"{_INFO}: as events, two a second.",
+        ModelsInfo,
+        content_type=EVENTS,
+        also=("/api/oai/models/state",),
+    ),
+    Route(
+        "GET",
+        "/api/models/list",
+        list_files,
+        "The files in the folder of models (`--model-folder`). The first call reads them whole.",
+        list[ModelFileEntry],
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/oai/models/list",),
+    ),
+    Route(
+        "GET",
+        "/api/adapters",
+        adapters,
+        'The devices, each as "name (backend)".',
+        list[str],
+        uses_model=False,
+        also=("/api/oai/adapters",),
+    ),
+    Route(
+        "POST",
+        "/admin/models/load",
+        load,
+        "Load a model from the folder of models (`--model-folder`), in place of the default one or beside it.",
+        ModelEntry,
+        request=ReloadRequest,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/admin/models/load",),
+    ),
+    Route(
+        "POST",
+        "/admin/models/unload",
+        unload,
+        _UNLOADS,
+        ModelEntry,
+        request=UnloadRequest,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/admin/models/unload",),
+    ),
+    Route(
+        "GET",
+        "/admin/models/unload",
+        unload_by_get,
+        f"{_UNLOADS} Browsers are refused, except on the server's own page and on listed origins (`--cors-origin`).",
+        ModelEntry,
+        query=_QUERY,
+        changes_by_get=True,
+        scope=Scope.ADMIN,
+        uses_model=False,
+        also=("/api/admin/models/unload",),
+    ),
+)

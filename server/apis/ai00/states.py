@@ -1,0 +1,245 @@
+"""States after texts, and vectors of an embedding model, under ai00's own paths."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.operations.embedding import Layers, run_states
+from rnn_engine.operations.onnx_embedder import Embedder
+from rnn_engine.operations.parallel import Cost
+from rnn_engine.requests import BEGINNING
+from server.apis.common.dialect import usage_of
+from server.apis.common.generation import JOINED_SCHEMA, AnyPrompt, check_prompts, parse_joined
+from server.apis.common.schema import RequestBody, Usage
+from server.apis.common.states import ModelBody, resolve_initial_state
+from server.apis.openai.embeddings import (
+    LAYER_SCHEMA,
+    EmbeddingList,
+    EmbeddingsRequest,
+    Encoding,
+    VectorEntry,
+    answer_vectors,
+    parse_layer,
+    send_vectors,
+    tokens_of_inputs,
+)
+from server.auth.engine import engine_of
+from server.core.bodies import long_json_response, read_body, work
+from server.core.routing import Route
+from server.core.settings import SETTINGS, Limits
+from server.models.registry import EMBEDDER
+from states.files.prefab import prefab_dims, rows_from_state
+
+
+def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
+    return tuple(BEGINNING if prompt == "" else prompt for prompt in parse_joined(value))
+
+
+_Inputs: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(_parse_inputs), WithJsonSchema(JOINED_SCHEMA)]
+_INPUT = (
+    "A text or token ids; a list of texts is one text, and a list of lists of token ids has an entry for each. "
+    "Nothing is token 0."
+)
+
+
+class StatesRequest(ModelBody):
+    """Texts whose states are wanted whole."""
+
+    ignored: ClassVar = frozenset({"metadata", "user"})
+
+    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    encoding_format: Encoding = Field(
+        default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
+    )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "input", len(self.input))
+        check_prompts(limits, "input", self.input)
+
+
+def _parse_layer(value: object) -> Layers | None:
+    return None if value is None else parse_layer(value)
+
+
+class Ai00EmbeddingsRequest(EmbeddingsRequest):
+    """Texts of whose states a row is wanted. The fields of embeddings mean the same here; some have ai00's
+    defaults."""
+
+    aliases: ClassVar = {"embed_layer": "layer"}
+    keeps_null: ClassVar = frozenset({"layer"})
+
+    input: _Inputs = Field(default=(BEGINNING,), description=_INPUT)
+    layer: Annotated[
+        Layers | None,
+        PlainValidator(_parse_layer),
+        WithJsonSchema({"anyOf": [*LAYER_SCHEMA["anyOf"], {"type": "null"}]}),
+    ] = Field(  # type: ignore[assignment]
+        default=0,
+        description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`. "
+        "Null is the whole state, as `/api/oai/states` has it.",
+    )
+    part: str | None = Field(default="att_shift", description="A field of the state, as for `/v1/embeddings`.")
+    normalize: bool = Field(default=False, description="Scale every vector to length 1.")
+
+
+class WholeState(TypedDict):
+    """`shape` is the width, the head size + 2, the number of layers and 1: the fastest axis first."""
+
+    object: Literal["states"]
+    index: int
+    shape: list[int]
+    data: list[float] | str
+
+
+class StateList(TypedDict):
+    """One entry an input, in their order."""
+
+    object: Literal["list"]
+    model: str
+    data: list[WholeState]
+    usage: Usage
+
+
+MOST_TOKENS = 510
+
+
+class EmbedsRequest(RequestBody):
+    """A text to be cut into pieces, each of which gets a vector."""
+
+    ignored: ClassVar = frozenset({"metadata", "model", "user"})
+
+    input: str = Field(min_length=1, description="The text.")
+    max_tokens: int = Field(
+        default=MOST_TOKENS, ge=0, description=f"The most tokens of a piece, from 1 to {MOST_TOKENS}; more are that."
+    )
+    prefix: str = Field(default="query:", description="What is put before each piece, as the model was trained.")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_text_bytes", "input", len(self.input.encode()))
+        limits.check("max_stop_bytes", "prefix", len(self.prefix.encode()))
+
+
+class EmbeddedChunk(TypedDict):
+    """A piece of the text, and a list with its one vector."""
+
+    chunk: str
+    embed: list[list[float]]
+
+
+class EmbeddedText(TypedDict):
+    object: Literal["embed"]
+    index: int
+    chunks: list[EmbeddedChunk]
+
+
+class Embeds(TypedDict):
+    """`data` has one entry; `model` is the embedding model."""
+
+    object: Literal["embeds"]
+    model: str
+    data: list[EmbeddedText]
+
+
+async def states(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, StatesRequest)
+    dims = prefab_dims(engine_of(request).info.shape)
+    return await _answer_whole(request, body, {"object": "states", "shape": dims}, "data")
+
+
+async def embeddings(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, Ai00EmbeddingsRequest)
+    if body.layer is None:
+        return await _answer_whole(request, body, {"object": "embedding"}, "embedding")
+    return await answer_vectors(request, body)
+
+
+async def _answer_whole(
+    request: web.Request, body: StatesRequest | Ai00EmbeddingsRequest, fields: Mapping[str, object], name: str
+) -> web.StreamResponse:
+    """Answer with whole states, in entries that have `fields`, too, and the numbers under `name`."""
+    engine = engine_of(request, body.cache_salt)
+    shape = engine.info.shape
+    inputs = await tokens_of_inputs(request, engine, "input", body.input, math.prod(prefab_dims(shape)))
+    initial_state = await resolve_initial_state(engine, body.state)
+    entries: dict[int, VectorEntry] = {}
+    costs: list[Cost] = []
+    async with aclosing(run_states(engine, inputs, initial_state=initial_state)) as ends:
+        async for index, end in ends:
+            rows = await asyncio.to_thread(rows_from_state, end.state, shape)
+            entries[index] = VectorEntry({**fields, "index": index}, name, rows)
+            costs.append(end.cost)
+    in_order = [entries[index] for index in range(len(inputs))]
+    return await send_vectors(request, engine.info.model, in_order, body.encoding_format, usage_of(costs))
+
+
+_AT_A_TIME = 8  # pieces, between which the request may be cancelled
+
+
+async def embeds(request: web.Request) -> web.Response:
+    body = await read_body(request, EmbedsRequest)
+    embedder = request.app.get(EMBEDDER)
+    if embedder is None:
+        raise web.HTTPNotImplemented(
+            text="this server has no embedding model; its operator can name one with --embed-model. "
+            "/v1/embeddings makes vectors with the RWKV model itself"
+        )
+    max_tokens = min(max(body.max_tokens, 1), MOST_TOKENS)
+    pieces = await work(request, len(body.input), lambda: embedder.split(body.input, max_tokens))
+    limits = request.app[SETTINGS].limits
+    limits.check("max_inputs", "input", len(pieces))
+    chunks: list[EmbeddedChunk] = []
+    for start in range(0, len(pieces), _AT_A_TIME):
+        chunks += await asyncio.to_thread(_embed, embedder, body.prefix, pieces[start : start + _AT_A_TIME])
+
+    def make() -> Embeds:
+        return {
+            "object": "embeds",
+            "model": embedder.name,
+            "data": [{"object": "embed", "index": 0, "chunks": chunks}],
+        }
+
+    return await long_json_response(request, sum(len(chunk["embed"][0]) for chunk in chunks), make)
+
+
+def _embed(embedder: Embedder, prefix: str, pieces: Sequence[str]) -> list[EmbeddedChunk]:
+    vectors = embedder.embed([prefix + piece for piece in pieces])
+    return [{"chunk": piece, "embed": [vector.tolist()]} for piece, vector in zip(pieces, vectors, strict=True)]
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/api/oai/states",
+        states,
+        "The states after texts or tokens, whole, in ai00's order.",
+        StateList,
+        request=StatesRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/embeddings",
+        embeddings,
+        "A row of the states after texts or tokens, as ai00 had it: by default the token shift of a layer.",
+        EmbeddingList,
+        request=Ai00EmbeddingsRequest,
+    ),
+    Route(
+        "POST",
+        "/api/oai/embeds",
+        embeds,
+        "Vectors of the pieces of a text, by an embedding model that is no RWKV (`--embed-model`); 501 without one.",
+        Embeds,
+        request=EmbedsRequest,
+        uses_model=False,
+    ),
+)

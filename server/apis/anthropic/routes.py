@@ -1,0 +1,275 @@
+"""Anthropic's API: messages, and the count of their tokens."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.interface import EngineInfo
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
+from server.apis.anthropic.schemas import (
+    AnthropicAnswer,
+    AnthropicBlock,
+    AnthropicError,
+    AnthropicErrorDetail,
+    AnthropicEvent,
+    AnthropicUsage,
+    CountTokensRequest,
+    MessagesRequest,
+    StopReason,
+    TokenCount,
+)
+from server.apis.common.answering import answer_in
+from server.apis.common.dialect import Outcome
+from server.apis.common.schema import Usage
+from server.apis.openai.chat import prepare_chat
+from server.auth.engine import engine_of
+from server.core.bodies import json_response, read_body
+from server.core.errors import Failure, describe
+from server.core.routing import Route
+from server.core.streams import encode_event
+
+BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
+
+_BLOCK_OF: Mapping[Part, BlockType] = {
+    Part.CONTENT: "text",
+    Part.REASONING: "thinking",
+    Part.CALL: "tool_use",
+    Part.ARGUMENTS: "tool_use",
+}
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicDialect:
+    """The `Dialect` of messages; `form` says what to look for in the one answer, `stops` are the client's own."""
+
+    def __init__(self, info: EngineInfo, form: AnswerForm, stops: Sequence[str]) -> None:
+        self._model = info.model
+        self._form = form
+        self._stops = frozenset(stops)
+        self._id = f"msg_{uuid.uuid4().hex[:24]}"
+        self._reader = AnswerReader(form)
+        self._blocks = _BlockStream()
+        self._started: Started | None = None
+
+    def whole(
+        self,
+        kept: Sequence[int],  # noqa: ARG002
+        outcomes: Sequence[Outcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        [outcome] = outcomes
+        reader = AnswerReader(self._form)
+        blocks = _blocks([*reader.feed(outcome.text), *reader.finish()])
+        reason, stop = self._end(reader, outcome.end)
+        return {**self._message(blocks, reason, stop, _usage(outcome.started, outcome.end)), **extra}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        match event:
+            case Started():
+                self._started = event
+                message = self._message([], None, None, _usage(event, None))
+                return _encode({"type": "message_start", "message": message}) + _encode({"type": "ping"})
+            case TextDelta():
+                return b"".join(map(_encode, self._blocks.tell(self._reader.feed(event.text))))
+            case Finished():
+                blocks = b"".join(map(_encode, [*self._blocks.tell(self._reader.finish()), *self._blocks.close()]))
+                return blocks + _encode({**self._last(event), **extra})
+            case PromptProgress() | PromptScored():
+                return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return _encode({"type": "message_stop"})
+
+    def failure(self, error: Exception) -> bytes:
+        return _encode(error_body(describe(error)))
+
+    def _message(
+        self, blocks: Sequence[AnthropicBlock], reason: StopReason | None, stop: str | None, usage: AnthropicUsage
+    ) -> Mapping[str, object]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": usage,
+        }
+
+    def _last(self, finished: Finished) -> AnthropicEvent:
+        reason, stop = self._end(self._reader, finished)
+        return {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": stop},
+            "usage": _usage(self._started, finished),
+        }
+
+    def _end(self, reader: AnswerReader, finished: Finished) -> tuple[StopReason, str | None]:
+        """Return why the answer ended, and the client's own text that ended it."""
+        if finished.reason == "length":
+            return "max_tokens", None
+        if reader.num_calls:
+            return "tool_use", None
+        stop = finished.stop.decode() if isinstance(finished.stop, bytes) else None
+        return ("stop_sequence", stop) if stop in self._stops else ("end_turn", None)
+
+
+class _BlockStream:
+    """Tells the pieces of an answer as blocks, which are opened and closed one after another."""
+
+    def __init__(self) -> None:
+        self._open: BlockType | None = None
+        self._number = -1
+
+    def tell(self, pieces: Sequence[Piece]) -> Iterator[Mapping[str, object]]:
+        for piece in pieces:
+            kind = _BLOCK_OF.get(piece.part)
+            if kind is None:
+                continue
+            if piece.part is Part.CALL or kind != self._open:
+                yield from self.close()
+                self._open, self._number = kind, self._number + 1
+                yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
+            if piece.part is not Part.CALL:
+                yield {"type": "content_block_delta", "index": self._number, "delta": _delta(piece)}
+
+    def close(self) -> Iterator[Mapping[str, object]]:
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": self._number}
+            self._open = None
+
+
+def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
+    """Return the blocks of a whole answer."""
+    blocks: list[AnthropicBlock] = []
+    arguments = ""
+    for piece in pieces:
+        kind = _BLOCK_OF.get(piece.part)
+        if kind is None:
+            continue
+        if piece.part is Part.CALL or not blocks or blocks[-1]["type"] != kind:
+            blocks.append(_new_block(piece))
+            arguments = ""
+        match piece.part:
+            case Part.CONTENT:
+                blocks[-1]["text"] += piece.text
+            case Part.REASONING:
+                blocks[-1]["thinking"] += piece.text
+            case Part.ARGUMENTS:
+                arguments += piece.text
+                blocks[-1]["input"] = _parsed(arguments)
+    return blocks
+
+
+def _new_block(piece: Piece) -> AnthropicBlock:
+    """Return the block that begins with a piece, without its text."""
+    match piece.part:
+        case Part.CALL:
+            return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": piece.text, "input": {}}
+        case Part.REASONING:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": "", "citations": None}
+
+
+def _delta(piece: Piece) -> Mapping[str, str]:
+    match piece.part:
+        case Part.ARGUMENTS:
+            return {"type": "input_json_delta", "partial_json": piece.text}
+        case Part.REASONING:
+            return {"type": "thinking_delta", "thinking": piece.text}
+    return {"type": "text_delta", "text": piece.text}
+
+
+def _parsed(arguments: str) -> Mapping[str, Any]:
+    """Return the arguments of a call; none where the answer was cut before their end."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _usage(started: Started | None, finished: Finished | None) -> AnthropicUsage:
+    prompt, cached = (0, 0) if started is None else (started.prompt_tokens, started.cached_tokens)
+    return {
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": 0 if finished is None else finished.completion_tokens,
+    }
+
+
+def _encode(event: Mapping[str, object]) -> bytes:
+    return encode_event(event, str(event["type"]))
+
+
+def anthropic_error(failure: Failure) -> tuple[int, AnthropicError]:
+    """Tell of a failure as Anthropic does."""
+    return failure.status, error_body(failure)
+
+
+def error_body(failure: Failure) -> AnthropicError:
+    """Return the body that tells of a failure."""
+    kind = _ERROR_TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
+    detail: AnthropicErrorDetail = {"type": kind, "message": failure.message}
+    if failure.param == "thread":
+        detail["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": detail}
+
+
+# Anthropic's API: messages, and the count of their tokens.
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, MessagesRequest)
+    engine = engine_of(request, body.cache_salt)
+    calls, form, resolved = await prepare_chat(request, engine, body.chat)
+    return await answer_in(AnthropicDialect(engine.info, form, body.stop), request, body.chat, calls, resolved)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, CountTokensRequest)
+    [call], _, _ = await prepare_chat(request, engine_of(request, body.cache_salt), body.chat)
+    return json_response({"input_tokens": len(call.prompt)})
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/messages",
+        messages,
+        "Continue a conversation, as Anthropic's API does. Errors come in its words, too.",
+        AnthropicAnswer,
+        request=MessagesRequest,
+        chunk=AnthropicEvent,
+        ai00_paths=False,
+        error_form=anthropic_error,
+    ),
+    Route(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_tokens,
+        "The number of tokens of a conversation, as Anthropic's API tells it.",
+        TokenCount,
+        request=CountTokensRequest,
+        ai00_paths=False,
+        error_form=anthropic_error,
+    ),
+)

@@ -1,0 +1,181 @@
+"""Run the engine requests of one generation call and answer it, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aiohttp import web
+
+from rnn_engine.operations.parallel import Numbered, ParallelRequests
+from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, TextDelta
+from server.apis.common.dialect import ChoiceFormatter, Dialect, Outcome, Tally, WholeDialect
+from server.apis.common.generation import GenerationBody
+from server.apis.common.states import EndSaver, ResolvedState
+from server.apis.openai.dialect import OpenAIDialect
+from server.auth.engine import engine_of
+from server.core.bodies import LEASE, long_json_response, work
+from server.core.errors import describe
+from server.core.settings import SETTINGS
+from server.core.streams import EVENT_STREAM, EventStream
+
+
+async def answer(
+    request: web.Request,
+    body: GenerationBody,
+    formatter: ChoiceFormatter,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    extra: Mapping[str, object] | None = None,
+) -> web.StreamResponse:
+    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`.
+
+    `extra` has further fields of an answer that is not streamed.
+    """
+    info = engine_of(request, body.cache_salt).info
+    dialect = OpenAIDialect(
+        info, formatter, calls, include_usage=body.include_usage, times_each=body.tells_times, extra=extra or {}
+    )
+    return await answer_in(dialect, request, body, calls, resolved)
+
+
+async def answer_in(
+    dialect: Dialect,
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    *,
+    stream_type: str = EVENT_STREAM,
+) -> web.StreamResponse:
+    """Run `calls`, which have been checked and all start at `resolved`, and answer in the words of `dialect`.
+
+    `stream_type` is the content type of a stream.
+    Raises InvalidRequestError or OverloadedError before any of them runs.
+    """
+    if not body.stream:
+        return await answer_whole(dialect, request, body, calls, resolved)
+    running, end = await _prepare(request, body, calls, resolved)
+    async with running:
+        return await _Streaming(EventStream(request, stream_type), request, dialect, Tally(body.copies), end).run(
+            running
+        )
+
+
+async def _prepare(
+    request: web.Request, body: GenerationBody, calls: Sequence[GenerateRequest], resolved: ResolvedState
+) -> tuple[ParallelRequests, _End]:
+    """Return the requests, which do not run yet, and what saves the state at their end."""
+    engine = engine_of(request, body.cache_salt)
+    seconds = body.timeout or request.app[SETTINGS].limits.max_request_seconds
+    calls = [replace(call, deadline=time.monotonic() + seconds) for call in calls]
+    saver = None if body.save_as is None else await EndSaver.create(engine, body.save_as, resolved, calls)
+    if saver is not None:
+        calls = [saver.call]
+    return ParallelRequests(engine, calls, limit=engine.info.num_slots), _End(saver)
+
+
+class _End:
+    """Saves the state at the end of the one call, if `saver` is given, and tells what the answer says of it."""
+
+    def __init__(self, saver: EndSaver | None) -> None:
+        self.is_wanted = saver is not None
+        self._saver = saver
+        self._outcome = Outcome()
+
+    async def note(self, event: Event) -> Mapping[str, object]:
+        """Take the next event of the call; return the fields to be added to the answer, at its last event."""
+        if self._saver is None:
+            return {}
+        self._outcome.add(event)
+        if not isinstance(event, Finished):
+            return {}
+        try:
+            return {"saved_state": await self._saver.save(self._outcome.tokens, event)}
+        except Exception as error:  # the answer is there: it is told without its state
+            return {"saved_state": None, "save_error": describe(error).body["error"]}
+
+
+async def answer_whole(
+    dialect: WholeDialect,
+    request: web.Request,
+    body: GenerationBody,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+) -> web.Response:
+    """Run `calls` and answer when all have ended; see `answer_in`."""
+    running, end = await _prepare(request, body, calls, resolved)
+    tally = Tally(body.copies)
+    outcomes = [Outcome() for _ in running.requests]
+    saved: Mapping[str, object] = {}
+    async with running:
+        async for events in running:
+            for index, event in events:
+                tally.add(index, event)
+                outcomes[index].add(event)
+                saved = await end.note(event)
+
+    def make() -> Mapping[str, object] | Sequence[Mapping[str, object]]:
+        return dialect.whole(list(_best(outcomes, body.copies, body.n)), outcomes, tally.usage(), saved)
+
+    size = sum(len(outcome.prompt) + len(outcome.tokens) for outcome in outcomes) * (1 + (body.alternatives or 0))
+    return await long_json_response(request, size + request[LEASE].num_bytes, make)
+
+
+def _best(outcomes: Sequence[Outcome], copies: int, wanted: int) -> Iterator[int]:
+    """The places of each prompt's `wanted` best copies, best first; where all are wanted, in their order."""
+    for first in range(0, len(outcomes), copies):
+        places = range(first, first + copies)
+        yield from (
+            places if wanted == copies else sorted(places, key=lambda place: -outcomes[place].mean_logprob)[:wanted]
+        )
+
+
+class _Streaming:
+    """Sends the events of the requests of one call as they come."""
+
+    def __init__(self, stream: EventStream, request: web.Request, dialect: Dialect, tally: Tally, end: _End) -> None:
+        self._request = request
+        self._stream = stream
+        self._dialect = dialect
+        self._tally = tally
+        self._end = end
+
+    async def run(self, running: ParallelRequests) -> web.StreamResponse:
+        """Send everything. An error before the first event is raised and gets a status of its own."""
+        groups = aiter(running)
+        group: list[Numbered] | None = await anext(groups)
+        await self._stream.open()
+        try:
+            while group is not None:
+                await self._send(group)
+                group = await anext(groups, None)
+            await self._stream.write(self._dialect.ending(self._tally.usage()))
+        except ConnectionError:
+            raise
+        except Exception as error:
+            failure = partial(self._dialect.failure, error)
+            await self._stream.write(await work(self._request, self._request[LEASE].num_bytes, failure))
+        return await self._stream.close()
+
+    async def _send(self, events: Sequence[Numbered]) -> None:
+        """Send events that are ready at the same time with one write, or two where a state is saved between them."""
+        parts: list[bytes] = []
+        for index, event in events:
+            self._tally.add(index, event)
+            saved: Mapping[str, object] = {}
+            if self._end.is_wanted:
+                if isinstance(event, Finished):
+                    await self._stream.write(b"".join(parts))  # saving takes a while
+                    parts.clear()
+                saved = await self._end.note(event)
+            encode = partial(self._dialect.event, index, event, saved)
+            parts.append(encode() if isinstance(event, TextDelta) else await self._encode(event, encode))
+        await self._stream.write(b"".join(parts))
+
+    async def _encode(self, event: Event, encode: Callable[[], bytes]) -> bytes:
+        """Return an event that is no text. It may repeat much of what was asked."""
+        size = self._request[LEASE].num_bytes + (len(event.tokens) if isinstance(event, PromptScored) else 0)
+        return await work(self._request, size, encode)

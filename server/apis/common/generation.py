@@ -1,0 +1,329 @@
+"""The fields that completions and chats share: the prompt, where a text ends, and how the answer comes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import MAX_DRAFT, MAX_PRIORITY, GenerateRequest
+from server.apis.common.grammar import GrammarBody
+from server.apis.common.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
+from server.apis.common.states import SaveAs
+from server.core.settings import Limits
+
+Prompt: TypeAlias = str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPrompt:
+    """Token ids with texts between them."""
+
+    parts: tuple[int | str, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, str) else 1 for part in self.parts)
+
+
+AnyPrompt: TypeAlias = Prompt | MixedPrompt
+
+_PROMPT_FORMS = (
+    "a string, a list of token ids (with strings between them, where it is one prompt), or a list of such prompts"
+)
+
+
+def parse_prompts(value: object) -> tuple[AnyPrompt, ...]:
+    """Return one prompt in any form or a list of them as a list. A list that has token ids is one prompt."""
+    if isinstance(value, list) and value and not any(type(item) is int for item in value):
+        return tuple(_parse_prompt(item, value) for item in value)
+    if value == []:
+        raise RefusedError(value, _PROMPT_FORMS)
+    return (_parse_prompt(value, value),)
+
+
+def parse_joined(value: object) -> tuple[AnyPrompt, ...]:
+    """Return prompts as `parse_prompts` does, but texts in a list as one text, and nothing as an empty one."""
+    if value is None:
+        return ("",)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ("".join(value),)
+    return parse_prompts(value)
+
+
+def _parse_prompt(value: object, whole: object) -> AnyPrompt:
+    match value:
+        case str():
+            return value
+        case list() if is_integers(value):
+            return tuple(value)
+        case list() if all(type(item) is int or isinstance(item, str) for item in value):
+            return MixedPrompt(tuple(value))
+        case {"prompt_string": str(text), **others} if not others.get("multimodal_data"):
+            return text
+        case {"prompt_string": str()}:
+            raise RefusedError(value, "a prompt without multimodal_data, since the model reads text only")
+    raise RefusedError(whole, _PROMPT_FORMS)
+
+
+def _parse_input(value: object) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if is_integers(value):
+        return tuple(value)
+    raise RefusedError(value, "a text or a list of token ids")
+
+
+STRINGS = {"type": "array", "items": STRING}
+_MIXED = {"type": "array", "items": {"anyOf": [{"type": "integer"}, STRING]}}
+_OBJECT = {"type": "object", "required": ["prompt_string"], "properties": {"prompt_string": STRING}}
+_PROMPTS = [STRING, _MIXED, _OBJECT, {"type": "array", "items": {"anyOf": [_MIXED, _OBJECT]}}]
+Prompts: TypeAlias = Annotated[
+    tuple[AnyPrompt, ...], PlainValidator(parse_prompts), WithJsonSchema({"anyOf": _PROMPTS})
+]
+PROMPTS_SCHEMA = {"anyOf": _PROMPTS}
+JOINED_SCHEMA = {"anyOf": [*_PROMPTS, {"type": "null"}]}
+JoinedPrompts: TypeAlias = Annotated[tuple[AnyPrompt, ...], PlainValidator(parse_joined), WithJsonSchema(JOINED_SCHEMA)]
+"""Prompts as ai00 takes them: of texts, a list is one, and null is none."""
+Input: TypeAlias = Annotated[Prompt, PlainValidator(_parse_input), WithJsonSchema({"anyOf": [STRING, INTEGERS]})]
+
+
+def check_prompts(limits: Limits, field: str, prompts: Sequence[AnyPrompt]) -> None:
+    """Raise InvalidRequestError where the prompts are more than a request may hold, as far as is known by now."""
+    texts = [part for prompt in prompts for part in _parts(prompt) if isinstance(part, str)]
+    limits.check("max_text_bytes", field, sum(len(text.encode()) for text in texts))
+    limits.check(
+        "max_prompt_tokens",
+        field,
+        sum(len(part) for prompt in prompts for part in _parts(prompt) if not isinstance(part, str)),
+    )
+
+
+def _parts(prompt: AnyPrompt) -> Sequence[Prompt]:
+    if not isinstance(prompt, MixedPrompt):
+        return (prompt,)
+    return [part if isinstance(part, str) else (part,) for part in prompt.parts]
+
+
+def tokens_of(engine: EngineLike, prompt: AnyPrompt) -> Sequence[int]:
+    """Return the tokens of a prompt; ids that a client sent are not checked."""
+    match prompt:
+        case str():
+            return engine.tokenize(prompt)
+        case MixedPrompt():
+            return [token for part in _parts(prompt) for token in tokens_of(engine, part)]
+    return prompt
+
+
+def text_of(engine: EngineLike, prompt: AnyPrompt) -> str:
+    """Return the text of a prompt, with U+FFFD where the bytes of tokens are no UTF-8."""
+    return prompt if isinstance(prompt, str) else engine.detokenize(tokens_of(engine, prompt)).decode(errors="replace")
+
+
+# The fields that completions and chats share: where a text ends, and how the answer comes.
+
+
+def _parse_stop(value: object) -> tuple[str, ...]:
+    """One string or a list of them; null for none."""
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
+        raise RefusedError(value, "null, a string, or a list of strings, none of them empty")
+    return tuple(stops)
+
+
+Stop: TypeAlias = Annotated[
+    tuple[str, ...],
+    PlainValidator(_parse_stop),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
+]
+
+_NO_LIMIT = -1
+
+
+class StreamOptions(RequestBody):
+    ignored: ClassVar = frozenset({"include_obfuscation"})
+
+    include_usage: bool = Field(default=False, description="Send one more chunk, without choices, that holds `usage`.")
+
+
+class GenerationBody(GrammarBody):
+    """A body with the fields that every generation has."""
+
+    ignored: ClassVar = frozenset(
+        {
+            "guided_decoding_backend",
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
+    )
+
+    aliases: ClassVar = {**GrammarBody.aliases, "n_predict": "max_tokens", "speculative.n_max": "speculate"}
+
+    max_tokens: int = Field(
+        default=256,
+        description="The most tokens to generate. 0 runs the prompt alone, -1 generates as many as the limits allow.",
+    )
+    min_tokens: int = Field(
+        default=0, ge=0, description="Before this many, no token that ends a text is drawn, and no `stop` counts."
+    )
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(
+        default=[], description="Further tokens that end the answer."
+    )
+    stop: Stop = Field(default=(), description="Texts before which the answer ends.")
+    n: int = Field(
+        default=1,
+        ge=1,
+        le=128,
+        description="How many answers to one prompt. Each has a seed of its own, derived from `seed`.",
+    )
+    stream: bool = Field(default=False, description="Send the answer as server-sent events while it is made.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream`.")
+    id_slot: int | None = Field(
+        default=None,
+        ge=-1,
+        description="A number under which the prompt is noted, for `/slots/{id}`; null and -1: none.",
+    )
+    speculate: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_DRAFT,
+        description="The most tokens that are run ahead of what is drawn, where the answer repeats what stands "
+        "in it or in the prompt and that is quicker; the answer is the same. 0: none. Null, or more than the server's "
+        "`--speculate`: as many as that.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Of a client's requests that wait for a slot, the greatest comes first, then the earliest; one of "
+        "every 8 slots goes to the earliest anyway.",
+    )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds after which the answer ends with the text that there is and `finish_reason` `length`. "
+        "Where there is none yet, the request fails with 504. Null: as long as the server allows.",
+    )
+    save_as: SaveAs | None = Field(
+        default=None,
+        description="Keep the state at the end of the one answer under this name, told in `saved_state`: a name, or an "
+        "object. The name that `state` has then stands for the new state. Where it can't be kept, `saved_state` is "
+        "null and `save_error` says why.",
+    )
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options", self.stream_options.model_dump(), "null unless stream is true")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_stop_strings", "stop", len(self.stop))
+        limits.check("max_stop_bytes", "stop", sum(map(len, self.stop_bytes)))
+        limits.check("max_stop_strings", "stop_token_ids", len(self.stop_token_ids))
+        if self.timeout is not None:
+            limits.check("max_request_seconds", "timeout", self.timeout)
+        answers = self.num_prompts * self.copies
+        limits.check("max_answers", "n" if self.num_prompts == 1 else "prompt", answers)
+        if not self.stream or self.save_as is not None:  # what is streamed is not kept, but to save its state
+            limits.check("max_answer_tokens", "max_tokens", answers * self.max_tokens)
+            if self.alternatives is not None:
+                entries = answers * self.max_tokens * (1 + self.alternatives)
+                limits.check("max_logprob_entries", "logprobs", entries)
+
+    def copies_of(
+        self, calls: Sequence[GenerateRequest], limits: Limits, tokenize: Callable[[str], Sequence[int]]
+    ) -> list[GenerateRequest]:
+        """Return the requests of all answers to each prompt, one of which each call has.
+
+        All calls have the same tokens that end a text.
+        """
+        samplings = self.samplings(self.copies, tokenize, calls[0].stop_tokens)
+        return [
+            replace(
+                call,
+                sampling=sampling,
+                max_tokens=self.most_tokens(limits),
+                min_tokens=self.min_tokens,
+                stop_tokens=(*call.stop_tokens, *self.stop_token_ids),
+                report_progress=self.reports_progress,
+                speculate=self.speculate,
+            )
+            for call in calls
+            for sampling in samplings
+        ]
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether the stream tells how far the prompt has come."""
+        return False
+
+    @property
+    def tells_times(self) -> bool:
+        """Whether each event of the stream tells the times."""
+        return False
+
+    def most_tokens(self, limits: Limits) -> int:
+        """Return how many tokens an answer has at most."""
+        if self.max_tokens != _NO_LIMIT:
+            return self.max_tokens
+        if self.stream and self.save_as is None:
+            return 2**31 - 1
+        answers = self.num_prompts * self.copies
+        most = limits.max_answer_tokens // answers
+        if self.alternatives is None:
+            return most
+        return min(most, limits.max_logprob_entries // (answers * (1 + self.alternatives)))
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
+    def alternatives(self) -> int | None:
+        """How many alternatives of a token are wanted; None where no log-probabilities are."""
+
+    @property
+    def copies(self) -> int:
+        """How many answers to one prompt are made, of which the best `n` are returned."""
+        return self.n
+
+    @property
+    def stop_bytes(self) -> tuple[bytes, ...]:
+        return tuple(stop.encode() for stop in self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ProgressBody(GenerationBody):
+    """A generation whose stream may tell how far it has come, and how long that took."""
+
+    return_progress: bool = Field(
+        default=False,
+        description="With `stream`: send `prompt_progress` while the prompt is run: how many tokens it has (`total`), "
+        "how many were known (`cache`), and how many are done (`processed`, the known ones too), after `time_ms`.",
+    )
+    timings_per_token: bool = Field(
+        default=False, description="With `stream`: each event tells its `timings`, not only the last one."
+    )
+
+    @property
+    def reports_progress(self) -> bool:
+        return self.return_progress and self.stream
+
+    @property
+    def tells_times(self) -> bool:
+        return self.timings_per_token

@@ -1,0 +1,304 @@
+"""The messages and the tools of a conversation, as clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
+
+from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCall, find_role
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.operations.chat_prompt import ToolChoice
+from server.apis.common.schema import STRING, RefusedError, RequestBody
+
+_TEXT_TYPES = ("text", "input_text", "output_text")
+_OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")
+
+
+def parse_content(value: object) -> str | None:
+    """Return a string as it is, or text parts joined. Raises RefusedError."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RefusedError(value, "a string or a list of text parts")
+    return "".join(_parse_part(part) for part in value)
+
+
+def _parse_part(part: object) -> str:
+    match part:
+        case {"type": str(kind), "text": str(text)} if kind in _TEXT_TYPES:
+            return text
+        case {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": str(kind)} if kind in _OTHER_TYPES:
+            raise RefusedError(kind, "text parts alone, since the model reads and writes text only")
+    raise RefusedError(part, 'text parts as {"type": "text", "text": "..."}')
+
+
+def parse_role(value: object) -> Role:
+    """Return the role that a client means. Raises RefusedError."""
+    role = find_role(value) if isinstance(value, str) else None
+    if role is None:
+        raise RefusedError(value, f"one of {', '.join(ROLE_WORDS)}, in any case of letters")
+    return role
+
+
+def _parse_cache(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    match value:
+        case {"type": "ephemeral"}:
+            return True
+    raise RefusedError(value, 'true, false or {"type": "ephemeral"}')
+
+
+TEXT_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": STRING}}
+_EPHEMERAL = {"type": "object", "properties": {"type": {"const": "ephemeral"}}}
+Content: TypeAlias = Annotated[
+    str | None,
+    PlainValidator(parse_content),
+    WithJsonSchema({"anyOf": [STRING, {"type": "array", "items": TEXT_PART}, {"type": "null"}]}),
+]
+CacheFlag: TypeAlias = Annotated[
+    bool,
+    PlainValidator(_parse_cache),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, _EPHEMERAL]}),
+]
+_ROLES = {"type": "string", "pattern": f"^({'|'.join([*ROLE_WORDS, *map(str.capitalize, ROLE_WORDS)])})$"}
+RoleWord: TypeAlias = Annotated[Role, PlainValidator(parse_role), WithJsonSchema(_ROLES)]
+
+_MOST_VALUES: Final = 1 << 18  # of a call's arguments: reading more as JSON would hold up all others
+
+
+class CalledFunction(RequestBody):
+    name: str = Field(description="The tool's name.")
+    arguments: str = Field(default="{}", description="JSON.")
+
+
+class ToolCallBody(RequestBody):
+    """A call that the assistant made."""
+
+    ignored: ClassVar = frozenset({"index"})
+
+    id: str = Field(default="", description="The call's id, which its result names.")
+    type: Literal["function"] = Field(default="function", description="Only `function`.")
+    function: CalledFunction = Field(description="What was called.")
+
+
+class Message(RequestBody):
+    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
+
+    ignored: ClassVar = frozenset({"annotations", "audio", "refusal"})
+    aliases: ClassVar = {"cache_control": "cache", "reasoning": "reasoning_content"}
+
+    role: RoleWord = Field(
+        description="system (or developer), user, assistant, tool (or observation, function), in any case of letters."
+    )
+    content: Content = Field(
+        default=None,
+        description="A text, or a list of text parts, which are joined. Only a message with calls may lack it.",
+    )
+    reasoning_content: str | None = Field(
+        default=None, description="What the assistant thought before; for chat templates that tell it again."
+    )
+    tool_calls: Annotated[list[ToolCallBody], FailFast()] = Field(
+        default=[], description="The calls that the assistant made."
+    )
+    function_call: CalledFunction | None = Field(default=None, description="The older form of `tool_calls`.")
+    tool_call_id: str | None = Field(default=None, description="Of a tool's result: the call that it answers.")
+    name: str | None = Field(default=None, description="Of a tool's result: the tool. Of others it has no effect.")
+    cache: CacheFlag = Field(
+        default=False,
+        description='Keep the state after this message before any other: true, or {"type": "ephemeral"}.',
+    )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        refusal = fields.get("refusal")  # what the assistant said in place of an answer
+        return {**fields, "content": refusal} if fields.get("content") is None and refusal else fields
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All calls that the message tells of."""
+        calls = [ToolCall(call.function.name, call.function.arguments, call.id) for call in self.tool_calls]
+        if self.function_call is not None:
+            calls.append(ToolCall(self.function_call.name, self.function_call.arguments))
+        return tuple(calls)
+
+    @property
+    def for_template(self) -> ChatMessage:
+        """The message as chat templates take it."""
+        is_result = self.role is Role.OBSERVATION
+        return ChatMessage(
+            self.role,
+            self.content or "",
+            self.calls,
+            self.tool_call_id,
+            self.name if is_result else None,
+            self.reasoning_content,
+        )
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise InvalidRequestError for the first message that lacks a text, or has calls that are not its own."""
+    for number, message in enumerate(messages):
+        if message.calls and message.role is not Role.ASSISTANT:
+            allowed = "null, since only messages of the assistant have calls"
+            raise InvalidRequestError(f"messages.{number}.tool_calls", message.calls[0].name, allowed)
+        for call in message.calls:
+            num_values = sum(map(call.arguments.count, ",[{"))
+            if num_values > _MOST_VALUES:
+                allowed = f"arguments with at most {_MOST_VALUES} commas and opening brackets"
+                raise InvalidRequestError(f"messages.{number}.tool_calls", num_values, allowed)
+        if message.content is None and not message.calls:
+            allowed = "a text; only a message with tool_calls may lack it"
+            raise InvalidRequestError(f"messages.{number}.content", None, allowed)
+
+
+MOST_TOOLS = 2048  # of a conversation
+_MOST_NAMED = 30  # tools that an error lists
+_ANY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def _parse_parameters(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedError(value, "a JSON schema of an object")
+    kind = value.get("type", "object")
+    if kind != "object":
+        raise RefusedError(kind, "object: the arguments of a call are one", below="type")
+    return {"type": "object", **value}
+
+
+Parameters: TypeAlias = Annotated[dict[str, Any], PlainValidator(_parse_parameters), WithJsonSchema({"type": "object"})]
+
+ToolName: TypeAlias = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_.:/-]{1,128}$",
+        description="The tool's name: letters, digits and `_ . : / -`, at most 128.",
+    ),
+]
+
+
+class FunctionBody(RequestBody):
+    name: ToolName
+    description: str = Field(default="", description="What the tool is for.")
+    parameters: Parameters = Field(
+        default=_ANY, description="The JSON schema of the arguments, which every call follows."
+    )
+    strict: bool | None = Field(
+        default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
+    )
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, self.parameters, self.strict is True)
+
+
+def check_tool_type(fields: dict[str, object], *allowed: str | None) -> dict[str, object]:
+    """Return the fields of a tool. Raises RefusedError for another type, whatever else such a tool has."""
+    if "type" in fields and fields["type"] not in allowed:
+        words = " or ".join("null" if kind is None else repr(kind) for kind in allowed)
+        reason = "since calls have JSON as their arguments and the server runs no tools of its own"
+        raise RefusedError(fields["type"], f"{words}, {reason}", below="type")
+    return fields
+
+
+class ToolBody(RequestBody):
+    """A function that the model may ask its client to call."""
+
+    type: Literal["function"] = Field(description="Only `function`.")
+    function: FunctionBody = Field(description="What may be called.")
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, "function")
+
+
+def _parse_choice(value: object) -> ToolChoice:
+    """Return which tools may be called; their names are checked later."""
+    match value:
+        case "none" | "auto" | "required":
+            return ToolChoice(value)
+        case "any":
+            return ToolChoice("required")
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return ToolChoice("required", (name,))
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)}}:
+            return ToolChoice(mode, tuple(_parse_name(tool) for tool in tools))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            return ToolChoice(mode, tuple(_parse_name(tool) for tool in tools))
+        case {"name": str(name)}:  # the older `function_call`
+            return ToolChoice("required", (name,))
+    raise RefusedError(value, 'none, auto, required or {"type": "function", "function": {"name": "..."}}')
+
+
+def _parse_name(value: object) -> str:
+    match value:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    raise RefusedError(value, '{"type": "function", "function": {"name": "..."}}')
+
+
+Choice: TypeAlias = Annotated[
+    ToolChoice,
+    PlainValidator(_parse_choice),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}),
+]
+
+
+class ToolFields(RequestBody):
+    """The fields of a conversation that concern tools."""
+
+    aliases: ClassVar = {"function_call": "tool_choice"}
+
+    tools: Annotated[list[ToolBody], FailFast()] = Field(
+        default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
+    )
+    functions: Annotated[list[FunctionBody], FailFast()] = Field(
+        default=[], max_length=MOST_TOOLS, description="The older form of `tools`; answers then have `function_call`."
+    )
+    tool_choice: Choice | None = Field(
+        default=None,
+        description='Whether it calls one: none, auto, required, `{"type": "function", "function": {"name": ...}}` or '
+        "`allowed_tools`. Null: auto where there are tools. An answer that calls none follows the JSON schema of "
+        "`response_format`, where there is one; one that has to call one has no content that would.",
+    )
+    parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
+
+    def check_tools(self) -> None:
+        """Raise InvalidRequestError for fields that contradict each other."""
+        if self.tools and self.functions:
+            raise InvalidRequestError("functions", [each.name for each in self.functions], "null where there are tools")
+        names = [tool.name for tool in self.offered]
+        seen: set[str] = set()
+        for number, name in enumerate(names):
+            if name in seen:
+                field = f"tools.{number}.function.name" if self.tools else f"functions.{number}.name"
+                raise InvalidRequestError(field, name, "a name that no other tool has")
+            seen.add(name)
+        _check_choice(self.tool_choice, names)
+
+    @property
+    def offered(self) -> Sequence[Tool]:
+        """All tools."""
+        return [body.function.tool for body in self.tools] + [body.tool for body in self.functions]
+
+    @property
+    def choice(self) -> ToolChoice:
+        """Which of them may or must be called."""
+        return self.tool_choice or ToolChoice("auto" if self.offered else "none")
+
+
+def _check_choice(choice: ToolChoice | None, names: Sequence[str]) -> None:
+    if choice is None or choice.mode == "none":
+        return
+    if choice.mode == "required" and not names:
+        raise InvalidRequestError(
+            "tool_choice", choice.names or choice.mode, "null, none or auto where there are no tools"
+        )
+    known = frozenset(names)
+    for name in choice.names or ():
+        if name not in known:
+            raise InvalidRequestError("tool_choice", name, f"one of the tools {', '.join(names[:_MOST_NAMED])}")

@@ -1,0 +1,261 @@
+"""The fields that say how tokens are drawn, made from `SamplingParams`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator, WithJsonSchema, create_model
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.sampling.chain import parse_order
+from rnn_engine.sampling.params import (
+    MAX_SEED,
+    PARAMETERS,
+    Parameter,
+    SamplerChoice,
+    SamplingParams,
+    Seed,
+    StepNames,
+    Texts,
+    TokenBias,
+    Words,
+    parse_ai00,
+)
+from server.apis.common.schema import INTEGERS, STRING, RefusedError, is_integers
+from server.apis.common.states import MixBody
+from server.core.settings import Limits
+
+_BIAS_FORMS = 'an object as {"65530": -1.5, "text": false} or a list of pairs as [[65530, -1.5], ["text", false]]'
+_STRINGS = {"type": "array", "items": STRING}
+
+
+def _parse_bias(value: object) -> dict[int | str, float]:
+    """Return the biases of ids and texts; those of the same one are added up."""
+    if isinstance(value, dict):
+        pairs: Sequence[object] = [(_parse_key(key), bias) for key, bias in value.items()]
+    elif isinstance(value, list):
+        pairs = value
+    else:
+        raise RefusedError(value, _BIAS_FORMS)
+    parsed: dict[int | str, float] = {}
+    for pair in pairs:
+        token, bias = _parse_pair(pair)
+        parsed[token] = parsed.get(token, 0.0) + bias
+    return parsed
+
+
+def _parse_key(key: str) -> int | str:
+    if not (key.isascii() and key.isdigit()):
+        return key
+    if len(key) > 20:
+        raise RefusedError(key, "token ids of an ordinary size")
+    return int(key)
+
+
+def _parse_pair(pair: object) -> tuple[int | str, float]:
+    match pair:
+        case [int() | str() as token, False]:
+            bias = -math.inf
+        case [int() | str() as token, int() | float() as number] if not isinstance(number, bool):
+            try:
+                bias = float(number)
+            except OverflowError:
+                raise RefusedError(number, "numbers of an ordinary size") from None
+        case _:
+            raise RefusedError(pair, _BIAS_FORMS)
+    if isinstance(token, bool) or token == "":
+        raise RefusedError(token, "a token id or a text that is not empty")
+    return token, bias
+
+
+def _parse_seed(value: object) -> int | None:
+    if value is None or (type(value) is int and value == -1):
+        return None
+    if type(value) is int and 0 <= value <= MAX_SEED:
+        return value
+    raise RefusedError(value, f"a whole number from 0 to {MAX_SEED}, or null or -1 for a random one")
+
+
+def _parse_texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise RefusedError(value, "a list of strings, none of them empty")
+    return tuple(value)
+
+
+def _parse_words(value: object) -> tuple[str | tuple[int, ...], ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) or is_integers(word) for word in value):
+        raise RefusedError(value, "a list of strings or lists of token ids")
+    if not all(value):
+        raise RefusedError(value, "words that are not empty")
+    return tuple(word if isinstance(word, str) else tuple(word) for word in value)
+
+
+def _refusing(parse: Callable[[object], Any], of: str) -> PlainValidator:
+    """Return a validator that calls `parse`, which raises InvalidRequestError for the field `of`."""
+
+    def check(value: object) -> Any:  # noqa: ANN401
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except InvalidRequestError as error:
+            raise RefusedError(error.value, error.allowed, below=error.field.removeprefix(of)[1:] or None) from None
+
+    return PlainValidator(check)
+
+
+# What is not told by the type alone: how it comes in JSON.
+_JSON_TYPES: Mapping[Any, Any] = MappingProxyType(
+    {
+        TokenBias: Annotated[
+            TokenBias,
+            PlainValidator(_parse_bias),
+            WithJsonSchema(
+                {
+                    "anyOf": [
+                        {"type": "object", "additionalProperties": {"anyOf": [{"type": "number"}, {"const": False}]}},
+                        {"type": "array", "items": {"type": "array"}},
+                    ]
+                }
+            ),
+        ],
+        Seed: Annotated[
+            Seed, PlainValidator(_parse_seed), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "null"}]})
+        ],
+        Texts: Annotated[Texts, PlainValidator(_parse_texts), WithJsonSchema(_STRINGS)],
+        Words: Annotated[
+            Words,
+            PlainValidator(_parse_words),
+            WithJsonSchema({"type": "array", "items": {"anyOf": [STRING, INTEGERS]}}),
+        ],
+        StepNames: Annotated[
+            StepNames,
+            _refusing(parse_order, "samplers"),
+            WithJsonSchema({"anyOf": [_STRINGS, STRING, {"type": "null"}]}),
+        ],
+        SamplerChoice: Annotated[
+            SamplerChoice,
+            _refusing(parse_ai00, "sampler"),
+            WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+        ],
+    }
+)
+
+
+def _range(parameter: Parameter) -> dict[str, Any]:
+    """Return the JSON schema's words for the numbers that a parameter may be."""
+    if parameter.type not in (float, int):
+        return {}
+    return {"minimum": parameter.allowed.low, "maximum": parameter.allowed.high}
+
+
+if TYPE_CHECKING:
+    _SamplingFields = MixBody
+else:
+    _SamplingFields = create_model(
+        "_SamplingFields",
+        __base__=MixBody,
+        **{
+            parameter.name: (
+                _JSON_TYPES.get(parameter.type, parameter.type),
+                Field(
+                    default=parameter.default, description=parameter.allowed.help, json_schema_extra=_range(parameter)
+                ),
+            )
+            for parameter in PARAMETERS
+        },
+    )
+
+
+class SamplingBody(_SamplingFields):
+    """A body with a field for each of `SamplingParams`; the ranges are checked by `SamplingParams.check`."""
+
+    neutral: ClassVar = {
+        "adaptive_decay": (0.9,),
+        "adaptive_target": (-1, 0),
+        "allowed_token_ids": (),
+        "do_sample": (True,),
+        "early_stopping": (False,),
+        "encoder_repetition_penalty": (1,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "guidance_scale": (1,),
+        "include_stop_str_in_output": (False,),
+        "length_penalty": (1, 0),
+        "logits_processors": ([],),
+        "min_keep": (0,),
+        "no_repeat_ngram_size": (0,),
+        "num_beams": (1,),
+        "penalize_nl": (False,),
+        "penalty_alpha": (0,),
+        "skip_special_tokens": (True,),
+        "smoothing_factor": (0,),
+        "spaces_between_special_tokens": (True, False),
+        "tfs": (1,),
+        "tfs_z": (1,),
+        "top_a": (0,),
+        "truncate_prompt_tokens": (-1,),
+        "use_beam_search": (False,),
+    }
+    aliases: ClassVar = {"bias": "logit_bias", "repetition_penalty": "repeat_penalty", "sampler_override": "sampler"}
+
+    ignore_eos: bool = Field(
+        default=False, description="Never draw the tokens that end a text, so that it ends by `stop` or `max_tokens`."
+    )
+
+    @classmethod
+    def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:
+        renamed = super()._rename(fields)
+        if fields.get("repetition_penalty") is not None and renamed.get("repeat_last_n") is None:
+            renamed["repeat_last_n"] = -1  # under vLLM's name it counts the whole prompt and all that was generated
+        return renamed
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        params = self._params
+        limits.check("max_bias_entries", "logit_bias", len(params.logit_bias))
+        limits.check("max_text_bytes", "logit_bias", self.bias_characters)
+        limits.check("max_bias_entries", "bad_words", len(params.bad_words))
+        limits.check("max_stop_bytes", "bad_words", sum(map(len, params.bad_words)))
+        if params.dry_sequence_breakers != SamplingParams().dry_sequence_breakers:
+            limits.check("max_stop_strings", "dry_sequence_breakers", len(params.dry_sequence_breakers))
+
+    def samplings(
+        self, count: int, tokenize: Callable[[str], Sequence[int]], end_tokens: Sequence[int]
+    ) -> list[SamplingParams]:
+        """Return how `count` answers to a prompt draw their tokens: each has a seed of its own.
+
+        `end_tokens` are those that end a text.
+        """
+        params = self._params.resolved(tokenize)
+        if self.ignore_eos:
+            bias: dict[int | str, float] = dict.fromkeys(end_tokens, -math.inf)
+            for token, value in params.logit_bias.items():
+                bias.setdefault(token, value)
+            params = replace(params, logit_bias=bias)
+        if params.seed is None:
+            return [params] * count
+        return [replace(params, seed=_derive_seed(params.seed, copy)) for copy in range(count)]
+
+    @property
+    def bias_characters(self) -> int:
+        """How many characters the texts of `logit_bias` have, which become tokens."""
+        return sum(len(key) for key in self._params.logit_bias if isinstance(key, str))
+
+    @property
+    def penalises_occurrence(self) -> bool:
+        """Whether there is a penalty for tokens that have occurred, in earlier replies too."""
+        return self._params.penalises_occurrence
+
+    @property
+    def _params(self) -> SamplingParams:
+        return SamplingParams(**{parameter.name: getattr(self, parameter.name) for parameter in PARAMETERS})
+
+
+def _derive_seed(seed: int, copy: int) -> int:
+    """Copy 0 has the seed itself; an odd step keeps the others apart, and far from neighbouring seeds."""
+    return (seed + copy * 0x9E3779B97F4A7C15) % (MAX_SEED + 1)

@@ -1,0 +1,266 @@
+"""The base of all request bodies, and the parts of answers that all APIs share: errors, token counts, times."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, ClassVar, NotRequired, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails, from_json
+from typing_extensions import TypedDict, TypeIs
+
+from rnn_engine.errors import InvalidRequestError
+from server.core.settings import Limits
+
+NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+NO_NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType({})
+NO_UNFOLDED: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+_DEFAULT_LIMITS = Limits()
+_MOST_NAMES = 30  # of fields that an error lists
+
+
+class RefusedError(ValueError):
+    """Raised by a check of one value; pydantic adds where in the body the value stands."""
+
+    def __init__(self, value: object, allowed: str, below: str | None = None) -> None:
+        self.value = value
+        self.allowed = allowed
+        self.below = below  # the part of the checked object that the value is
+        super().__init__(allowed)
+
+
+@dataclass(slots=True)
+class UnknownFields:
+    """What becomes of fields that a body does not have: refused, or left out and noted."""
+
+    refuse: bool = True
+    left_out: set[str] = field(default_factory=set)
+
+
+class RequestBody(BaseModel):
+    """A JSON object from a client: no silent conversions, and null where a field has a default means that default
+    (official clients send it so). A field that is unknown is refused unless it is null or the server is told to leave
+    such fields out; one that is known from other systems and would change the answer is refused in any case."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ignored: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted and have no effect here
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = NO_NEUTRAL  # other systems' field -> values without effect
+    aliases: ClassVar[Mapping[str, str]] = NO_ALIASES  # another name of a field -> the field
+    unfolded: ClassVar[Mapping[str, Mapping[str, Any]]] = NO_UNFOLDED  # what `_unfold` takes away -> its JSON schema
+    keeps_null: ClassVar[frozenset[str]] = frozenset()  # fields with a default in which null has a meaning
+
+    @classmethod
+    def parse(
+        cls, body: bytes | bytearray, limits: Limits = _DEFAULT_LIMITS, unknown: UnknownFields | None = None
+    ) -> Self:
+        """Return the JSON `body` as an object. Raises InvalidRequestError, also for what is beyond `limits`.
+
+        `unknown` says what becomes of unknown fields, which are refused without it, and takes their names.
+        """
+        try:
+            data = from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise InvalidRequestError("body", body[:100].decode(errors="replace"), f"JSON ({error})") from None
+        try:
+            parsed = cls.model_validate(data, context=unknown)
+            parsed.check(limits)
+        except ValidationError as error:
+            raise cls._as_spelled(data, _translate(error.errors(include_url=False)[0])) from None
+        except InvalidRequestError as error:
+            raise cls._as_spelled(data, error) from None
+        return parsed
+
+    @classmethod
+    def _as_spelled(cls, data: object, error: InvalidRequestError) -> InvalidRequestError:
+        """Return the error with its field under the name that the client uses for it."""
+        if not isinstance(data, dict) or type(error) is not InvalidRequestError:
+            return error
+        objects = [data, *(data[name] for name in cls.unfolded if isinstance(data.get(name), dict))]
+        sent = {name for fields in objects for name in fields}
+        field, dot, below = error.field.partition(".")
+        for alias, name in cls.aliases.items():
+            if name == field and alias in sent and name not in sent:
+                return InvalidRequestError(f"{alias}{dot}{below}", error.value, error.allowed)
+        return error
+
+    def check(self, limits: Limits) -> None:
+        """Raise InvalidRequestError for the first field that asks for more than `limits` allow."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _admit(cls, data: object, info: ValidationInfo[UnknownFields | None]) -> dict[str, object]:
+        if not isinstance(data, dict):
+            raise RefusedError(data, "a JSON object")
+        data = cls._unfold(data)
+        known = {*cls.model_fields, *cls.aliases, *cls.ignored}
+        data = {name: value for name, value in data.items() if value is not None or name in known}  # null asks nothing
+        for name, value in data.items():
+            if name in cls.neutral:
+                cls._check_neutral(name, value)
+            elif name not in known:
+                if info.context is None or info.context.refuse:
+                    raise RefusedError(value, _names_allowed(name, known), below=name[:80])
+                info.context.left_out.add(name)
+        without_effect = cls.ignored | cls.neutral.keys() | (data.keys() - known)
+        fields = {name: value for name, value in data.items() if name not in without_effect}
+        return {name: value for name, value in cls._rename(fields).items() if not cls._means_default(name, value)}
+
+    @classmethod
+    def _check_neutral(cls, name: str, value: object) -> None:
+        values = cls.neutral[name]
+        if value is not None and not _is_one_of(value, values):
+            words = " or ".join(["null", *map(repr, values)])
+            raise RefusedError(value, f"{words}, since this server does not have it", below=name)
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        """Return the fields that a body means, where some stand in an object of their own or depend on others."""
+        return fields
+
+    @classmethod
+    def _rename(cls, fields: Mapping[str, object]) -> dict[str, object]:
+        renamed: dict[str, object] = {}
+        for name, value in fields.items():
+            field = cls.aliases.get(name, name)
+            if renamed.get(field) is None:
+                renamed[field] = value
+            elif value is not None and renamed[field] != value:
+                raise RefusedError(value, f"the same value as {field}, which is another name for it", below=name)
+        return renamed
+
+    @classmethod
+    def _means_default(cls, name: str, value: object) -> bool:
+        return value is None and name not in cls.keeps_null and not cls.model_fields[name].is_required()
+
+
+def _names_allowed(name: str, known: Collection[str]) -> str:
+    """Say which fields there are: the one that was probably meant, or all where they are few."""
+    nearest = get_close_matches(name[:80], known, n=1)
+    if nearest:
+        return f"a field that there is, perhaps {nearest[0]}"
+    if len(known) > _MOST_NAMES:
+        return "one of the fields that docs/http-api.md lists; none has a name like it"
+    return f"one of the fields {', '.join(sorted(known))}"
+
+
+STRING = {"type": "string"}
+INTEGERS = {"type": "array", "items": {"type": "integer"}}
+
+
+def is_integers(value: object) -> TypeIs[list[int]]:
+    """Return whether `value` is a list of integers; booleans do not count as such."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def _is_one_of(value: object, values: Collection[object]) -> bool:
+    """Return whether `value` is among `values`; true and 1 are two values, as in JSON."""
+    return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in values)
+
+
+def only(*allowed: object, because: str) -> BeforeValidator:
+    """Return a validator that accepts only the `allowed` values of a field that this server does not support."""
+
+    def check(value: Any) -> Any:  # noqa: ANN401
+        if not _is_one_of(value, allowed):
+            words = " or ".join("null" if choice is None else repr(choice) for choice in allowed)
+            raise RefusedError(value, f"{words}, since {because}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_EXPECTED: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "a value; the field is required",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "string_type": "a string",
+        "list_type": "a list",
+        "dict_type": "an object",
+        "greater_than": "more than {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than_equal": "at most {le}",
+        "too_short": "at least {min_length} item(s)",
+        "too_long": "at most {max_length} items",
+        "literal_error": "{expected}",
+    }
+)
+
+
+def _translate(error: ErrorDetails) -> InvalidRequestError:
+    place = [str(part) for part in error["loc"]]
+    context = error.get("ctx", {})
+    refused = context.get("error")
+    if isinstance(refused, RefusedError):
+        place += [] if refused.below is None else [refused.below]
+        return InvalidRequestError(".".join(place) or "body", refused.value, refused.allowed)
+    value = None if error["type"] == "missing" else error["input"]
+    expected = _EXPECTED.get(error["type"])
+    return InvalidRequestError(".".join(place), value, expected.format(**context) if expected else error["msg"])
+
+
+class ErrorDetail(TypedDict):
+    """Where prompts are too long, `n_prompt_tokens` says how many tokens they have and `n_ctx` how many are allowed.
+    Where a grammar, a regular expression or the text of a JSON schema is wrong, `line` and `column` say where, counted
+    from 1 and in characters, as far as that is known."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+    line: NotRequired[int]
+    column: NotRequired[int]
+
+
+class ErrorBody(TypedDict):
+    """What every answer that is not a success holds, and the last event of a stream that fails."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """Tokens; a prompt counts once, however many answers it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Timings(TypedDict):
+    """Tokens and milliseconds of the prompt, of which `cache_n` tokens were known and not run, and of the answer. Its
+    milliseconds count from its first token, which comes with the prompt, and the rates are those of the others.
+    `draft_n` tokens were run ahead of what was drawn, where any were, and `draft_n_accepted` of them were drawn."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+    draft_n: NotRequired[int]
+    draft_n_accepted: NotRequired[int]
+
+
+class PromptProgress(TypedDict):
+    """How far a prompt has come: its tokens, those that were known, those that are done, and the milliseconds since the
+    first of these events."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float

@@ -1,0 +1,1 @@
+"""This engine's own API."""

@@ -1,0 +1,140 @@
+"""States as files: one named state to take away, and one to bring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast, get_args
+
+from aiohttp import hdrs, web
+
+from rnn_engine.errors import InvalidRequestError
+from server.apis.common.states import StateEntry, state_entry
+from server.auth.engine import engine_of
+from server.auth.keys import Scope
+from server.core.bodies import LEASE, json_response, received_file
+from server.core.routing import MODEL_QUERY, Route
+from states.files.exchange import ExportForm, StateFiles
+from states.files.reading import LoadedState
+from states.frozen import FrozenState
+from states.named.entry import NamedState, Retention
+
+_ENDINGS: Mapping[ExportForm, str] = {"full": ".state", "tuned": ".safetensors", "prefab": ".cbor"}
+_COPIES: Mapping[ExportForm, int] = {"full": 0, "tuned": 1, "prefab": 3}
+"""How many times the values are in memory while a file is made, besides the state's own arrays."""
+
+_FORM_QUERY = {
+    **MODEL_QUERY,
+    "form": "`full` (everything, for this engine; the default), `tuned` (safetensors with `blocks.N.att.time_state`; "
+    "the token shifts are lost) or `prefab` (ai00's CBOR).",
+}
+_RETENTION_QUERY = {
+    **MODEL_QUERY,
+    "owner": "Whose lease the state belongs to; absent, it has one of its own.",
+    "ttl": "Seconds without use after which the lease ends.",
+    "persistent": "`true`: keep it until it is removed.",
+    "shared": "`true`: let every API key start from it; for a key with the scope `admin`.",
+}
+
+
+async def export(request: web.Request) -> web.StreamResponse:
+    engine = engine_of(request)
+    form = _form(request)
+    named = await engine.states.get(request.match_info["name"])
+    request[LEASE].hold(_COPIES[form] * named.frozen.num_bytes)
+    parts = await asyncio.to_thread(_export, engine.state_files, form, named)
+    if _COPIES[form] > 0:
+        request[LEASE].hold(sum(map(_size, parts)))
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/octet-stream"})
+    response.headers[hdrs.CONTENT_DISPOSITION] = f'attachment; filename="{named.id}{_ENDINGS[form]}"'
+    response.content_length = sum(map(_size, parts))
+    await response.prepare(request)
+    for part in () if request.method == hdrs.METH_HEAD else parts:
+        await response.write(part)
+    await response.write_eof()
+    return response
+
+
+async def upload(request: web.Request) -> web.Response:
+    engine = engine_of(request)
+    name, retention = request.match_info["name"], _retention(request)
+    await engine.states.check_place(name, retention, 0)
+    async with received_file(request) as path:
+        loaded, frozen = await asyncio.to_thread(_read, engine.state_files, path)
+    named = await engine.states.put(name, frozen, retention, source="upload", form=loaded.form, key=loaded.id)
+    return json_response(state_entry(named))
+
+
+def _export(files: StateFiles, form: ExportForm, named: NamedState) -> list[bytes | memoryview]:
+    return list(files.export(form, named.name, named.id, named.frozen))
+
+
+def _read(files: StateFiles, path: Path) -> tuple[LoadedState, FrozenState]:
+    loaded = files.read(path)
+    return loaded, files.freeze(loaded, "upload")
+
+
+def _form(request: web.Request) -> ExportForm:
+    query = _query(request, _FORM_QUERY)
+    form = query.get("form", "full")
+    if form not in get_args(ExportForm):
+        raise InvalidRequestError("form", form, f"one of {', '.join(get_args(ExportForm))}")
+    return cast(ExportForm, form)
+
+
+def _retention(request: web.Request) -> Retention:
+    query = _query(request, _RETENTION_QUERY)
+    flags = [_flag(query, name) for name in ("persistent", "shared")]
+    return Retention(query.get("owner"), _seconds(query.get("ttl")), *flags)
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise InvalidRequestError(name, value, "true or false")
+    return value == "true"
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InvalidRequestError("ttl", text, "a number of seconds") from None
+
+
+def _query(request: web.Request, known: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in request.query.items():
+        if name not in known:
+            raise InvalidRequestError(name, value, f"one of the query's fields {', '.join(known)}")
+    return dict(request.query)
+
+
+def _size(part: bytes | memoryview) -> int:
+    return memoryview(part).nbytes
+
+
+ROUTES = (
+    Route(
+        "GET",
+        "/v1/states/{name}/export",
+        export,
+        "A state as a file.",
+        None,
+        content_type="application/octet-stream",
+        query=_FORM_QUERY,
+        scope=Scope.MANAGE,
+        ai00_paths=False,
+    ),
+    Route(
+        "PUT",
+        "/v1/states/{name}",
+        upload,
+        "Name the state in a file of any form that is exported, or in a `.pth` with tuned states. "
+        "The body is the file as it is.",
+        StateEntry,
+        query=_RETENTION_QUERY,
+        scope=Scope.MANAGE,
+        ai00_paths=False,
+    ),
+)

@@ -1,0 +1,427 @@
+"""How the server and its engines stand: health, slots, counts, times, memory, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Literal, TypeAlias
+
+from aiohttp import hdrs, web
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector
+from typing_extensions import TypedDict
+
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.sampling.params import PARAMETERS
+from rnn_engine.telemetry import EngineCounters, SlotUse
+from rnn_engine.telemetry import Health as EngineHealth
+from server.apis.common.generation import GenerationBody
+from server.apis.engine.cache import CacheTier, CacheTotals, cache_tier, cache_totals
+from server.apis.openai.models import Health, Readiness
+from server.auth.engine import engine_of, open_engines_of
+from server.connections.connection import CONNECTIONS
+from server.core.bodies import BUDGET, json_response, query_seconds
+from server.core.errors import retry_headers
+from server.core.routing import EVENTS, LIFECYCLE, Route
+from server.core.settings import SETTINGS
+from server.core.streams import send_repeatedly
+from server.models.registry import MODELS, ModelStatus, ServedModel
+from server.telemetry.metrics import METRICS
+from states.cache.config import CacheStats
+from states.named.registry import RegistryUsage
+
+SlotPhase: TypeAlias = Literal["prompt", "decode", "paused"]
+
+
+class SlotStatus(TypedDict):
+    """A slot that a request holds. A mix holds several.
+
+    `request` is a number that no other request of the model has. `owner` is the name of the API key whose request it
+    is, null where that is not known or not for this key to see. `run_tokens` of the prompt and the answer are in the
+    state, `cached_tokens` of them without being run. `paused`: the client reads too slowly.
+    """
+
+    slot: int
+    request: int
+    phase: SlotPhase
+    owner: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    run_tokens: int
+    generated_tokens: int
+    max_tokens: int
+
+
+class TokenCounts(TypedDict):
+    """Tokens of prompts, those of them that were not run, tokens that went through the model, and generated ones."""
+
+    prompt: int
+    cached: int
+    prefill: int
+    decode: int
+    generated: int
+
+
+class StepCounts(TypedDict):
+    """Steps, tokens in them, and their seconds: on the host while the device has nothing to do, and on the device."""
+
+    steps: int
+    failed: int
+    tokens: int
+    host_seconds: float
+    device_seconds: float
+
+
+class MemoryPart(TypedDict):
+    """Bytes that a part takes, of those that it may take at most, where there is a bound.
+
+    `place` is `device`, `host`, or another tier of the cache. On the device there are `weights` (with the buffers of a
+    step), `slots` (the states of running requests) and `cache`; on the host `cache`, `cache_index`, `named_states`.
+    """
+
+    place: str
+    part: Literal["weights", "slots", "cache", "cache_index", "named_states"]
+    used: int
+    capacity: int | None
+
+
+class EngineStatus(TypedDict):
+    """A model that is loaded. Counts are since it was loaded; `requests` has how many ended in which way."""
+
+    model: str
+    health: Readiness
+    device: str
+    weights: str
+    num_slots: int
+    slots: list[SlotStatus]
+    queued: int
+    requests: dict[str, int]
+    tokens: TokenCounts
+    steps: StepCounts
+    cache: CacheTotals | None
+    tiers: list[CacheTier]
+    memory: list[MemoryPart]
+
+
+class LoadingStatus(TypedDict):
+    """What a load does, and how many parts of it are done."""
+
+    what: str
+    done: int
+    total: int
+
+
+class ServerStatus(TypedDict):
+    """How a server stands at `time`, Unix seconds. `default` is the model of requests that name none, `loading` has
+    the models that are being loaded, with null for what has told nothing yet; `model_folder` says whether there is a
+    folder from which admins may load.
+
+    `cpu_seconds` and `resident_bytes` are those of the process, null where the system does not tell. `body_bytes` is
+    what the bodies of running requests take, of `body_capacity`.
+    """
+
+    object: Literal["engine.status"]
+    time: float
+    started: int
+    requests: int
+    connections: int
+    body_bytes: int
+    body_capacity: int
+    cpu_seconds: float | None
+    resident_bytes: int | None
+    default: str
+    model_folder: bool
+    models: dict[str, ModelStatus]
+    loading: dict[str, LoadingStatus | None]
+    engines: list[EngineStatus]
+
+
+class Props(TypedDict):
+    """What the server runs and how much it allows. `chat_template` is the text of a Jinja template, or the texts around
+    the messages (`record`, `prefix`, `sep`). `default_generation_settings` are the fields of requests with what they
+    mean where they are absent, and `n_ctx`, the most tokens of a prompt, since a state has no context of a fixed
+    length. `limits` and `connections` are options of `rnn-engine serve`."""
+
+    model_path: str
+    model_alias: str
+    build_info: str
+    modalities: dict[str, bool]
+    bos_token: str
+    eos_token: str
+    is_sleeping: Literal[False]
+    total_slots: int
+    chat_template: Mapping[str, str] | str
+    default_generation_settings: dict[str, int | float | str | list[str] | dict[str, float] | None]
+    limits: dict[str, int]
+    connections: dict[str, float]
+
+
+def engine_status(name: str, engine: EngineLike) -> EngineStatus:
+    """Return what `engine` tells at this moment."""
+    info, counters, cache = engine.info, engine.counters(), engine.cache_stats()
+    return {
+        "model": name,
+        "health": readiness(engine.health()),
+        "device": info.device,
+        "weights": info.weights,
+        "num_slots": info.num_slots,
+        "slots": [_slot(use) for use in engine.slot_uses()],
+        "queued": engine.stats().queued,
+        "requests": {outcome.value: count for outcome, count in counters.outcomes.items()},
+        "tokens": _tokens(counters),
+        "steps": _steps(counters),
+        "cache": None if cache is None else cache_totals(cache),
+        "tiers": [] if cache is None else [cache_tier(tier) for tier in cache.tiers],
+        "memory": list(_memory(info, cache, engine.states.usage())),
+    }
+
+
+def readiness(health: EngineHealth) -> Readiness:
+    """Return what is told of an engine's health."""
+    return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
+
+
+def _slot(use: SlotUse) -> SlotStatus:
+    phase: SlotPhase = "prompt" if use.run_tokens < use.prompt_tokens else "decode"
+    return {
+        "slot": use.slot,
+        "request": use.request,
+        "phase": "paused" if use.paused else phase,
+        "owner": use.scope or None,
+        "prompt_tokens": use.prompt_tokens,
+        "cached_tokens": use.cached_tokens,
+        "run_tokens": use.run_tokens,
+        "generated_tokens": use.generated_tokens,
+        "max_tokens": use.max_tokens,
+    }
+
+
+def _tokens(counters: EngineCounters) -> TokenCounts:
+    return {
+        "prompt": int(counters.prompt_tokens.sum),
+        "cached": counters.cached_tokens,
+        "prefill": counters.prefill_tokens,
+        "decode": counters.decode_tokens,
+        "generated": counters.generated_tokens,
+    }
+
+
+def _steps(counters: EngineCounters) -> StepCounts:
+    return {
+        "steps": counters.steps,
+        "failed": counters.failed_steps,
+        "tokens": int(counters.step_tokens.sum),
+        "host_seconds": counters.step_host_seconds.sum,
+        "device_seconds": counters.step_device_seconds.sum,
+    }
+
+
+def _memory(info: EngineInfo, cache: CacheStats | None, states: RegistryUsage) -> Iterator[MemoryPart]:
+    """Yield the parts of memory. Slots and the cache's part of the device are set aside when the model is loaded."""
+    tiers = () if cache is None else cache.tiers
+    if info.device_bytes is not None:
+        slots = info.num_slots * info.shape.state_bytes
+        kept = sum(tier.capacity for tier in tiers if tier.tier == "device")
+        rest = max(info.device_bytes - slots - kept, 0)
+        yield {"place": "device", "part": "weights", "used": rest, "capacity": None}
+        yield {"place": "device", "part": "slots", "used": slots, "capacity": None}
+    for tier in tiers:
+        yield {"place": tier.tier, "part": "cache", "used": tier.used, "capacity": tier.capacity}
+    if cache is not None:
+        yield {"place": "host", "part": "cache_index", "used": cache.index_bytes, "capacity": cache.index_capacity}
+    yield {"place": "host", "part": "named_states", "used": states.num_bytes, "capacity": states.capacity}
+
+
+# How the engines stand: what runs in their slots, what they have counted, and the memory that they take.
+
+_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 1.0, 0.1, 60.0
+_PROCESS = ProcessCollector(registry=None)
+
+
+async def status(request: web.Request) -> web.Response:
+    return json_response(await _status(request))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    seconds = query_seconds(request, "interval", _SECONDS, _LEAST_SECONDS, _MOST_SECONDS)
+    return await send_repeatedly(request, seconds, lambda: _status(request))
+
+
+async def _status(request: web.Request) -> ServerStatus:
+    app = request.app
+    process = {sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples}
+    resident = process.get("process_resident_memory_bytes")
+    return {
+        "object": "engine.status",
+        "time": time.time(),
+        "started": app[METRICS].started,
+        "requests": app[LIFECYCLE].active,
+        "connections": app[CONNECTIONS].open,
+        "body_bytes": app[BUDGET].held,
+        "body_capacity": app[BUDGET].capacity,
+        "cpu_seconds": process.get("process_cpu_seconds_total"),
+        "resident_bytes": None if resident is None else int(resident),
+        "default": app[MODELS].default.name,
+        "model_folder": app[SETTINGS].model_folder is not None,
+        "models": {model.name: model.status for model in app[MODELS]},
+        "loading": {model.name: _progress(model) for model in app[MODELS] if model.status == "loading"},
+        "engines": [engine_status(name, engine) for name, engine in open_engines_of(request).items()],
+    }
+
+
+def _progress(model: ServedModel) -> LoadingStatus | None:
+    progress = model.progress
+    return None if progress is None else {"what": progress.what, "done": progress.done, "total": progress.total}
+
+
+_STATUS = "How the engines stand: slots and who holds them, counts, times, memory"
+
+# Health of the server: whether it takes requests, and if not, why; and how busy it is.
+
+
+async def health(request: web.Request) -> web.Response:
+    models, lifecycle = request.app[MODELS], request.app[LIFECYCLE]
+    found = _find_health(request)
+    engines = [model.open_engine for model in models if model.open_engine is not None]
+    stats = [engine.stats() for engine in engines]
+    caches = [cache for engine in engines if (cache := engine.cache_stats()) is not None]
+    body: Health = {
+        "status": found.status,
+        "model": models.default.name,
+        "models": {model.name: model.status for model in models},
+        "requests": lifecycle.active,
+        "active": sum(each.active for each in stats),
+        "queued": sum(each.queued for each in stats),
+        "cache_look_ups": sum(cache.look_ups for cache in caches),
+        "cache_hits": sum(cache.hits for cache in caches),
+    }
+    return json_response(body, status=200 if found.status == "ok" else 503)
+
+
+async def ready(request: web.Request) -> web.Response:
+    found = _find_health(request)
+    return _answer(found, healthy=found.status == "ok")
+
+
+async def live(request: web.Request) -> web.Response:
+    found = _find_health(request)
+    return _answer(found, healthy=found.status not in ("failed", "stalled"))
+
+
+def _find_health(request: web.Request) -> EngineHealth:
+    """Return the health of the model in the query, or else of all."""
+    name, models = request.query.get("model"), request.app[MODELS]
+    found = models.health() if name is None else models.find(name).health
+    if request.app[LIFECYCLE].closing and found.status != "failed":
+        return EngineHealth("closing", "the server is stopping and takes no new requests")
+    return found
+
+
+def _answer(found: EngineHealth, *, healthy: bool) -> web.Response:
+    body = readiness(found)
+    if healthy:
+        return json_response(body)
+    return json_response(body, status=503, headers=retry_headers(found.retry_after))
+
+
+_QUERY = {"model": "The model that is asked about; without it, all."}
+
+_STARTED = "Process-Start-Time-Unix"  # a header of llama-server's
+
+
+async def metrics(request: web.Request) -> web.Response:
+    found = request.app[METRICS]
+    headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE_PLAIN_0_0_4, _STARTED: str(found.started)}
+    return web.Response(body=await asyncio.to_thread(found.render), headers=headers)
+
+
+# Facts of the server: its limits, and what requests mean where they say nothing.
+
+
+async def props(request: web.Request) -> web.Response:
+    engine, settings = engine_of(request), request.app[SETTINGS]
+    info = engine.info
+    defaults = {parameter.name: parameter.default for parameter in PARAMETERS}
+    body: Props = {
+        "model_path": info.model,
+        "model_alias": info.model,
+        "build_info": f"rnn-engine {version('rnn-engine')}",
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": "",
+        "eos_token": engine.detokenize([0]).decode(errors="replace"),
+        "is_sleeping": False,
+        "total_slots": info.num_slots,
+        "chat_template": info.chat_template.source,
+        "default_generation_settings": {
+            "n_ctx": settings.limits.max_prompt_tokens,
+            **defaults,
+            "max_tokens": GenerationBody.model_fields["max_tokens"].default,
+            "n": GenerationBody.model_fields["n"].default,
+        },
+        "limits": asdict(settings.limits),
+        "connections": asdict(settings.connections),
+    }
+    return json_response(body)
+
+
+ROUTES = (
+    Route("GET", "/v1/engine", status, f"{_STATUS}.", ServerStatus, routine=True, uses_model=False, ai00_paths=False),
+    Route(
+        "GET",
+        "/v1/engine/events",
+        events,
+        f"{_STATUS}: as events, until the server stops or the time for a request is up.",
+        ServerStatus,
+        content_type=EVENTS,
+        query={
+            "interval": f"Seconds between two events: {_SECONDS:g} unless told, {_LEAST_SECONDS:g} to "
+            f"{_MOST_SECONDS:g}."
+        },
+        routine=True,
+        uses_model=False,
+        ai00_paths=False,
+    ),
+    Route(
+        "GET",
+        "/health",
+        health,
+        "Whether the server takes requests, and how busy it is.",
+        Health,
+        also_answers={503: Health},
+        always=True,
+        also=("/v1/health",),
+    ),
+    Route(
+        "GET",
+        "/health/ready",
+        ready,
+        "Whether requests may be sent here; else 503 and why.",
+        Readiness,
+        also_answers={503: Readiness},
+        always=True,
+        query=_QUERY,
+    ),
+    Route(
+        "GET",
+        "/health/live",
+        live,
+        "503 where only a restart helps: the engine has failed, or its device does not answer any more.",
+        Readiness,
+        also_answers={503: Readiness},
+        always=True,
+        query=_QUERY,
+    ),
+    Route(
+        "GET",
+        "/metrics",
+        metrics,
+        "Counts, times and sizes for Prometheus: [metrics.md](metrics.md).",
+        None,
+        content_type="text/plain",
+        routine=True,
+        uses_model=False,
+    ),
+    Route("GET", "/props", props, "Facts of the server, its limits among them, as llama-server has it.", Props),
+)

@@ -1,0 +1,229 @@
+"""llama-server's slots and LoRAs: listed, and states saved and restored under a slot's number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from typing import NotRequired
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.naming import create_state, run_tokens
+from rnn_engine.requests import GenerateRequest
+from server.apis.common.generation import GenerationBody
+from server.apis.common.schema import ErrorBody
+from server.apis.common.states import ModelNameBody
+from server.auth.admission import PRINCIPAL
+from server.auth.engine import engine_of
+from server.auth.keys import Scope
+from server.core.bodies import json_response, read_body, work
+from server.core.kept import SLOT_PROMPTS, pack
+from server.core.routing import Route
+from server.core.settings import SETTINGS
+from states.named.entry import Retention
+
+
+class SlotEntry(TypedDict):
+    """A slot of the device. `n_ctx` is the most tokens of a prompt: a state has none. `speculative` says whether the
+    server drafts."""
+
+    id: int
+    n_ctx: int
+    speculative: bool
+    is_processing: bool
+
+
+class LoraAdapter(TypedDict):
+    """A LoRA that was merged into the weights when the model was loaded. `alpha` is null where its own counts."""
+
+    id: int
+    path: str
+    scale: float
+    alpha: float | None
+
+
+class AppliedTemplate(TypedDict):
+    """`prompt` is what the model reads for a chat."""
+
+    prompt: str
+
+
+class SlotActionRequest(ModelNameBody):
+    """What is to be saved or restored."""
+
+    filename: str | None = Field(
+        default=None, min_length=1, description="The name of the state; only `erase` does without one."
+    )
+
+
+class SlotTimings(TypedDict):
+    save_ms: NotRequired[float]
+    restore_ms: NotRequired[float]
+
+
+class SlotAction(TypedDict):
+    """What was done: tokens, and bytes of the state."""
+
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[int]
+    n_written: NotRequired[int]
+    n_restored: NotRequired[int]
+    n_read: NotRequired[int]
+    n_erased: NotRequired[int]
+    timings: NotRequired[SlotTimings]
+
+
+# Slots saved, restored and erased: the state after the last prompt that was sent with a slot's number, by name.
+
+_ACTIONS = ("save", "restore", "erase")
+
+
+async def note_slot(
+    request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
+) -> None:
+    """Note the prompt of a generation under the slot's number that it names, if any.
+
+    One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
+    """
+    slot = body.id_slot
+    if slot is None or slot < 0:
+        return
+    _check_slot(engine, "id_slot", slot)
+    if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
+        prompt = calls[0].prompt
+        packed = await work(request, len(prompt), lambda: pack(prompt))
+        request.app[SLOT_PROMPTS].put(_slot_key(request, engine, slot), packed)
+
+
+async def slot_action(request: web.Request) -> web.Response:
+    action = request.query.get("action", "")
+    if action not in _ACTIONS:
+        raise InvalidRequestError("action", action, f"one of {', '.join(_ACTIONS)}")
+    body = await read_body(request, SlotActionRequest)
+    engine = engine_of(request)
+    slot = _slot(request, engine)
+    if action == "erase":
+        erased = request.app[SLOT_PROMPTS].pop(_slot_key(request, engine, slot))
+        return json_response({"id_slot": slot, "n_erased": erased})
+    if body.filename is None:
+        raise InvalidRequestError("filename", None, f"the name of the state to {action}")
+    act = _save if action == "save" else _restore
+    return json_response(await act(request, engine, slot, body.filename))
+
+
+async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
+    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
+    tokens = prompts.get(_slot_key(request, engine, slot))
+    if tokens is None:
+        raise InvalidRequestError("id_slot", slot, "a number with which a prompt was sent since it was erased")
+    retention = Retention(persistent="states" in engine.info.folders)
+    named, _ = await create_state(engine, name, tokens, retention)
+    prompts.put(_name_key(request, engine, named.frozen.digest), tokens)
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_saved": len(tokens),
+        "n_written": named.frozen.num_bytes,
+        "timings": {"save_ms": 1000 * (time.monotonic() - begun)},
+    }
+
+
+async def _restore(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
+    """See to it that prompts that begin as the saved one are continued and not run anew."""
+    begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
+    frozen = (await engine.states.get(name)).frozen
+    tokens = prompts.get(_name_key(request, engine, frozen.digest))
+    if tokens is not None:
+        await run_tokens(engine, None, tokens)  # from the cache, or into it
+        prompts.put(_slot_key(request, engine, slot), tokens)
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_restored": 0 if tokens is None else len(tokens),
+        "n_read": frozen.num_bytes,
+        "timings": {"restore_ms": 1000 * (time.monotonic() - begun)},
+    }
+
+
+def _slot(request: web.Request, engine: EngineLike) -> int:
+    text = request.match_info["id"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequestError("id", text, "the number of a slot")
+    _check_slot(engine, "id", int(text))
+    return int(text)
+
+
+def _check_slot(engine: EngineLike, field: str, slot: int) -> None:
+    if slot >= engine.info.num_slots:
+        raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
+
+
+def _slot_key(request: web.Request, engine: EngineLike, slot: int) -> Hashable:
+    return request[PRINCIPAL].name, engine.info.model, slot
+
+
+def _name_key(request: web.Request, engine: EngineLike, digest: str) -> Hashable:
+    return request[PRINCIPAL].name, engine.info.model, digest
+
+
+_NO_SLOT_QUERY = {"fail_on_no_slot": "`1`: answer 503 where all slots are taken."}
+
+
+async def slots(request: web.Request) -> web.Response:
+    engine, limits = engine_of(request), request.app[SETTINGS].limits
+    flag = request.query.get("fail_on_no_slot", "0")
+    if flag not in ("0", "1"):
+        raise InvalidRequestError("fail_on_no_slot", flag, "0 or 1")
+    active, count, drafts = engine.stats().active, engine.info.num_slots, engine.info.max_draft > 0
+    if flag == "1" and active >= count:
+        raise web.HTTPServiceUnavailable(text=f"all {count} slots are taken")
+    entries: list[SlotEntry] = [
+        {"id": slot, "n_ctx": limits.max_prompt_tokens, "speculative": drafts, "is_processing": slot < active}
+        for slot in range(count)
+    ]
+    return json_response(entries)
+
+
+async def lora_adapters(request: web.Request) -> web.Response:
+    entries: list[LoraAdapter] = [
+        {"id": number, "path": lora.path.name, "scale": 1.0, "alpha": lora.alpha}
+        for number, lora in enumerate(engine_of(request).info.loras)
+    ]
+    return json_response(entries)
+
+
+async def scale_adapters(request: web.Request) -> web.Response:  # noqa: ARG001
+    raise web.HTTPNotImplemented(
+        text="LoRAs are merged into the weights when the model is loaded; start the server with other ones"
+    )
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/slots/{id}",
+        slot_action,
+        "Name the state after the last prompt that was sent with this `id_slot` (`save`), see to it that prompts that "
+        "begin as a saved one need not run again (`restore`), or forget the prompt (`erase`).",
+        SlotAction,
+        request=SlotActionRequest,
+        query={"action": "`save`, `restore` or `erase`."},
+        scope=Scope.MANAGE,
+    ),
+    Route(
+        "GET",
+        "/slots",
+        slots,
+        "A list with the slots of the device, as llama-server has it. Any sequence may take any slot.",
+        list[SlotEntry],
+        query=_NO_SLOT_QUERY,
+        routine=True,
+    ),
+    Route("GET", "/lora-adapters", lora_adapters, "A list with the LoRAs that are merged.", list[LoraAdapter]),
+    Route("POST", "/lora-adapters", scale_adapters, "Refused with 501 and the reason.", ErrorBody),
+)

@@ -1,0 +1,354 @@
+"""The bodies of Ollama's API."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
+
+from pydantic import AfterValidator, FailFast, Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import Role
+from rnn_engine.chat_template.messages import to_json
+from rnn_engine.grammar import Grammar, json_grammar
+from server.apis.common.generation import GenerationBody
+from server.apis.common.messages import CalledFunction, Message, RoleWord, ToolBody, ToolCallBody
+from server.apis.common.schema import ErrorDetail, RefusedError, RequestBody, only
+from server.apis.common.states import StateEntry
+from server.apis.openai.embeddings import EmbeddingsRequest
+from server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
+from server.core.settings import Limits
+
+_TEXT_ONLY = "the model reads and writes text only"
+
+ModelName: TypeAlias = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
+
+
+class OllamaOptions(GenerationBody):
+    """How an answer is made. Beside Ollama's own options it has the fields of this server."""
+
+    ignored: ClassVar = GenerationBody.ignored | {
+        "draft_num_predict",
+        "embedding_only",
+        "f16_kv",
+        "logits_all",
+        "low_vram",
+        "main_gpu",
+        "num_batch",
+        "num_ctx",
+        "num_gpu",
+        "num_keep",
+        "num_thread",
+        "numa",
+        "penalize_newline",
+        "use_mlock",
+        "use_mmap",
+        "vocab_only",
+    }
+    aliases: ClassVar = {**GenerationBody.aliases, "num_predict": "max_tokens"}
+
+    max_tokens: Annotated[int, AfterValidator(lambda count: max(count, -1))] = Field(
+        default=-1, description="The most tokens to generate; -1 and -2: as many as the limits allow."
+    )
+    n: Annotated[int, only(1, because="there is one answer")] = Field(default=1, description="Only 1.")
+
+    @property
+    def alternatives(self) -> int | None:
+        return None
+
+
+def _parse_format(value: object) -> Grammar | None:
+    match value:
+        case None | "":
+            return None
+        case "json":
+            return Grammar("json_object", field="format")
+        case dict():
+            return json_grammar(value, "format", strict=False)
+    raise RefusedError(value, '"json" or a JSON schema')
+
+
+Format: TypeAlias = Annotated[
+    Grammar | None,
+    PlainValidator(_parse_format),
+    WithJsonSchema({"anyOf": [{"const": "json"}, {"type": "object"}, {"type": "null"}]}),
+]
+Images: TypeAlias = Annotated[list[Any], only([], because=_TEXT_ONLY)]
+
+
+class OllamaGeneration(RequestBody):
+    """What chats and generations share."""
+
+    ignored: ClassVar = frozenset({"keep_alive", "truncate", "shift"})
+
+    model: ModelName = Field(default="", description="The model; the default one where it is empty.")
+    stream: bool = Field(default=True, description="Send the answer as lines of JSON while it is made.")
+    format: Format = Field(default=None, description='What the answer is: `"json"` or a JSON schema.')
+    options: OllamaOptions | None = Field(default=None, description="How the answer is made.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        default=None,
+        description="Whether, and how much, to think before the answer, where the chat template can say it.",
+    )
+    logprobs: Annotated[Literal[False], only(False, because="only OpenAI's routes tell them")] = Field(
+        default=False, description="Only false."
+    )
+    top_logprobs: Annotated[int, only(0, because="only OpenAI's routes tell them")] = Field(
+        default=0, description="Only 0."
+    )
+
+    def model_post_init(self, context: object) -> None:
+        super().model_post_init(context)
+        _ = self.translated  # checks what contradicts itself
+
+    def check(self, limits: Limits) -> None:
+        if self.translated is not None:
+            self.translated.check(limits)
+
+    @property
+    def cache_salt(self) -> str | None:
+        return None if self.options is None else self.options.cache_salt
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of every generation, as this server names them."""
+        found = {**shared_fields(self.options or OllamaOptions()), "model": self.model, "stream": self.stream}
+        return found if self.format is None else {**found, "json_schema": self.format}
+
+    @cached_property
+    @abstractmethod
+    def translated(self) -> TranslatedChat | CompletionRequest | None:
+        """The same in OpenAI's words; None where there is nothing to answer."""
+
+    def chat_of(self, messages: list[Message], tools: list[ToolBody]) -> TranslatedChat:
+        """Return a conversation in OpenAI's words."""
+        fields = self.fields
+        if self.think is not None:
+            fields["chat_template_kwargs"] = {"enable_thinking": self.think is not False}
+        if isinstance(self.think, str):
+            fields["reasoning_effort"] = self.think
+        return TranslatedChat.model_construct(messages=messages, tools=tools, **fields)
+
+
+class OllamaFunction(RequestBody):
+    ignored: ClassVar = frozenset({"index"})
+
+    name: str = Field(description="The tool's name.")
+    arguments: dict[str, Any] = Field(default={}, description="An object.")
+
+
+class OllamaCall(RequestBody):
+    """A call that the assistant made."""
+
+    ignored: ClassVar = frozenset({"type"})
+
+    id: str = Field(default="", description="The call's id, which its result may name.")
+    function: OllamaFunction = Field(description="What was called.")
+
+
+class OllamaMessage(RequestBody):
+    """One message. The fields of this server's own answers are accepted, so that a client may send them back."""
+
+    role: RoleWord = Field(description="system, user, assistant or tool.")
+    content: str = Field(default="", description="A text.")
+    thinking: str | None = Field(default=None, description="What the assistant thought before.")
+    tool_calls: Annotated[list[OllamaCall], FailFast()] = Field(
+        default=[], description="The calls that the assistant made."
+    )
+    tool_name: str | None = Field(default=None, description="Of a tool's result: the tool.")
+    tool_call_id: str | None = Field(default=None, description="Of a tool's result: the call that it answers.")
+    images: Images = Field(default=[], description="Only an empty list.")
+
+    @property
+    def message(self) -> Message:
+        """The message in OpenAI's words."""
+        return Message.model_construct(
+            role=self.role,
+            content=self.content,
+            reasoning_content=self.thinking,
+            tool_calls=[_call(call) for call in self.tool_calls],
+            name=self.tool_name,
+            tool_call_id=self.tool_call_id,
+        )
+
+
+def _call(call: OllamaCall) -> ToolCallBody:
+    function = CalledFunction.model_construct(name=call.function.name, arguments=to_json(call.function.arguments))
+    return ToolCallBody.model_construct(id=call.id, function=function)
+
+
+class OllamaChatRequest(OllamaGeneration):
+    """A conversation to continue."""
+
+    messages: Annotated[list[OllamaMessage], FailFast()] = Field(
+        default=[], description="The conversation so far. Without any the model is loaded and nothing else."
+    )
+    tools: Annotated[list[ToolBody], FailFast()] = Field(default=[], description="The tools that the model may call.")
+
+    @cached_property
+    def translated(self) -> TranslatedChat | None:
+        return self.chat_of([message.message for message in self.messages], self.tools) if self.messages else None
+
+
+class OllamaGenerateRequest(OllamaGeneration):
+    """A text to answer, or with `raw` to continue."""
+
+    prompt: str = Field(default="", description="What a user says. Without it the model is loaded and nothing else.")
+    system: str = Field(default="", description="What the model is to be or to know.")
+    raw: bool = Field(default=False, description="Continue the prompt as it is, without the chat template.")
+    suffix: Annotated[str, only("", because="the model can't fill in text before an end")] = Field(
+        default="", description="Only an empty text."
+    )
+    template: Annotated[str, only("", because="the chat template is the model's")] = Field(
+        default="", description="Only an empty text."
+    )
+    context: Annotated[list[Any], only([], because="a conversation goes on with /api/chat or with a state")] = Field(
+        default=[], description="Only an empty list."
+    )
+    images: Images = Field(default=[], description="Only an empty list.")
+
+    @cached_property
+    def translated(self) -> TranslatedChat | CompletionRequest | None:
+        if not self.prompt:
+            return None
+        if self.raw:
+            return CompletionRequest.model_construct(prompt=(self.prompt,), **self.fields)
+        said = {Role.SYSTEM: self.system, Role.USER: self.prompt}
+        messages = [Message.model_construct(role=role, content=text) for role, text in said.items() if text]
+        return self.chat_of(messages, [])
+
+
+class ShowRequest(RequestBody):
+    """The model that is asked about."""
+
+    ignored: ClassVar = frozenset({"verbose"})
+    aliases: ClassVar = {"name": "model"}
+
+    model: ModelName = Field(description="The model's name.")
+
+
+class EmbedRequest(EmbeddingsRequest):
+    """Texts whose vectors are wanted. Nothing is cut, so `truncate` has no effect, nor have `options`."""
+
+    ignored: ClassVar = EmbeddingsRequest.ignored | {"keep_alive", "options", "truncate"}
+
+    model: ModelName | None = Field(default=None, description="The model's name; null is the default one.")
+    encoding_format: Literal["float"] = Field(default="float", description="Only numbers.")
+
+
+class OlderEmbedRequest(EmbedRequest):
+    """One text whose vector is wanted."""
+
+    aliases: ClassVar = {**EmbedRequest.aliases, "prompt": "input"}
+
+
+class Embedded(TypedDict):
+    """A vector for each text, in their order; nanoseconds, and the tokens of all texts."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OlderEmbedded(TypedDict):
+    embedding: list[float]
+
+
+class OllamaCalledFunction(TypedDict):
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class OllamaAnsweredCall(TypedDict):
+    """A call that the client is asked to make. `arguments` are empty where the answer was cut."""
+
+    id: str
+    function: OllamaCalledFunction
+
+
+class OllamaAssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[OllamaAnsweredCall]]
+
+
+class OllamaEnd(TypedDict):
+    """What every line of an answer has, and the last one: counts of tokens, and nanoseconds where times are taken."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[Literal["stop", "length", "load"]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
+
+
+class OllamaChat(OllamaEnd):
+    """The answer, and with `stream` each line of it."""
+
+    message: OllamaAssistantMessage
+
+
+class OllamaText(OllamaEnd):
+    """The answer, and with `stream` each line of it."""
+
+    response: str
+    thinking: NotRequired[str]
+
+
+class OllamaError(TypedDict):
+    """What every answer of Ollama's routes that is not a success holds, and the last line of a stream that fails."""
+
+    error: str
+
+
+class OllamaDetails(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class OllamaModel(TypedDict):
+    """A model; `size` is what it takes on the device, in bytes, 0 where that is not known."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: OllamaDetails
+    size_vram: NotRequired[int]
+    expires_at: NotRequired[str]
+
+
+class OllamaModels(TypedDict):
+    models: list[OllamaModel]
+
+
+class OllamaModelFacts(TypedDict):
+    modelfile: str
+    parameters: str
+    template: str
+    details: OllamaDetails
+    model_info: Mapping[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(TypedDict):
+    """The version of Ollama whose API this is."""
+
+    version: str

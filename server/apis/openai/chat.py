@@ -1,0 +1,389 @@
+"""Chat completions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from aiohttp import web
+
+from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.errors import check_range
+from rnn_engine.grammar import Grammar
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, tool_grammar
+from rnn_engine.operations.naming import text_before_chat
+from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
+from rnn_engine.sampling.masks import Thinking
+from server.apis.common.answering import answer
+from server.apis.common.dialect import Outcome
+from server.apis.common.generation import text_of
+from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
+from server.apis.llama_server.slots import AppliedTemplate, note_slot
+from server.apis.openai.dialect import ContentTokens, chat_logprobs
+from server.apis.openai.schemas import (
+    AnsweredCall,
+    AssistantMessage,
+    CallDelta,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    FinishWord,
+    InputTokens,
+)
+from server.auth.engine import engine_of
+from server.core.bodies import CALL_WORK, LEASE, SHORT_WORK, json_response, long_json_response, read_body, work
+from server.core.routing import Route
+from server.core.settings import SETTINGS, Limits, ServerSettings
+
+
+class ChatFormatter:
+    """Formats chat choices; choice number i answers `calls[i]`. `form` says what to look for in an answer.
+
+    The white space with which the model begins after the prompt's `Assistant:` is no part of an answer.
+    """
+
+    id_prefix = "chatcmpl"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self, engine: EngineLike, body: ChatRequest, calls: Sequence[GenerateRequest], form: AnswerForm
+    ) -> None:
+        self._engine = engine
+        self._body = body
+        self._calls = calls
+        self._form = form
+        self._readers = [AnswerReader(form) for _ in calls]
+        self._tokens = [ContentTokens() for _ in calls]
+        self._wants_tokens = body.logprobs or body.return_token_ids
+
+    def opening(self, index: int, prompt: Sequence[TokenInfo]) -> ChatChunkChoice:  # noqa: ARG002
+        choice = _chunk(index, {"role": "assistant", "content": None, "refusal": None})
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+        return choice
+
+    def delta(self, index: int, delta: TextDelta) -> ChatChunkChoice | str | None:
+        reader = self._readers[index]
+        if reader.is_plain and not self._wants_tokens:
+            return delta.text or None
+        pieces = reader.feed(delta.text)
+        if not self._wants_tokens:
+            return self._without_tokens(index, pieces)
+        choice = _chunk(index, self._delta_of(index, pieces) or {"content": ""})
+        choice["logprobs"] = self._logprobs(self._tokens[index].divide(delta.tokens, pieces))
+        if self._body.return_token_ids:
+            choice["token_ids"] = [info.token for info in delta.tokens]
+        return choice
+
+    def text_chunk(self, index: int, text: str) -> ChatChunkChoice:
+        return _chunk(index, {"content": text})
+
+    def closing(self, index: int, finished: Finished) -> ChatChunkChoice:
+        reader = self._readers[index]
+        pieces = reader.finish()
+        choice = _chunk(index, self._delta_of(index, pieces))
+        if self._body.logprobs and pieces:
+            choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
+        return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
+
+    def whole(self, index: int, outcome: Outcome, finished: Finished) -> ChatChoice:
+        reader = AnswerReader(self._form)
+        pieces = [*reader.feed(outcome.text), *reader.finish()]
+        entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
+        choice: ChatChoice = {
+            "index": index,
+            "message": self._message(pieces),
+            "logprobs": self._logprobs(entries),
+            "finish_reason": self._finish_word(reader, finished),
+            "seed": finished.seed,
+        }
+        if self._body.return_token_ids:
+            choice["prompt_token_ids"] = list(self._calls[index].prompt)
+            choice["token_ids"] = [info.token for info in outcome.tokens]
+        return choice
+
+    def _without_tokens(self, index: int, pieces: Sequence[Piece]) -> ChatChunkChoice | str | None:
+        delta = self._delta_of(index, pieces)
+        if delta.keys() == {"content"}:
+            return delta["content"]
+        return _chunk(index, delta) if delta else None
+
+    def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
+        """Return pieces as a stream tells them: calls by number, each new one with an id."""
+        delta: ChatDelta = {}
+        number = self._readers[index].num_calls - sum(piece.part is Part.CALL for piece in pieces) - 1
+        for piece in pieces:
+            match piece.part:
+                case Part.CONTENT:
+                    delta["content"] = (delta.get("content") or "") + piece.text
+                case Part.REASONING:
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + piece.text
+                case Part.CALL:
+                    number += 1
+                    self._begin_call(delta, number, piece.text)
+                case Part.ARGUMENTS:
+                    self._add_arguments(delta, number, piece.text)
+        return delta
+
+    def _begin_call(self, delta: ChatDelta, number: int, name: str) -> None:
+        if self._body.functions:
+            delta["function_call"] = {"name": name, "arguments": ""}
+            return
+        call: CallDelta = {"index": number, "function": {"name": name, "arguments": ""}}
+        delta.setdefault("tool_calls", []).append({**call, "id": _call_id(), "type": "function"})
+
+    def _add_arguments(self, delta: ChatDelta, number: int, text: str) -> None:
+        if self._body.functions:
+            delta.setdefault("function_call", {"arguments": ""})["arguments"] += text
+            return
+        calls = delta.setdefault("tool_calls", [])
+        if not calls or calls[-1]["index"] != number:
+            calls.append({"index": number, "function": {"arguments": ""}})
+        calls[-1]["function"]["arguments"] += text
+
+    def _message(self, pieces: Sequence[Piece]) -> AssistantMessage:
+        calls: list[AnsweredCall] = []
+        for piece in pieces:
+            if piece.part is Part.CALL:
+                calls.append({"id": _call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}})
+            elif piece.part is Part.ARGUMENTS:
+                calls[-1]["function"]["arguments"] += piece.text
+        content, thoughts = _joined(pieces, Part.CONTENT), _joined(pieces, Part.REASONING)
+        message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
+        if calls and not content:
+            message["content"] = None
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls and self._body.functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _finish_word(self, reader: AnswerReader, finished: Finished) -> FinishWord:
+        if reader.num_calls == 0 or finished.reason == "length":
+            return finished.reason
+        return "function_call" if self._body.functions else "tool_calls"
+
+    def _logprobs(self, tokens: Sequence[TokenInfo]) -> ChatLogprobs | None:
+        return chat_logprobs(self._engine, tokens) if self._body.logprobs else None
+
+
+def _chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _joined(pieces: Sequence[Piece], part: Part) -> str:
+    return "".join(piece.text for piece in pieces if piece.part is part)
+
+
+def _call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+_LEAST_SYSTEM = 32  # tokens of a system text that are worth a state of their own
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await converse(request, await read_body(request, ChatRequest))
+
+
+async def converse(request: web.Request, body: ChatRequest) -> web.StreamResponse:
+    """Go on with the conversation of `body` and answer."""
+    engine = engine_of(request, body.cache_salt)
+    calls, form, resolved = await prepare_chat(request, engine, body)
+    await note_slot(request, engine, body, calls)
+    prompt = calls[0].prompt
+    read = await work(request, len(prompt), lambda: text_of(engine, tuple(prompt))) if body.verbose else ""
+    extra = {"__verbose": {"prompt": read}} if body.verbose else {}
+    return await answer(request, body, ChatFormatter(engine, body, calls, form), calls, resolved, extra)
+
+
+async def prepare_chat(
+    request: web.Request, engine: EngineLike, body: ChatRequest
+) -> tuple[list[GenerateRequest], AnswerForm, ResolvedState]:
+    """Return the requests of all answers, what to look for in these, and the state that they start from.
+
+    Raises InvalidRequestError, also where they are more than the limits allow.
+    """
+    starts = await resolve_starts(engine, body)
+    template = body.template_of(engine.info.chat_template)
+    size = _rendering_size(request, body, template) * len(starts) + CALL_WORK * body.n + body.bias_characters
+    settings = request.app[SETTINGS]
+    calls, form = await work(request, size, partial(_prepare, engine, settings, body, template, starts))
+    return calls, form, starts[0].resolved
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    return await tell_input_tokens(request, await read_body(request, ChatRequest))
+
+
+async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Response:
+    """Answer with the number of tokens that the model would read."""
+    [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
+
+
+async def apply_template(request: web.Request) -> web.Response:
+    body = await read_body(request, ChatRequest)
+    engine, limits = engine_of(request, body.cache_salt), request.app[SETTINGS].limits
+    start = (await resolve_starts(engine, body))[0].resolved
+    template = body.template_of(engine.info.chat_template)
+
+    def make() -> AppliedTemplate:
+        return {"prompt": render_chat(engine, limits, body, template, start).text}
+
+    return await long_json_response(request, _rendering_size(request, body, template), make)
+
+
+def _rendering_size(request: web.Request, body: ChatRequest, template: ChatTemplate) -> int:
+    """Return how much work rendering is; a program may take long for short texts, too."""
+    held = request[LEASE].num_bytes
+    if held > SHORT_WORK:
+        return held
+    return template.most_characters(body.conversation) + (0 if isinstance(template, WorldTemplate) else SHORT_WORK)
+
+
+def _prepare(
+    engine: EngineLike,
+    settings: ServerSettings,
+    body: ChatRequest,
+    template: ChatTemplate,
+    starts: Sequence[WeightedState],
+) -> tuple[list[GenerateRequest], AnswerForm]:
+    """Return the requests of all answers, and what to look for in these.
+
+    Raises InvalidRequestError where they are more than `limits` allow.
+    """
+    limits = settings.limits
+    prompts = [render_chat(engine, limits, body, template, start.resolved) for start in starts]
+    earlier = _earlier_replies(engine, body)
+    members = [_call(engine, body, prompt, start, earlier) for prompt, start in zip(prompts, starts, strict=True)]
+    limits.check("max_prompt_tokens", "messages", sum(len(member.prompt) for member in members) * body.n)
+    tools = body.choice.callable_tools(body.offered)
+    grammar = _tool_grammar(body, template, tools, prompts[0]) if tools else body.answer_grammar
+    thinking = _thinking(engine, body, prompts[0], grammar)
+    call = replace(mix_calls(body, starts, members), grammar=grammar, thinking=thinking)
+    calls = body.copies_of([call], limits, engine.tokenize)
+    check_range("top_logprobs", body.top_logprobs or 0, 0, engine.info.max_logprobs)
+    calls[0].check(engine.info.shape, engine.info.max_logprobs, engine.info.num_slots)
+    form = AnswerForm(
+        prompts[0].thought,
+        bracket=prompts[0].ends_in_tag,
+        divides_thoughts=(body.reasoning_format or settings.reasoning_format) != "none",
+        tools=template.tool_format,
+        names=[tool.name for tool in tools],
+        strips=not body.continues,
+    )
+    return calls, form
+
+
+def render_chat(
+    engine: EngineLike, limits: Limits, body: ChatRequest, template: ChatTemplate, start: ResolvedState
+) -> ChatPrompt:
+    """Return the conversation as it goes on from a state."""
+    before = text_before_chat(engine, start.frozen, template)
+    limits.check("max_text_bytes", "messages", template.most_characters(body.conversation))
+    prompt = make_chat_prompt(engine, template, body.conversation, limits.max_text_bytes, before=before)
+    limits.check("max_text_bytes", "messages", len(prompt.text.encode()))
+    return prompt
+
+
+def _call(
+    engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, start: WeightedState, earlier: Sequence[int]
+) -> GenerateRequest:
+    """Return the request from one state, with the conversation or the prompt of `start`."""
+    call = GenerateRequest(
+        prompt=prompt.tokens,
+        initial_state=start.initial_state,
+        turn_positions=sorted(prompt.turns.values()),
+        checkpoint_positions=_checkpoint_positions(body, prompt.turns),
+        max_tokens=body.max_tokens,
+        stop=[text.encode() for text in body.stops(prompt.stop)],
+        stop_tokens=(0, *prompt.stop_tokens),
+        logprobs=body.alternatives,
+        penalised_prompt=earlier,
+        priority=body.priority,
+    )
+    if start.prompt is None:
+        return call
+    own = engine.tokenize(start.prompt) or empty_prompt(start.initial_state)
+    return replace(call, prompt=own, turn_positions=(), checkpoint_positions=())
+
+
+def _tool_grammar(body: ChatRequest, template: ChatTemplate, tools: Sequence[Tool], prompt: ChatPrompt) -> Grammar:
+    """Return what an answer may be that may call `tools`."""
+    required, schema = body.choice.mode == "required", body.answer_schema
+    return tool_grammar(
+        template.tool_format,
+        tools,
+        required=required,
+        parallel=body.parallel_tool_calls and not body.functions,
+        lead="" if prompt.text[-1:].isspace() or prompt.thought else " ",
+        ending=prompt.stop[0] if prompt.stop else "",
+        otherwise=None if required else schema,  # an answer of calls alone has no content that would follow it
+    )
+
+
+def _thinking(engine: EngineLike, body: ChatRequest, prompt: ChatPrompt, grammar: Grammar | None) -> Thinking | None:
+    """Return what is to be known of the thoughts with which an answer begins, where that makes a difference."""
+    if not prompt.thought or (grammar is None and body.thinking_budget_tokens is None):
+        return None
+    return Thinking(THINK_CLOSES.encode(), engine.tokenize(f"\n{THINK_CLOSES}\n"), body.thinking_budget_tokens)
+
+
+def _checkpoint_positions(body: ChatRequest, turns: Mapping[int, int]) -> list[int]:
+    """Where a client wants the state kept, and the end of a system text, with which other conversations begin, too."""
+    marked = [turns[count] for count, message in enumerate(body.messages, 1) if message.cache and count in turns]
+    system = turns.get(body.conversation.num_leading_system, 0)
+    return [*marked, *([system] if system >= _LEAST_SYSTEM else [])]
+
+
+def _earlier_replies(engine: EngineLike, body: ChatRequest) -> list[int]:
+    """Return the tokens of earlier replies, where there are penalties that count them."""
+    if not body.penalises_occurrence:
+        return []
+    replies = [message.content or "" for message in body.messages if message.role is Role.ASSISTANT]
+    return [token for reply in replies for token in engine.tokenize(reply)]
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        chat_completions,
+        "Continue a conversation.",
+        ChatCompletion,
+        request=ChatRequest,
+        chunk=ChatCompletionChunk,
+        also=("/chat/completions",),
+        ai00_paths=False,
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions/input_tokens",
+        count_input_tokens,
+        "The number of tokens that the model would read for a chat, without running it.",
+        InputTokens,
+        request=ChatRequest,
+        also=("/chat/completions/input_tokens",),
+    ),
+    Route(
+        "POST",
+        "/v1/apply-template",
+        apply_template,
+        "What the model would read for a chat, without running it.",
+        AppliedTemplate,
+        request=ChatRequest,
+        also=("/apply-template",),
+    ),
+)

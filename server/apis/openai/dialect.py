@@ -1,0 +1,266 @@
+"""Generations answered as OpenAI does: choices and log-probabilities in an object, or in the chunks of a stream."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from json.encoder import encode_basestring
+
+from rnn_engine.chat_template.answer import Part, Piece
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.requests import (
+    Event,
+    Finished,
+    GenerateRequest,
+    PromptProgress,
+    PromptScored,
+    Started,
+    TextDelta,
+    TokenInfo,
+)
+from server.apis.common.dialect import AnswerClock, Choice, ChoiceFormatter, Outcome
+from server.apis.common.schema import Usage
+from server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
+from server.core.errors import describe
+from server.core.streams import DONE, encode_event
+
+LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
+
+
+def token_text(token: int, data: bytes) -> str:
+    """Return a unique name of a token: its text, its bytes if they are no UTF-8, or its id if it has no bytes."""
+    if not data:
+        return f"token_id:{token}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class CompletionTokens:
+    """Formats the tokens of one text for completions; text offsets go on from call to call."""
+
+    def __init__(self, engine: EngineLike) -> None:
+        self._engine = engine
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def describe(self, tokens: Iterable[TokenInfo]) -> CompletionLogprobs:
+        """Return the entries of the next tokens of the text."""
+        described: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for info in tokens:
+            described["tokens"].append(token_text(info.token, info.data))
+            described["token_logprobs"].append(None if info.logprob is None else max(info.logprob, LEAST_LOGPROB))
+            described["top_logprobs"].append(self._alternatives(info))
+            described["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(info.data))
+        return described
+
+    def _alternatives(self, info: TokenInfo) -> dict[str, float] | None:
+        """Return the likeliest tokens and the token itself; None if its log-probability is unknown."""
+        if info.logprob is None:
+            return None
+        tops = {
+            token_text(token, self._engine.detokenize([token])): max(logprob, LEAST_LOGPROB)
+            for token, logprob in info.top
+        }
+        return tops | {token_text(info.token, info.data): max(info.logprob, LEAST_LOGPROB)}
+
+
+class ContentTokens:
+    """Finds the tokens of an answer's content, so that their texts join to it."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waiting: deque[tuple[TokenInfo, str]] = deque()  # tokens with the text that each one completes
+
+    def divide(self, tokens: Iterable[TokenInfo], pieces: Iterable[Piece]) -> list[TokenInfo]:
+        """Return the tokens of the content in `pieces`, which come after the earlier ones as do `tokens`.
+
+        A token that belongs to the content in part is cut to that part. One that ends inside a character belongs to
+        what the character belongs to.
+        """
+        self._waiting.extend((info, self._decoder.decode(info.data)) for info in tokens)
+        found: list[TokenInfo] = []
+        for piece in pieces:
+            taken = list(self._take(piece.length))
+            if piece.part is Part.CONTENT:
+                found += taken
+        return found
+
+    def _take(self, length: int) -> Iterator[TokenInfo]:
+        """Yield the tokens of the next `length` characters."""
+        while self._waiting and length > 0:
+            info, text = self._waiting.popleft()
+            if len(text) > length:
+                self._waiting.appendleft((replace(info, data=text[length:].encode()), text[length:]))
+                info = replace(info, data=text[:length].encode())
+            yield info
+            length -= len(text)
+
+
+def chat_logprobs(engine: EngineLike, tokens: Sequence[TokenInfo]) -> ChatLogprobs:
+    """Return the entries of tokens for chats."""
+    return {"content": [_chat_entry(engine, info) for info in tokens], "refusal": None}
+
+
+def _chat_entry(engine: EngineLike, info: TokenInfo) -> ChatTokenLogprob:
+    own = _entry(info.token, info.data, LEAST_LOGPROB if info.logprob is None else info.logprob)
+    tops = [_entry(token, engine.detokenize([token]), logprob) for token, logprob in info.top]
+    return {**own, "top_logprobs": tops}
+
+
+def _entry(token: int, data: bytes, logprob: float) -> TokenLogprob:
+    return {"token": token_text(token, data), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(data)}
+
+
+_PLACE = uuid.uuid4().hex  # stands for a text in an event that is encoded before the text is known
+_NOTHING: Mapping[str, object] = {}
+
+
+class ResponseEnvelope:
+    """Puts choices into response objects, all of them with the same id, time and model."""
+
+    def __init__(self, info: EngineInfo, formatter: ChoiceFormatter) -> None:
+        self._formatter = formatter
+        self._common = {
+            "id": f"{formatter.id_prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": info.model,
+            "system_fingerprint": _fingerprint(info),
+        }
+
+    def whole(self, choices: Sequence[Choice], usage: Usage, extra: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the body of an answer that is not streamed."""
+        return {"object": self._formatter.object, **self._common, "choices": choices, "usage": usage, **extra}
+
+    def chunk(self, choices: Sequence[Choice], extra: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the body of one event of a stream."""
+        return {"object": self._formatter.chunk_object, **self._common, "choices": choices, **extra}
+
+
+def _fingerprint(info: EngineInfo) -> str:
+    """Return a text that is the same as long as equal requests with equal seeds give equal answers."""
+    parts = (info.model, info.shape, info.weights, info.device, info.loras)
+    return f"b{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
+
+
+class ChunkEncoder:
+    """Turns the events of `calls`, one a choice, into server-sent events.
+
+    Most of them hold a few characters of text and are otherwise equal, so what surrounds the text is encoded once a
+    choice.
+    """
+
+    def __init__(
+        self,
+        envelope: ResponseEnvelope,
+        formatter: ChoiceFormatter,
+        calls: Sequence[GenerateRequest],
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._envelope = envelope
+        self._formatter = formatter
+        self._calls = calls
+        self._extra = {"usage": None} if include_usage else _NOTHING
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and after its text
+
+    def encode(self, index: int, event: Event, extra: Mapping[str, object] = _NOTHING) -> bytes:
+        """Return what to send of an event of choice `index`, with the fields `extra`; empty if there is nothing."""
+        if isinstance(event, PromptProgress):
+            return encode_event(self._envelope.chunk([], extra))
+        if isinstance(event, TextDelta):
+            choice = self._formatter.delta(index, event)
+            if isinstance(choice, str):
+                if not extra:
+                    return self._encode_text(index, choice)
+                choice = self._formatter.text_chunk(index, choice)
+        else:
+            choice = self._choice(index, event)
+        if choice is None:
+            return b""
+        return encode_event(self._envelope.chunk([choice], {**self._extra, **extra}))
+
+    def encode_usage(self, usage: Usage, extra: Mapping[str, object]) -> bytes:
+        """Return the event that tells the usage, which has no choices."""
+        return encode_event(self._envelope.chunk([], {"usage": usage, **extra}))
+
+    def _encode_text(self, index: int, text: str) -> bytes:
+        around = self._around_text.get(index)
+        if around is None:
+            around = self._around_text[index] = self._split_event(index)
+        return around[0] + encode_basestring(text).encode() + around[1]
+
+    def _split_event(self, index: int) -> tuple[bytes, bytes]:
+        event = encode_event(self._envelope.chunk([self._formatter.text_chunk(index, _PLACE)], self._extra))
+        before, _, after = event.partition(encode_basestring(_PLACE).encode())
+        return before, after
+
+    def _choice(self, index: int, event: Started | PromptScored | Finished) -> Choice | None:
+        match event:
+            case Started():
+                scored = self._calls[index].score_from is not None
+                return None if scored else self._formatter.opening(index, ())
+            case PromptScored():
+                return self._formatter.opening(index, event.tokens)
+            case Finished():
+                return self._formatter.closing(index, event)
+
+
+# Generations answered as OpenAI does: choices in an object, or in the chunks of a stream.
+
+
+class OpenAIDialect:
+    """The `Dialect` of completions and chats."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        formatter: ChoiceFormatter,
+        calls: Sequence[GenerateRequest],
+        *,
+        include_usage: bool,
+        times_each: bool,
+        extra: Mapping[str, object],
+    ) -> None:
+        """`times_each`: each event of a stream tells times, not only the last one of a choice.
+
+        `extra` has further fields of an answer that is not streamed.
+        """
+        self._envelope = ResponseEnvelope(info, formatter)
+        self._formatter = formatter
+        self._encoder = ChunkEncoder(self._envelope, formatter, calls, include_usage=include_usage)
+        self._include_usage = include_usage
+        self._extra = extra
+        self._is_single = len(calls) == 1
+        self._clocks = [AnswerClock(with_each=times_each) for _ in calls]
+        self._last_times: Mapping[str, object] = {}
+
+    def whole(
+        self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        choices = [
+            {**self._formatter.whole(place, outcomes[place], outcomes[place].end), "index": index}
+            for index, place in enumerate(kept)
+        ]
+        if self._is_single:
+            extra = {**outcomes[0].times, **extra}
+        return self._envelope.whole(choices, usage, {**extra, **self._extra})
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:
+        told = self._clocks[index].tell(event)
+        if isinstance(event, Finished) and self._is_single:
+            self._last_times = told
+        return self._encoder.encode(index, event, {**told, **extra})
+
+    def ending(self, usage: Usage) -> bytes:
+        return (self._encoder.encode_usage(usage, self._last_times) if self._include_usage else b"") + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(describe(error).body)

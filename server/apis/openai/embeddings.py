@@ -1,0 +1,273 @@
+"""Embeddings of texts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from json import dumps
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from aiohttp import web
+from pydantic import Field, PlainValidator, WithJsonSchema
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError, check_token_ids
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.embedding import Embedding, EmbeddingSettings, Layers, Pooling, embed, find_centre
+from rnn_engine.operations.parallel import Cost
+from rnn_engine.types import F32
+from server.apis.common.dialect import usage_of
+from server.apis.common.generation import PROMPTS_SCHEMA, AnyPrompt, Prompts, check_prompts, parse_prompts, tokens_of
+from server.apis.common.messages import TEXT_PART, parse_content
+from server.apis.common.schema import INTEGERS, RefusedError, Usage, is_integers
+from server.apis.common.states import ModelBody, resolve_initial_state
+from server.auth.engine import engine_of
+from server.core.bodies import read_body, to_json, work
+from server.core.routing import Route
+from server.core.settings import SETTINGS, Limits
+
+Encoding: TypeAlias = Literal["float", "base64"]
+
+_DEFAULT = EmbeddingSettings()
+
+
+def parse_layer(value: object) -> Layers:
+    if value == "all":
+        return "all"
+    if value == "mean":
+        return "mean"
+    if type(value) is int:
+        return value
+    if is_integers(value) and value:
+        return tuple(value)
+    raise RefusedError(value, 'a layer\'s number, a list of numbers, "all" or "mean"')
+
+
+def _parse_inputs(value: object) -> tuple[AnyPrompt, ...]:
+    """Return inputs as `parse_prompts` does, with the texts of objects that have parts, as chats have them."""
+    if isinstance(value, list):
+        return parse_prompts([_plain_input(item) for item in value])
+    return parse_prompts(_plain_input(value))
+
+
+def _plain_input(value: object) -> object:
+    match value:
+        case {"content": list(parts)}:
+            return parse_content(parts)
+    return value
+
+
+_PARTS = {"type": "object", "properties": {"content": {"type": "array", "items": TEXT_PART}}}
+Inputs: TypeAlias = Annotated[
+    tuple[AnyPrompt, ...],
+    PlainValidator(_parse_inputs),
+    WithJsonSchema({"anyOf": [*PROMPTS_SCHEMA["anyOf"], _PARTS, {"type": "array", "items": _PARTS}]}),
+]
+LAYER_SCHEMA = {"anyOf": [{"type": "integer"}, INTEGERS, {"enum": ["all", "mean"]}]}
+
+
+class EmbeddingsRequest(ModelBody):
+    """Texts whose vectors are wanted."""
+
+    ignored: ClassVar = frozenset({"metadata", "user"})
+
+    input: Inputs = Field(
+        description="Texts, token ids, or objects with `content`, a list of text parts; one entry each, none empty."
+    )
+    encoding_format: Encoding = Field(
+        default="float", description="Numbers, or their bytes (f32, little-endian) as base64."
+    )
+    layer: Annotated[Layers, PlainValidator(parse_layer), WithJsonSchema(LAYER_SCHEMA)] = Field(
+        default=_DEFAULT.layer,
+        description="A layer, counted from the end where negative; several, joined; `all`, joined; or their `mean`.",
+    )
+    part: str | None = Field(
+        default=_DEFAULT.part,
+        description=(
+            "A field of the state (from RWKV-5 on: `att_shift`, `wkv`, `ffn_shift`; of RWKV-4: `att_shift`, `aa`, `bb`,"
+            " `pp`, `ffn_shift`), or `all`, which joins them, each scaled to length 1. Null is `wkv`, and `all` of an"
+            " RWKV-4."
+        ),
+    )
+    pooling: Pooling = Field(
+        default=_DEFAULT.pooling, description="What becomes of `wkv`: a number a key or a value of a head, or all."
+    )
+    dimensions: int | None = Field(
+        default=_DEFAULT.dimensions, description="Project the vector to this many numbers. Null keeps it as it is."
+    )
+    normalize: bool = Field(default=_DEFAULT.normalize, description="Scale every vector to length 1.")
+    center_on: Prompts = Field(
+        default=(), description="Texts or token ids whose mean vector is subtracted from every vector."
+    )
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_inputs", "input", len(self.input))
+        check_prompts(limits, "input", self.input)
+        limits.check("max_inputs", "center_on", len(self.center_on))
+        check_prompts(limits, "center_on", self.center_on)
+
+    @property
+    def settings(self) -> EmbeddingSettings:
+        return EmbeddingSettings(self.layer, self.part, self.pooling, self.dimensions, self.normalize)
+
+
+class EmbeddingEntry(TypedDict):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(TypedDict):
+    """One entry an input, in their order."""
+
+    object: Literal["list"]
+    model: str
+    data: list[EmbeddingEntry]
+    usage: Usage
+
+
+_NUMBERS_A_PIECE = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorEntry:
+    """One entry of a list object: its plain fields, and the name and value of the field that holds a vector."""
+
+    fields: Mapping[str, object]
+    name: str
+    vector: F32  # [any] finite
+
+
+async def send_vectors(
+    request: web.Request, model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage
+) -> web.StreamResponse:
+    """Answer with a list object of `entries`."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    await response.prepare(request)
+    for piece in _pieces(model, entries, encoding, usage):
+        await response.write(piece.encode())
+        await asyncio.sleep(0)
+    await response.write_eof()
+    return response
+
+
+def _pieces(model: str, entries: Sequence[VectorEntry], encoding: Encoding, usage: Usage) -> Iterator[str]:
+    yield f'{{"object":"list","model":{dumps(model)},"data":['
+    for number, entry in enumerate(entries):
+        yield f'{"," if number else ""}{to_json(entry.fields).removesuffix("}")},"{entry.name}":'
+        yield from _base64(entry.vector) if encoding == "base64" else _numbers(entry.vector)
+        yield "}"
+    yield f'],"usage":{to_json(usage)}}}'
+
+
+def _base64(vector: F32) -> Iterator[str]:
+    yield f'"{base64.b64encode(vector.astype("<f4").data).decode()}"'
+
+
+def _numbers(vector: F32) -> Iterator[str]:
+    """Yield a JSON list in pieces. Nine digits are enough to tell any two f32 apart."""
+    yield "["
+    for start in range(0, len(vector), _NUMBERS_A_PIECE):
+        piece = vector[start : start + _NUMBERS_A_PIECE].tolist()
+        yield ("," if start else "") + ",".join([f"{number:.9g}" for number in piece])
+    yield "]"
+
+
+async def embeddings(request: web.Request) -> web.StreamResponse:
+    return await answer_vectors(request, await read_body(request, EmbeddingsRequest))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVectors:
+    """The vectors of one call, input by input."""
+
+    model: str
+    embeddings: Sequence[Embedding]
+    sizes: Sequence[int]  # how many of them each input has
+    costs: Sequence[Cost]  # of all that was run
+
+
+async def answer_vectors(request: web.Request, body: EmbeddingsRequest) -> web.StreamResponse:
+    """Answer with the vectors that `body` wants."""
+    found = await find_vectors(request, body)
+    entries = [
+        VectorEntry({"object": "embedding", "index": index}, "embedding", embedding.vector)
+        for index, embedding in enumerate(found.embeddings)
+    ]
+    return await send_vectors(request, found.model, entries, body.encoding_format, usage_of(found.costs))
+
+
+async def find_vectors(request: web.Request, body: EmbeddingsRequest, *, each: bool = False) -> FoundVectors:
+    """Return the vectors that `body` wants, those of the states after `each` token or after the last one.
+
+    Raises InvalidRequestError, also where they are more than the limits allow.
+    """
+    engine = engine_of(request, body.cache_salt)
+    shape = engine.info.shape
+    settings = body.settings
+    settings.check(shape)
+    numbers_each = settings.dimensions or settings.size(shape)
+    inputs = await tokens_of_inputs(request, engine, "input", body.input, numbers_each)
+    sizes = [len(tokens) if each else 1 for tokens in inputs]
+    if each:
+        inputs = _beginnings(request.app[SETTINGS].limits, inputs, numbers_each)
+    initial_state = await resolve_initial_state(engine, body.state)
+    costs: list[Cost] = []
+    centre = None
+    if body.center_on:
+        others = await tokens_of_inputs(request, engine, "center_on", body.center_on, settings.size(shape))
+        centre, costs = await find_centre(engine, others, settings, initial_state=initial_state)
+    begun = centre is not None
+    found = await embed(engine, inputs, settings, initial_state=initial_state, centre=centre, wait_for_room=begun)
+    return FoundVectors(engine.info.model, found, sizes, [*costs, *(embedding.cost for embedding in found)])
+
+
+def _beginnings(limits: Limits, inputs: Sequence[Sequence[int]], numbers_each: int) -> list[Sequence[int]]:
+    """Return the tokens of each input up to each of them. Raises InvalidRequestError where they are too many."""
+    count = sum(map(len, inputs))
+    limits.check("max_inputs", "input", count)
+    limits.check("max_vector_numbers", "input", count * numbers_each)
+    limits.check("max_prompt_tokens", "input", sum(len(tokens) * (len(tokens) + 1) // 2 for tokens in inputs))
+    return [tokens[:end] for tokens in inputs for end in range(1, len(tokens) + 1)]
+
+
+async def tokens_of_inputs(
+    request: web.Request, engine: EngineLike, field: str, prompts: Sequence[AnyPrompt], numbers_each: int
+) -> list[Sequence[int]]:
+    """Return the tokens of the prompts. Raises InvalidRequestError, also for too many numbers in one answer."""
+    limits = request.app[SETTINGS].limits
+    fitting = max(limits.max_vector_numbers // numbers_each, 1)
+    if len(prompts) > fitting:
+        allowed = f"at most {fitting} inputs of {numbers_each} numbers each (max_vector_numbers)"
+        raise InvalidRequestError(field, len(prompts), allowed)
+
+    def tokenize() -> list[Sequence[int]]:
+        return [_tokens(engine, f"{field}.{number}", prompt) for number, prompt in enumerate(prompts)]
+
+    inputs = await work(request, sum(map(len, prompts)), tokenize)
+    limits.check("max_prompt_tokens", field, sum(map(len, inputs)))
+    return inputs
+
+
+def _tokens(engine: EngineLike, field: str, prompt: AnyPrompt) -> Sequence[int]:
+    tokens = tokens_of(engine, prompt)
+    if not tokens:
+        raise InvalidRequestError(field, prompt if isinstance(prompt, str) else [], "at least one token")
+    check_token_ids(f"{field} token", tokens, engine.info.shape.vocab_size)
+    return tokens
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        "Vectors of texts or tokens, from the states after them.",
+        EmbeddingList,
+        request=EmbeddingsRequest,
+        ai00_paths=False,
+    ),
+)

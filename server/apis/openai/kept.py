@@ -1,0 +1,286 @@
+"""The responses and conversations that the server keeps in memory for its clients."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from sys import getsizeof
+from typing import Any
+
+from aiohttp import web
+from pydantic_core import to_json
+
+from rnn_engine.errors import InvalidRequestError, NotFoundError
+from server.apis.openai.response_items import Item, KeptItem, new_item_id
+from server.core.bodies import query_count
+from server.core.kept import BoundedStore, KeptUsage
+from server.core.settings import Limits
+
+_CONVERSATION_BYTES = 1024  # that a conversation takes beside its texts
+
+
+@dataclass(frozen=True)
+class StoredConversation:
+    """A conversation as it is at one moment. Each item has an id of its own."""
+
+    id: str
+    created: int  # Unix time
+    metadata: Mapping[str, str]
+    items: tuple[KeptItem, ...] = ()
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        metadata = sum(map(getsizeof, (*self.metadata, *self.metadata.values())))
+        return _CONVERSATION_BYTES + metadata + sum(item.num_bytes for item in self.items)
+
+    def item(self, item_id: str) -> KeptItem:
+        """Return one item. Raises NotFoundError."""
+        for item in self.items:
+            if item.id == item_id:
+                return item
+        raise NotFoundError(f"conversation {self.id!r} has no item {item_id[:80]!r}")
+
+
+class ConversationStore:
+    """Keeps conversations in memory for each API key by itself, within the limits on their number and bytes.
+
+    Of a key's conversations the one that was unused for longest gives way. Of the model's work nothing is kept here:
+    the cache of states has one state for the end of a conversation, for as long as there is room, and goes on from it.
+    May be called by any thread.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._kept: defaultdict[str, BoundedStore[str, StoredConversation]] = defaultdict(self._make_store)  # by owner
+
+    def _make_store(self) -> BoundedStore[str, StoredConversation]:
+        return BoundedStore(self._limits.max_conversations, self._limits.max_conversation_bytes)
+
+    def create(self, owner: str, items: Sequence[KeptItem], metadata: Mapping[str, str]) -> StoredConversation:
+        """Keep a new conversation. Raises InvalidRequestError for one that is beyond the limits."""
+        made = StoredConversation(f"conv_{uuid.uuid4().hex}", int(time.time()), metadata)
+        made = replace(made, items=tuple(_with_own_ids(made, items)))
+        with self._lock:
+            return self._keep(owner, made)
+
+    def get(self, owner: str, conversation_id: str) -> StoredConversation:
+        """Return a conversation. Raises NotFoundError for one that is not there or has another owner."""
+        with self._lock:
+            return self._find(owner, conversation_id)
+
+    def describe(self, owner: str, conversation_id: str, metadata: Mapping[str, str]) -> StoredConversation:
+        """Put `metadata` in place of what a conversation has. Raises NotFoundError or InvalidRequestError."""
+        with self._lock:
+            return self._keep(owner, replace(self._find(owner, conversation_id), metadata=metadata))
+
+    def add(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> Sequence[KeptItem]:
+        """Add items at the end; return them with their ids. Raises NotFoundError or InvalidRequestError."""
+        with self._lock:
+            found = self._find(owner, conversation_id)
+            added = tuple(_with_own_ids(found, items))
+            self._keep(owner, replace(found, items=(*found.items, *added)))
+            return added
+
+    def add_answer(self, owner: str, conversation_id: str, items: Sequence[KeptItem]) -> None:
+        """Add what was asked of a response and what it said, unless the conversation was deleted meanwhile.
+
+        A conversation that is beyond the limits by then gives way.
+        """
+        with self._lock:
+            found = self._kept[owner].get(conversation_id)
+            if found is not None:
+                added = tuple(_with_own_ids(found, items))
+                self._put(owner, replace(found, items=(*found.items, *added)))
+
+    def remove_item(self, owner: str, conversation_id: str, item_id: str) -> StoredConversation:
+        """Remove one item; return what is left. Raises NotFoundError."""
+        with self._lock:
+            found = self._find(owner, conversation_id)
+            removed = found.item(item_id)
+            left = tuple(item for item in found.items if item is not removed)
+            return self._keep(owner, replace(found, items=left))
+
+    def delete(self, owner: str, conversation_id: str) -> None:
+        """Keep a conversation no longer. Raises NotFoundError."""
+        with self._lock:
+            self._find(owner, conversation_id)
+            self._kept[owner].pop(conversation_id)
+
+    @property
+    def usage(self) -> KeptUsage:
+        with self._lock:
+            return KeptUsage.of_all(self._kept.values())
+
+    def _find(self, owner: str, conversation_id: str) -> StoredConversation:
+        found = self._kept[owner].use(conversation_id)
+        if found is None:
+            raise NotFoundError(f"conversation {conversation_id[:80]!r} is not kept; it never was, or it has given way")
+        return found
+
+    def _keep(self, owner: str, conversation: StoredConversation) -> StoredConversation:
+        """Keep a new or changed conversation. Raises InvalidRequestError for one that is beyond the limits."""
+        self._limits.check("max_messages", "items", len(conversation.items))
+        self._limits.check("max_conversation_bytes", "items", conversation.num_bytes)
+        self._put(owner, conversation)
+        return conversation
+
+    def _put(self, owner: str, conversation: StoredConversation) -> None:
+        """Keep a new or changed conversation, for which others of its owner give way."""
+        self._kept[owner].put(conversation.id, conversation, conversation.num_bytes)
+
+
+def _with_own_ids(conversation: StoredConversation, items: Sequence[KeptItem]) -> Iterator[KeptItem]:
+    """Yield items with new ids in place of those that the conversation has already."""
+    taken = {item.id for item in conversation.items}
+    for item in items:
+        yield replace(item, id=new_item_id(item.type)) if item.id in taken else item
+        taken.add(item.id)
+
+
+_RESPONSE_BYTES = 1024  # that a kept response takes beside its texts
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response, with the items that were new in its request and those of the conversation before these."""
+
+    id: str
+    body: bytes  # a JSON object of all but the output
+    before: Sequence[KeptItem]
+    input: Sequence[KeptItem]
+    output: Sequence[KeptItem]
+    num_bytes: int  # that it takes where no other response shares its items
+    expires: float  # by the clock
+
+    @property
+    def conversation(self) -> Sequence[KeptItem]:
+        return (*self.before, *self.input, *self.output)
+
+    @property
+    def json(self) -> bytes:
+        return self.body[:-1] + b',"output":[' + b",".join(item.json for item in self.output) + b"]}"
+
+
+class ResponseStore:
+    """Keeps responses in memory, each for the key that asked for it, within the limits on count, bytes and time.
+
+    Of the key that has the most the oldest give way, so that no key's responses drive out those of another that has
+    less. Of the model's work nothing is kept here: the cache of states has it, for as long as there is room, and a
+    conversation whose state has given way is run again. May be called by any thread.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._kept: defaultdict[str, BoundedStore[str, KeptResponse]] = defaultdict(self._make_store)  # by owner
+        self._response_of: dict[str, str] = {}  # item of an answer -> its response
+        self._lock = threading.RLock()
+
+    def _make_store(self) -> BoundedStore[str, KeptResponse]:
+        return BoundedStore(self._limits.max_responses, self._limits.max_response_bytes)
+
+    def put(self, owner: str, body: Mapping[str, Any], given: Sequence[KeptItem], before: Sequence[KeptItem]) -> None:
+        """Keep a response; `given` are the new items of its request, and `before` those of the earlier conversation."""
+        told = to_json({name: value for name, value in body.items() if name != "output"})
+        output = tuple(map(KeptItem.of, body["output"]))
+        num_bytes = _RESPONSE_BYTES + len(told) + sum(item.num_bytes for item in (*before, *given, *output))
+        expires = self._clock() + self._limits.max_response_seconds
+        response = KeptResponse(body["id"], told, tuple(before), tuple(given), output, num_bytes, expires)
+        with self._lock:
+            self._response_of |= {item.id: response.id for item in output}
+            for evicted in self._kept[owner].put(response.id, response, num_bytes):
+                self._forget_items(evicted)
+            self._drop_expired()
+            self._make_room()
+
+    def get(self, owner: str, response_id: str) -> KeptResponse:
+        """Return a response. Raises NotFoundError for one that is not there or has another owner."""
+        with self._lock:
+            self._drop_expired()
+            kept = self._kept[owner].get(response_id)
+        if kept is None:
+            raise NotFoundError(f"response {response_id[:80]!r} is not kept; it never was, or it has given way")
+        return kept
+
+    def delete(self, owner: str, response_id: str) -> None:
+        """Keep a response no longer; those that go on from it stay. Raises NotFoundError."""
+        with self._lock:
+            self._forget_items(self.get(owner, response_id))
+            self._kept[owner].pop(response_id)
+
+    def resolve(self, owner: str, items: Sequence[Item]) -> list[KeptItem]:
+        """Return items as they are kept, with those of kept answers in place of references. Raises NotFoundError."""
+        return [
+            self._find(owner, item["id"]) if item["type"] == "item_reference" else KeptItem.of(item) for item in items
+        ]
+
+    @property
+    def usage(self) -> KeptUsage:
+        with self._lock:
+            return KeptUsage.of_all(self._kept.values())
+
+    def _find(self, owner: str, item_id: str) -> KeptItem:
+        response_id = self._response_of.get(item_id)
+        if response_id is None:
+            raise NotFoundError(f"no response that is kept has an item {item_id[:80]!r}")
+        return next(item for item in self.get(owner, response_id).output if item.id == item_id)
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for store in self._kept.values():
+            while (oldest := store.oldest) is not None and oldest.expires <= now:
+                self._forget_items(oldest)
+                store.pop(oldest.id)
+
+    def _make_room(self) -> None:
+        """Drop responses of whoever has the most, until all together are within the limits."""
+        stores = self._kept.values()
+        while sum(map(len, stores)) > self._limits.max_responses:
+            self._forget_items(max(stores, key=len).evict())
+        while sum(store.num_bytes for store in stores) > self._limits.max_response_bytes:
+            self._forget_items(max(stores, key=lambda store: store.num_bytes).evict())
+
+    def _forget_items(self, response: KeptResponse) -> None:
+        for item in response.output:
+            del self._response_of[item.id]
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+RESPONSES = web.AppKey("responses", ResponseStore)
+CONVERSATIONS = web.AppKey("conversations", ConversationStore)
+
+_MOST_ITEMS = 100  # of a page
+
+PAGE_QUERY = {
+    "limit": f"How many items, 20 unless told, at most {_MOST_ITEMS}.",
+    "order": "`desc`, which is the default, tells the last item first; `asc` the first.",
+    "after": "The id of an item: those after it.",
+}
+"""What `item_page` reads."""
+
+
+def item_page(request: web.Request, items: Sequence[KeptItem]) -> bytes:
+    """Return the part of `items` that the query asks for, as JSON. Raises InvalidRequestError."""
+    ordered = items if request.query.get("order", "desc") == "asc" else items[::-1]
+    ids = [item.id for item in ordered]
+    after = request.query.get("after")
+    if after is not None and after not in ids:
+        raise InvalidRequestError("after", after, "the id of an item that is there")
+    start = 0 if after is None else ids.index(after) + 1
+    limit = query_count(request, "limit", 20, _MOST_ITEMS)
+    return item_list(ordered[start : start + limit], has_more=start + limit < len(ordered))
+
+
+def item_list(items: Sequence[KeptItem], *, has_more: bool = False) -> bytes:
+    """Return items as a list of OpenAI's, as JSON."""
+    ends = {"first_id": items[0].id if items else None, "last_id": items[-1].id if items else None}
+    data = b",".join(item.json for item in items)
+    return b'{"object":"list","data":[' + data + b"]," + to_json({**ends, "has_more": has_more})[1:]

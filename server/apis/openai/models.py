@@ -1,0 +1,130 @@
+"""The models that are served."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, cast
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import ModelNotFoundError
+from rnn_engine.telemetry import HealthStatus
+from server.core.bodies import json_response
+from server.core.routing import Route
+from server.models.registry import MODELS, ModelStatus, ServedModel
+
+
+class LoraEntry(TypedDict):
+    """A LoRA that is merged into the model. `alpha` is null where its own counts."""
+
+    name: str
+    alpha: float | None
+
+
+class ModelMeta(TypedDict):
+    """A model's sizes, which depend on its version, and what it runs on.
+
+    `state_bytes` are those of one sequence. One that is `unloaded` is loaded at the next request for it, unless an
+    admin has unloaded it.
+    """
+
+    version: str
+    num_layers: int
+    width: int
+    num_heads: NotRequired[int]
+    head_size: NotRequired[int]
+    ffn_width: int
+    vocab_size: int
+    device: str
+    device_bytes: int | None
+    weights: str
+    num_slots: int
+    max_logprobs: int
+    tokenizer: str
+    loras: list[LoraEntry]
+    state_bytes: int
+    chat_template: dict[str, str] | str
+    status: ModelStatus
+
+
+class ModelEntry(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["rnn-engine"]
+    meta: ModelMeta
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class Health(TypedDict):
+    """All but `ok` come with status 503; see Readiness. `model` is the default one. `requests` counts HTTP requests,
+    the next two what the engines run of them."""
+
+    status: HealthStatus
+    model: str
+    models: dict[str, ModelStatus]
+    requests: int
+    active: int
+    queued: int
+    cache_look_ups: int
+    cache_hits: int
+
+
+class Readiness(TypedDict):
+    """`checking`: something failed, and a token is run to see whether the device answers. `recovering`: the device was
+    lost and the model is loaded again. `stalled`: the device has not answered for so many `seconds`. `closing`: the
+    server stops. `failed`: the engine has stopped by itself, for good."""
+
+    status: HealthStatus
+    reason: str | None
+    seconds: float
+
+
+def model_entry(model: ServedModel) -> ModelEntry:
+    """Return what clients see of a model. Raises ModelNotFoundError while it is loaded for the first time."""
+    info = model.info
+    if info is None:
+        raise ModelNotFoundError(f"model: {model.name!r} is being loaded for the first time")
+    meta = {
+        "version": info.shape.version,
+        **info.shape.sizes,
+        "device": info.device,
+        "device_bytes": info.device_bytes,
+        "weights": info.weights,
+        "num_slots": info.num_slots,
+        "max_logprobs": info.max_logprobs,
+        "tokenizer": info.tokenizer,
+        "loras": [{"name": lora.path.name, "alpha": lora.alpha} for lora in info.loras],
+        "state_bytes": info.shape.state_bytes,
+        "chat_template": info.chat_template.source,
+        "status": model.status,
+    }
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "rnn-engine",
+        "meta": cast(ModelMeta, meta),  # TypedDict can't be checked where keys depend on the version
+    }
+
+
+async def list_models(request: web.Request) -> web.Response:
+    models = request.app[MODELS]
+    body: ModelList = {"object": "list", "data": [model_entry(model) for model in models if model.info is not None]}
+    return json_response(body)
+
+
+async def get_model(request: web.Request) -> web.Response:
+    return json_response(model_entry(request.app[MODELS].find(request.match_info["model"])))
+
+
+ROUTES = (
+    Route(
+        "GET", "/v1/models", list_models, "The models that are served.", ModelList, uses_model=False, also=("/models",)
+    ),
+    Route("GET", "/v1/models/{model:.+}", get_model, "The model of that name.", ModelEntry, uses_model=False),
+)

@@ -1,0 +1,345 @@
+"""The bodies of OpenAI's /v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypeAlias
+
+from pydantic import AfterValidator, FailFast, Field
+from pydantic_core import to_json
+from typing_extensions import TypedDict
+
+from rnn_engine.chat_template import Role
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.grammar import Grammar, json_grammar
+from server.apis.common.generation import ProgressBody
+from server.apis.common.messages import (
+    MOST_TOOLS,
+    Choice,
+    FunctionBody,
+    Message,
+    Parameters,
+    ToolBody,
+    ToolName,
+    check_tool_type,
+)
+from server.apis.common.schema import ErrorDetail, PromptProgress, RefusedError, RequestBody, Timings, only
+from server.apis.common.states import StateEntry
+from server.apis.openai.response_items import METADATA_BOUNDS, ConversationRef, Item, Items, Metadata, messages_of
+from server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
+from server.core.settings import Limits
+
+_LOGPROBS = "message.output_text.logprobs"
+_FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "name": ..., "schema": ...}'
+
+
+class ResponseTool(RequestBody):
+    """A function that the model may ask its client to call."""
+
+    type: Literal["function"] = Field(description="Only `function`.")
+    name: ToolName
+    description: str = Field(default="", description="What the tool is for.")
+    parameters: Parameters = Field(
+        default={"type": "object", "properties": {}},
+        description="The JSON schema of the arguments, which every call follows.",
+    )
+    strict: bool | None = Field(
+        default=None, description="Whether a keyword of the schema that no call can be held to is refused, not ignored."
+    )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        return check_tool_type(fields, "function")
+
+    @property
+    def body(self) -> ToolBody:
+        """The tool as chats have it."""
+        function = FunctionBody.model_construct(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+        return ToolBody.model_construct(type="function", function=function)
+
+
+def _grammar_of(value: dict[str, Any]) -> Grammar | None:
+    """Return the grammar that `text.format` stands for. Raises RefusedError."""
+    match value:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Grammar("json_object", field="text.format")
+        case {"type": "json_schema", "schema": dict(schema), **rest}:
+            return json_grammar(schema, "text.format.schema", strict=rest.get("strict") is not False)
+    raise RefusedError(value, _FORMATS)
+
+
+def _check_format(value: dict[str, Any]) -> dict[str, Any]:
+    _grammar_of(value)
+    return value
+
+
+TextFormat: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_format)]
+
+
+class TextBody(RequestBody):
+    """What the text of an answer is to be like."""
+
+    ignored: ClassVar = frozenset({"verbosity"})
+
+    format: TextFormat = Field(default={"type": "text"}, description=f"What the answer is: `{_FORMATS}`.")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return _grammar_of(self.format)
+
+
+class ReasoningBody(RequestBody):
+    """How the model thinks. Its thoughts are told as they are, so a summary makes no difference."""
+
+    ignored: ClassVar = frozenset({"generate_summary", "summary"})
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None, description="How much to think before the answer, where the chat template can say it."
+    )
+
+
+class ResponsesRequest(ProgressBody):
+    """A conversation to continue. Beside OpenAI's own fields it has those of this server."""
+
+    ignored: ClassVar = (ProgressBody.ignored - {"store", "metadata"}) | {"max_tool_calls", "truncation"}
+    neutral: ClassVar = {**ProgressBody.neutral, "context_management": (), "moderation": (), "prompt": ()}
+    aliases: ClassVar = {**ProgressBody.aliases, "max_output_tokens": "max_tokens"}
+
+    input: Items = Field(
+        default=[],
+        description="What is new in the conversation: a text of the user, or a list of items: messages, "
+        "`function_call`, `function_call_output`, `reasoning`, and `item_reference` to an item of a kept response. "
+        "It may be absent where there is a conversation already.",
+    )
+    instructions: str | None = Field(
+        default=None,
+        description="What the model is to be or to know, for this answer alone: those of `previous_response_id` are "
+        "not taken over.",
+    )
+    previous_response_id: str | None = Field(
+        default=None, description="The id of a kept response, whose conversation goes on."
+    )
+    conversation: ConversationRef | None = Field(
+        default=None,
+        description="The id of a kept conversation, which goes on: `input` and the answer are added to it.",
+    )
+    store: bool = Field(
+        default=True,
+        description="Whether the response can be gone on with and read by its id. It is kept in memory, for the API "
+        "key that asked, and as long as the limits say.",
+    )
+    metadata: Metadata = Field(default={}, description=f"Told in the response as it is. {METADATA_BOUNDS}")
+    tools: Annotated[list[ResponseTool], FailFast()] = Field(
+        default=[], max_length=MOST_TOOLS, description="The tools that the model may call."
+    )
+    tool_choice: Choice | None = Field(
+        default=None,
+        description='Whether it calls one: none, auto, required, `{"type": "function", "name": ...}` or '
+        "`allowed_tools`. Null: auto where there are tools.",
+    )
+    parallel_tool_calls: bool = Field(default=True, description="Whether one answer may have several calls.")
+    text: TextBody = Field(default=TextBody(), description="What the text of the answer is to be like.")
+    reasoning: ReasoningBody = Field(default=ReasoningBody(), description="How the model thinks.")
+    include: list[str] = Field(
+        default=[],
+        description=f"`{_LOGPROBS}` adds the log-probability of every token; other words have no effect.",
+    )
+    top_logprobs: int | None = Field(
+        default=None, ge=0, description=f"Add this many of the likeliest tokens, too. Only with `{_LOGPROBS}`."
+    )
+    background: Annotated[Literal[False], only(False, because="answers come while their client waits")] = Field(
+        default=False, description="Only false."
+    )
+    max_tokens: int = Field(default=4096, ge=0, description="The most tokens to generate. 0 runs the prompt alone.")
+    n: Annotated[int, only(1, because="a response is one answer")] = Field(default=1, description="Only 1.")
+
+    def model_post_init(self, context: Any) -> None:  # noqa: ANN401
+        super().model_post_init(context)
+        if self.text.grammar is not None and self.answer_grammar is not None:
+            allowed = "text where another field says what the answer is, too"
+            raise InvalidRequestError("text.format", self.text.format["type"], allowed)
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequestError("conversation", self.conversation, "null where there is a previous_response_id")
+        if self.top_logprobs and not self.wants_logprobs:
+            raise InvalidRequestError("top_logprobs", self.top_logprobs, f"null or 0 unless include has {_LOGPROBS}")
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        limits.check("max_answer_tokens", "max_output_tokens", self.max_tokens)  # a stream tells the whole at its end
+        # What the response repeats of the request is kept with it.
+        limits.check("max_text_bytes", "instructions", len((self.instructions or "").encode()))
+        limits.check("max_text_bytes", "tools", sum(len(tool.model_dump_json().encode()) for tool in self.tools))
+        limits.check("max_grammar_bytes", "text.format", len(to_json(self.text.format)))
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return _LOGPROBS in self.include
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.wants_logprobs else None
+
+    def chat(self, conversation: Sequence[Item]) -> TranslatedChat:
+        """Return what continues `conversation`, in which `input` comes last, as a chat.
+
+        Raises InvalidRequestError for fields that contradict each other.
+        """
+        fields: dict[str, Any] = {} if self.text.grammar is None else {"json_schema": self.text.grammar}
+        system = [] if self.instructions is None else [_system_message(self.instructions)]
+        return TranslatedChat.of(
+            self,
+            messages=[*system, *messages_of(conversation)],
+            tools=[tool.body for tool in self.tools],
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning_effort=self.reasoning.effort,
+            logprobs=self.wants_logprobs,
+            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
+            return_progress=self.return_progress,
+            **fields,
+        )
+
+
+def _system_message(text: str) -> Message:
+    return Message.model_construct(role=Role.SYSTEM, content=text)
+
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class ResponsePart(TypedDict):
+    """A part of a message or of thoughts. `logprobs` has the tokens of an answer's text, where they are wanted."""
+
+    type: Literal["input_text", "output_text", "reasoning_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[ChatTokenLogprob]]
+
+
+class ResponseItem(TypedDict):
+    """An item of a conversation. A `message` has `role` and `content`; a `function_call`, which the client is asked to
+    make, `call_id`, `name` and `arguments`, which are JSON; its result `call_id` and `output`; `reasoning` has what the
+    model thought as `content`. The item that was cut is `incomplete`."""
+
+    id: str
+    type: Literal["message", "function_call", "function_call_output", "reasoning"]
+    status: ItemStatus
+    role: NotRequired[str]
+    content: NotRequired[list[ResponsePart]]
+    summary: NotRequired[list[Any]]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    output: NotRequired[str]
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """Tokens. The conversation before is in `input_tokens`, too; what was known of it and not run is cached."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(TypedDict):
+    code: str
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ConversationId(TypedDict):
+    """The conversation to which the items of a response are added."""
+
+    id: str
+
+
+class Response(TypedDict):
+    """The answer. `incomplete` is one that was cut; the fields of the request are told as they were understood."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    conversation: ConversationId | None
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int
+    metadata: dict[str, str]
+    model: str
+    output: list[ResponseItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: dict[str, Any]
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    saved_state: NotRequired[StateEntry | None]
+    save_error: NotRequired[ErrorDetail]
+
+
+class ResponseEvent(TypedDict):
+    """An event of a stream, which is also named by its `type`: `response.created`, `response.in_progress`, then for
+    each item `response.output_item.added`, `response.content_part.added`, `response.output_text.delta` and `.done` (of
+    thoughts `response.reasoning_text`, of calls `response.function_call_arguments`), `response.content_part.done`,
+    `response.output_item.done`; at last `response.completed`, `response.incomplete` or `response.failed`. Where
+    progress is wanted, there are more of `response.in_progress`."""
+
+    type: str
+    sequence_number: int
+    response: NotRequired[Response]
+    prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[Timings]
+    output_index: NotRequired[int]
+    content_index: NotRequired[int]
+    item_id: NotRequired[str]
+    item: NotRequired[ResponseItem]
+    part: NotRequired[ResponsePart]
+    delta: NotRequired[str]
+    text: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+    logprobs: NotRequired[list[ChatTokenLogprob]]
+
+
+class ResponseItemList(TypedDict):
+    """Items of a conversation, or of the input of a response."""
+
+    object: Literal["list"]
+    data: list[ResponseItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedResponse(TypedDict):
+    """What became of a response."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]

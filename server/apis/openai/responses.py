@@ -1,0 +1,492 @@
+"""OpenAI's responses: answers that are kept, and conversations that go on from them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.operations.chat_prompt import ToolChoice
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
+from rnn_engine.sampling.params import SamplingParams
+from server.apis.common.answering import answer_in
+from server.apis.common.dialect import AnswerClock, Outcome
+from server.apis.common.schema import ErrorBody, Usage
+from server.apis.openai.chat import prepare_chat, tell_input_tokens
+from server.apis.openai.dialect import ContentTokens, chat_logprobs
+from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, item_page
+from server.apis.openai.response_items import KeptItem
+from server.apis.openai.response_schemas import (
+    DeletedResponse,
+    Response,
+    ResponseEvent,
+    ResponseItemList,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from server.apis.openai.schemas import ChatRequest, ChatTokenLogprob, InputTokens
+from server.auth.admission import PRINCIPAL
+from server.auth.engine import engine_of
+from server.core.bodies import LEASE, encoded_response, hold_more, json_response, read_body, work
+from server.core.errors import describe
+from server.core.routing import Route
+from server.core.settings import SETTINGS
+from server.core.streams import encode_event
+
+ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
+
+_TYPE_OF: Mapping[Part, ItemType] = {
+    Part.CONTENT: "message",
+    Part.REASONING: "reasoning",
+    Part.CALL: "function_call",
+    Part.ARGUMENTS: "function_call",
+}
+_PREFIX: Mapping[ItemType, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
+
+
+class ItemWriter:
+    """Makes the pieces of one answer into items, one after another. `key` is a part of their ids."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._is_open = False
+        self.items: list[dict[str, Any]] = []
+
+    def tell(self, pieces: Sequence[Piece], logprobs: Sequence[ChatTokenLogprob] = ()) -> Iterator[Mapping[str, Any]]:
+        """Add pieces, and yield the events that tell of them. `logprobs` are those of their content."""
+        waiting = list(logprobs)
+        for piece in pieces:
+            kind = _TYPE_OF.get(piece.part)
+            if kind is None:
+                continue
+            if not self._is_open or piece.part is Part.CALL or kind != self.items[-1]["type"]:
+                yield from self._close("completed")
+                yield from self._open(kind, piece)
+            if piece.part is Part.CONTENT:
+                yield self._add_text(piece.text, waiting)
+                waiting = []
+            elif piece.part is Part.REASONING:
+                yield self._add_text(piece.text)
+            elif piece.part is Part.ARGUMENTS:
+                self.items[-1]["arguments"] += piece.text
+                yield self._event("response.function_call_arguments.delta", delta=piece.text)
+
+    def finish(self, *, is_cut: bool) -> Iterator[Mapping[str, Any]]:
+        """End the last item, and yield the events that tell of it. An answer without any is an empty message."""
+        if not any(item["type"] != "reasoning" for item in self.items) and not is_cut:
+            yield from self._close("completed")
+            yield from self._open("message", None)
+        yield from self._close("incomplete" if is_cut else "completed")
+
+    def _open(self, kind: ItemType, piece: Piece | None) -> Iterator[Mapping[str, Any]]:
+        number = len(self.items)
+        item: dict[str, Any] = {
+            "id": f"{_PREFIX[kind]}_{self._key}{number:04x}",
+            "type": kind,
+            "status": "in_progress",
+        }
+        if piece is not None and kind == "function_call":
+            item |= {"call_id": f"call_{self._key}{number:04x}", "name": piece.text, "arguments": ""}
+        else:
+            item["content"] = []
+            if kind == "message":
+                item["role"] = "assistant"
+            else:
+                item["summary"] = []
+        self.items.append(item)
+        self._is_open = True
+        yield {"type": "response.output_item.added", "output_index": number, "item": _copy(item)}
+        if kind != "function_call":
+            item["content"].append(_empty_part(kind))
+            yield self._content_event("response.content_part.added", part=_empty_part(kind))
+
+    def _close(self, status: str) -> Iterator[Mapping[str, Any]]:
+        if not self._is_open:
+            return
+        item = self.items[-1]
+        item["status"] = status
+        self._is_open = False
+        if item["type"] == "function_call":
+            name, arguments = item["name"], item["arguments"]
+            yield self._event("response.function_call_arguments.done", name=name, arguments=arguments)
+        else:
+            [part] = item["content"]
+            tokens = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+            yield self._content_event(f"{_TEXT_EVENT[item['type']]}.done", text=part["text"], **tokens)
+            yield self._content_event("response.content_part.done", part=part)
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _add_text(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> Mapping[str, Any]:
+        item = self.items[-1]
+        [part] = item["content"]
+        part["text"] += text
+        if item["type"] == "message":
+            part["logprobs"] += logprobs
+            return self._content_event("response.output_text.delta", delta=text, logprobs=logprobs)
+        return self._content_event("response.reasoning_text.delta", delta=text)
+
+    def _content_event(self, kind: str, **fields: object) -> Mapping[str, Any]:
+        return self._event(kind, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: object) -> Mapping[str, Any]:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **fields}
+
+
+def _empty_part(kind: ItemType) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": ""}
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+def _copy(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an item without what is added to it later."""
+    return {**item, "content": []} if "content" in item else item
+
+
+Keep: TypeAlias = Callable[[Mapping[str, Any]], None]
+
+
+class ResponsesDialect:
+    """The `Dialect` of responses. `form` says what to look for in the one answer, which is drawn by `sampling`.
+
+    `keep` takes the response once it is whole.
+    """
+
+    def __init__(
+        self, engine: EngineLike, body: ResponsesRequest, form: AnswerForm, sampling: SamplingParams, keep: Keep
+    ) -> None:
+        self._engine = engine
+        self._body = body
+        self._sampling = sampling
+        self._keep = keep
+        self._key = uuid.uuid4().hex
+        self._created = int(time.time())
+        self._reader = AnswerReader(form)
+        self._tokens = ContentTokens()
+        self._items = ItemWriter(self._key)
+        self._clock = AnswerClock(with_each=body.tells_times)
+        self._started: Started | None = None
+        self._thoughts = _ThoughtTokens()
+        self._number = 0
+
+    def whole(
+        self,
+        kept: Sequence[int],  # noqa: ARG002
+        outcomes: Sequence[Outcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        [outcome] = outcomes
+        self._started = outcome.started
+        list(self._take(self._reader.feed(outcome.text), outcome.tokens))
+        list(self._end(outcome.end))
+        return self._finished(outcome.end, extra)
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        opening = self._open() if self._number == 0 else b""
+        times = self._clock.tell(event)
+        match event:
+            case PromptProgress():
+                told = {"type": "response.in_progress", "response": self._response("in_progress")}
+                return opening + self._encode({**told, **times})
+            case Started():
+                self._started = event
+                return opening
+            case TextDelta():
+                news = self._take(self._reader.feed(event.text), event.tokens)
+                return b"".join(self._encode({**one, **times}) for one in news)
+            case Finished():
+                last = b"".join(map(self._encode, self._end(event)))
+                response = self._finished(event, extra)
+                return last + self._encode({"type": f"response.{response['status']}", "response": response, **times})
+            case PromptScored():
+                return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        failure = describe(error)
+        told = {"code": failure.code or failure.type, "message": failure.message}
+        return self._encode({"type": "response.failed", "response": {**self._response("failed"), "error": told}})
+
+    def _open(self) -> bytes:
+        """Return the events with which a stream begins."""
+        response = self._response("in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._encode({"type": kind, "response": response}) for kind in kinds)
+
+    def _take(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Iterator[Mapping[str, Any]]:
+        self._thoughts.add(pieces, tokens)
+        return self._items.tell(pieces, self._logprobs(pieces, tokens))
+
+    def _end(self, finished: Finished) -> Iterator[Mapping[str, Any]]:
+        yield from self._take(self._reader.finish(), ())
+        yield from self._items.finish(is_cut=finished.reason == "length")
+
+    def _logprobs(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> Sequence[ChatTokenLogprob]:
+        if not self._body.wants_logprobs:
+            return ()
+        return chat_logprobs(self._engine, self._tokens.divide(tokens, pieces))["content"]
+
+    def _finished(self, finished: Finished, extra: Mapping[str, object]) -> Mapping[str, Any]:
+        """Return the whole response, which is kept if it is to be."""
+        is_cut = finished.reason == "length"
+        response = {
+            **self._response("incomplete" if is_cut else "completed"),
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items.items,
+            "usage": self._usage(finished),
+            **extra,
+        }
+        self._keep(response)
+        return response
+
+    def _response(self, status: str) -> Mapping[str, Any]:
+        """Return a response that tells nothing of its answer."""
+        body = self._body
+        return {
+            "id": f"resp_{self._key}",
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": None,
+            "status": status,
+            "background": False,
+            "conversation": None if body.conversation is None else {"id": body.conversation},
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_tokens,
+            "metadata": body.metadata,
+            "model": self._engine.info.model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "store": body.store,
+            "temperature": self._sampling.temperature,
+            "text": {"format": body.text.format},
+            "tool_choice": _choice_word(body.tool_choice or ToolChoice("auto")),
+            "tools": [tool.model_dump() for tool in body.tools],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self._sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _usage(self, finished: Finished) -> ResponseUsage:
+        prompt, cached = (0, 0) if self._started is None else (self._started.prompt_tokens, self._started.cached_tokens)
+        drawn = finished.completion_tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": drawn,
+            "output_tokens_details": {"reasoning_tokens": self._thoughts.count},
+            "total_tokens": prompt + drawn,
+        }
+
+    def _encode(self, event: Mapping[str, Any]) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return encode_event({**event, "sequence_number": number}, event["type"])
+
+
+class _ThoughtTokens:
+    """Counts the tokens of the thoughts with which an answer begins, and of what stands around them."""
+
+    def __init__(self) -> None:
+        self._sizes: list[int] = []  # of all tokens in bytes
+        self._read = 0  # bytes of all pieces
+        self._end = 0  # of the last thought in bytes
+
+    def add(self, pieces: Sequence[Piece], tokens: Sequence[TokenInfo]) -> None:
+        self._sizes += [len(info.data) for info in tokens]
+        for piece in pieces:
+            self._read += len(piece.text.encode())
+            if piece.part is Part.REASONING:
+                self._end = self._read
+
+    @property
+    def count(self) -> int:
+        ends = list(accumulate(self._sizes, initial=0))
+        return sum(start < self._end for start in ends[:-1])
+
+
+def _choice_word(choice: ToolChoice) -> str | Mapping[str, Any]:
+    """Return which tools may be called in OpenAI's words."""
+    if choice.names is None:
+        return choice.mode
+    tools = [{"type": "function", "name": name} for name in choice.names]
+    if choice.mode == "required" and len(tools) == 1:
+        return tools[0]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+
+
+# OpenAI's responses: answers that are kept, and conversations that go on from them.
+
+
+async def create_response(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, ResponsesRequest)
+    engine = engine_of(request, body.cache_salt)
+    before, given = await _conversation_of(request, body)
+    chat = await _chat_of(request, body, (*before, *given))
+    calls, form, resolved = await prepare_chat(request, engine, chat)
+    keep = partial(_keep, request, body, before, given)
+    return await answer_in(
+        ResponsesDialect(engine, body, form, calls[0].sampling, keep), request, chat, calls, resolved
+    )
+
+
+async def count_input_tokens(request: web.Request) -> web.Response:
+    body = await read_body(request, ResponsesRequest)
+    before, given = await _conversation_of(request, body)
+    return await tell_input_tokens(request, await _chat_of(request, body, (*before, *given)))
+
+
+async def _conversation_of(
+    request: web.Request, body: ResponsesRequest
+) -> tuple[Sequence[KeptItem], Sequence[KeptItem]]:
+    """Return the items before those of the request, and its own. Raises NotFoundError or InvalidRequestError."""
+    before = _conversation_before(request, body)
+    resolve = partial(request.app[RESPONSES].resolve, request[PRINCIPAL].name, body.input)
+    given = await work(request, request[LEASE].num_bytes, resolve)
+    if not (before or given):
+        raise InvalidRequestError("input", body.input, "at least 1 item where there is no conversation yet")
+    return before, given
+
+
+async def _chat_of(request: web.Request, body: ResponsesRequest, conversation: Sequence[KeptItem]) -> ChatRequest:
+    """Return the chat that continues a conversation. Raises InvalidRequestError for what is beyond the limits."""
+    hold_more(request, "the conversation", sum(item.num_loaded for item in conversation))
+    limits = request.app[SETTINGS].limits
+
+    def make() -> ChatRequest:
+        chat = body.chat([item.load() for item in conversation])
+        chat.check(limits)
+        return chat
+
+    return await work(request, request[LEASE].num_bytes, make)
+
+
+def _conversation_before(request: web.Request, body: ResponsesRequest) -> Sequence[KeptItem]:
+    """Return the items of what the request goes on with. Raises NotFoundError."""
+    owner = request[PRINCIPAL].name
+    if body.conversation is not None:
+        return request.app[CONVERSATIONS].get(owner, body.conversation).items
+    if body.previous_response_id is not None:
+        return request.app[RESPONSES].get(owner, body.previous_response_id).conversation
+    return ()
+
+
+def _keep(
+    request: web.Request,
+    body: ResponsesRequest,
+    before: Sequence[KeptItem],
+    given: Sequence[KeptItem],
+    response: Mapping[str, Any],
+) -> None:
+    """Keep a response, and add it to its conversation, as far as the request wants it."""
+    owner = request[PRINCIPAL].name
+    if body.conversation is not None:
+        said = map(KeptItem.of, response["output"])
+        request.app[CONVERSATIONS].add_answer(owner, body.conversation, (*given, *said))
+    if body.store:
+        request.app[RESPONSES].put(owner, response, given, before)
+
+
+async def get_response(request: web.Request) -> web.Response:
+    if (stream := request.query.get("stream", "false")) != "false":
+        raise InvalidRequestError("stream", stream, "false, since a response that is kept has ended")
+    kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
+    return encoded_response(await work(request, kept.num_bytes, lambda: kept.json))
+
+
+async def delete_response(request: web.Request) -> web.Response:
+    response_id = request.match_info["id"]
+    request.app[RESPONSES].delete(request[PRINCIPAL].name, response_id)
+    return json_response({"id": response_id, "object": "response", "deleted": True})
+
+
+async def cancel_response(request: web.Request) -> web.Response:
+    response_id = request.match_info["id"]
+    request.app[RESPONSES].get(request[PRINCIPAL].name, response_id)
+    raise InvalidRequestError("response_id", response_id, "a response that still runs; this one has ended")
+
+
+async def input_items(request: web.Request) -> web.Response:
+    kept = request.app[RESPONSES].get(request[PRINCIPAL].name, request.match_info["id"])
+    return encoded_response(await work(request, kept.num_bytes, partial(item_page, request, kept.input)))
+
+
+_ID = "/v1/responses/{id}"
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/responses",
+        create_response,
+        "Continue a conversation, which is kept, as OpenAI's responses do.",
+        Response,
+        request=ResponsesRequest,
+        chunk=ResponseEvent,
+        ai00_paths=False,
+        also=("/responses",),
+    ),
+    Route(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        "The number of tokens that the model would read for a response, without running it.",
+        InputTokens,
+        request=ResponsesRequest,
+        ai00_paths=False,
+        also=("/responses/input_tokens",),
+    ),
+    Route(
+        "GET",
+        _ID,
+        get_response,
+        "A response that is kept.",
+        Response,
+        query={"stream": "Only false: a response that is kept has ended."},
+        ai00_paths=False,
+        uses_model=False,
+    ),
+    Route(
+        "DELETE",
+        _ID,
+        delete_response,
+        "Keep a response no longer; those that go on from it stay.",
+        DeletedResponse,
+        ai00_paths=False,
+        uses_model=False,
+    ),
+    Route(
+        "POST",
+        f"{_ID}/cancel",
+        cancel_response,
+        "Refused with the reason: a response that is kept has ended. A client that closes its connection ends one.",
+        ErrorBody,
+        ai00_paths=False,
+        uses_model=False,
+    ),
+    Route(
+        "GET",
+        f"{_ID}/input_items",
+        input_items,
+        "The items that were new in the request of a response.",
+        ResponseItemList,
+        query=PAGE_QUERY,
+        ai00_paths=False,
+        uses_model=False,
+    ),
+)

@@ -1,0 +1,423 @@
+"""text-generation-inference's routes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Annotated, ClassVar, Literal, NotRequired, TypeAlias
+
+from aiohttp import web
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from rnn_engine.errors import InvalidRequestError
+from rnn_engine.interface import EngineLike
+from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
+from server.apis.common.answering import answer_in
+from server.apis.common.dialect import Outcome
+from server.apis.common.generation import text_of
+from server.apis.common.schema import RefusedError, Usage, only
+from server.apis.openai.completions import prepare_completions
+from server.apis.openai.dialect import LEAST_LOGPROB
+from server.apis.openai.schemas import CompletionRequest
+from server.auth.engine import engine_of
+from server.core.bodies import json_response, read_body
+from server.core.errors import Failure, describe
+from server.core.routing import EVENTS, Route
+from server.core.settings import SETTINGS
+from server.core.streams import encode_event
+
+_MAKES_RANDOM = ("temperature", "top_k", "top_p", "typical_p")
+_ALL_TOKENS = {"top_k": 0, "top_p": 1.0}  # what is kept where a request draws and does not say
+
+
+class TgiRequest(CompletionRequest):
+    """A text to continue, in text-generation-inference's words. The fields stand in `parameters`, or beside `inputs`;
+    those of completions mean the same here. Without `do_sample`, `temperature`, `top_k`, `top_p` and `typical_p` the
+    likeliest tokens are taken; with one of them, all tokens may be drawn unless `top_k` or `top_p` says otherwise."""
+
+    aliases: ClassVar = {
+        **CompletionRequest.aliases,
+        "inputs": "prompt",
+        "max_new_tokens": "max_tokens",
+        "return_full_text": "echo",
+        "top_n_tokens": "logprobs",
+    }
+
+    unfolded: ClassVar = {
+        "parameters": {"type": ["object", "null"], "description": "All other fields, but `stream`, may stand here."},
+        "do_sample": {"type": ["boolean", "null"], "description": "Draw, instead of taking the likeliest tokens."},
+    }
+
+    max_tokens: int = Field(default=100, ge=1, description="The most tokens to generate.")
+    details: bool = Field(default=False, description="Tell the tokens, their log-probabilities and how it ended.")
+    decoder_input_details: bool = Field(
+        default=False, description="Tell the log-probabilities of the prompt's tokens, too. Not with a stream."
+    )
+    truncate: int | None = Field(default=None, ge=1, description="Use only this many of the prompt's last tokens.")
+    watermark: Annotated[Literal[False], only(False, because="answers have no watermark")] = Field(
+        default=False, description="Only false."
+    )
+    adapter_id: Annotated[None, only(None, because="LoRAs are merged when the model is loaded")] = Field(
+        default=None, description="Only null."
+    )
+
+    @classmethod
+    def _unfold(cls, fields: dict[str, object]) -> dict[str, object]:
+        parameters = fields.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise RefusedError(parameters, "an object or null", below="parameters")
+        unfolded = {name: value for name, value in fields.items() if name != "parameters"} | parameters
+        draws = unfolded.pop("do_sample", None) or any(unfolded.get(name) is not None for name in _MAKES_RANDOM)
+        if not draws:
+            unfolded["temperature"] = 0
+        for name, value in _ALL_TOKENS.items():
+            if unfolded.get(name) is None:
+                unfolded[name] = value
+        return unfolded
+
+    @property
+    def alternatives(self) -> int | None:
+        told = self.details or self.decoder_input_details or self.stream
+        return (self.logprobs or 0) if told or self.copies > self.n else None
+
+    @property
+    def scores_prompt(self) -> bool:
+        return self.decoder_input_details
+
+
+class PrefillToken(TypedDict):
+    """`logprob` is null for the first token of a prompt."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class TgiToken(TypedDict):
+    """`special` is true for the token that ends a text."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+FinishWord: TypeAlias = Literal["length", "eos_token", "stop_sequence"]
+
+
+class TgiDetails(TypedDict):
+    """The tokens of an answer, and how it ended."""
+
+    finish_reason: FinishWord
+    generated_tokens: int
+    seed: int
+    prefill: list[PrefillToken]
+    tokens: list[TgiToken]
+    top_tokens: NotRequired[list[list[TgiToken]]]
+
+
+class TgiSequence(TgiDetails):
+    """Another of `best_of` answers."""
+
+    generated_text: str
+
+
+class TgiBestDetails(TgiDetails):
+    """Those of the best of several answers."""
+
+    best_of_sequences: list[TgiSequence]
+
+
+class TgiAnswer(TypedDict):
+    """A stop string that ends the text is part of it. `details` is there where it was asked for."""
+
+    generated_text: str
+    details: NotRequired[TgiDetails | TgiBestDetails]
+
+
+class TgiStreamDetails(TypedDict):
+    finish_reason: FinishWord
+    generated_tokens: int
+    seed: int
+    input_length: int
+
+
+class TgiEvent(TypedDict):
+    """One token; the last has the whole text and how it ended."""
+
+    index: int
+    token: TgiToken
+    top_tokens: NotRequired[list[TgiToken]]
+    generated_text: str | None
+    details: TgiStreamDetails | None
+
+
+class TgiInfo(TypedDict):
+    """What is served, and how much one may ask for."""
+
+    model_id: str
+    model_sha: None
+    model_dtype: str
+    model_device_type: str
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_length: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_size: int
+    version: str
+    router: str
+    sha: None
+    docker_label: None
+
+
+ErrorType: TypeAlias = Literal["validation", "overloaded", "generation", "healthcheck"]
+
+
+class TgiError(TypedDict):
+    error: str
+    error_type: ErrorType
+
+
+_GENERATION_FAILED = 424
+_UNPROCESSABLE = 422
+
+
+def tgi_error(failure: Failure) -> tuple[int, TgiError]:
+    """Tell of a failure as text-generation-inference does, with its statuses."""
+    match failure.status:
+        case 400:
+            return _UNPROCESSABLE, _error(failure, "validation")
+        case 429:
+            return 429, _error(failure, "overloaded")
+        case 503:
+            return 503, _error(failure, "healthcheck")
+        case 500 | 504:
+            return _GENERATION_FAILED, _error(failure, "generation")
+    return failure.status, _error(failure, "validation")
+
+
+def _error(failure: Failure, kind: ErrorType) -> TgiError:
+    return {"error": failure.message, "error_type": kind}
+
+
+@dataclass(slots=True)
+class _Stream:
+    """What has come of the one sequence of a stream."""
+
+    started: Started | None = None
+    text: str = ""
+    sent: int = 0
+    waiting: list[TokenInfo] = field(default_factory=list)  # at most the last token: it is sent with how it ended
+
+
+class TgiDialect:
+    """The `Dialect` of text-generation-inference."""
+
+    def __init__(self, engine: EngineLike, body: TgiRequest) -> None:
+        self._engine = engine
+        self._body = body
+        self._stream = _Stream()
+
+    def whole(
+        self,
+        kept: Sequence[int],
+        outcomes: Sequence[Outcome],
+        usage: Usage,  # noqa: ARG002
+        extra: Mapping[str, object],
+    ) -> Mapping[str, object]:
+        best = outcomes[kept[0]]
+        answer: TgiAnswer = {"generated_text": self._text(best)}
+        if self._body.details or self._body.decoder_input_details:
+            rest = sorted(
+                (place for place in range(len(outcomes)) if place != kept[0]),
+                key=lambda place: -outcomes[place].mean_logprob,
+            )
+            others: list[TgiSequence] = [
+                {"generated_text": self._text(outcomes[place]), **self._details(outcomes[place])} for place in rest
+            ]
+            details = self._details(best)
+            answer["details"] = TgiBestDetails({**details, "best_of_sequences": others}) if others else details
+        return {**answer, **extra}
+
+    def event(self, index: int, event: Event, extra: Mapping[str, object]) -> bytes:  # noqa: ARG002
+        stream = self._stream
+        match event:
+            case Started():
+                stream.started = event
+            case TextDelta():
+                stream.text += event.text
+                tokens = [*stream.waiting, *event.tokens]
+                stream.waiting = tokens[-1:]
+                return b"".join(encode_event(self._event(info)) for info in tokens[:-1])
+            case Finished():
+                return self._last(event, extra)
+            case PromptScored():
+                pass
+        return b""
+
+    def ending(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return b""
+
+    def failure(self, error: Exception) -> bytes:
+        return encode_event(tgi_error(describe(error))[1])
+
+    def _last(self, finished: Finished, extra: Mapping[str, object]) -> bytes:
+        stream = self._stream
+        tokens = [*stream.waiting, *([] if finished.stop_token is None else [finished.stop_token])]
+        tokens = tokens or [TokenInfo(0, b"", None)]  # a grammar may end a text without one
+        before = b"".join(encode_event(self._event(info)) for info in tokens[:-1])
+        last = self._event(tokens[-1], special=finished.stop_token is not None)
+        last["generated_text"] = self._echo + stream.text + _stop_text(finished)
+        last["details"] = {
+            "finish_reason": _finish_word(finished),
+            "generated_tokens": finished.completion_tokens,
+            "seed": finished.seed,
+            "input_length": 0 if stream.started is None else stream.started.prompt_tokens,
+        }
+        return before + encode_event({**last, **extra})
+
+    def _event(self, info: TokenInfo, *, special: bool = False) -> TgiEvent:
+        self._stream.sent += 1
+        event: TgiEvent = {
+            "index": self._stream.sent,
+            "token": _token(info, special=special),
+            "generated_text": None,
+            "details": None,
+        }
+        if self._body.logprobs:
+            event["top_tokens"] = self._top(info)
+        return event
+
+    def _text(self, outcome: Outcome) -> str:
+        return self._echo + outcome.text + _stop_text(outcome.end)
+
+    def _details(self, outcome: Outcome) -> TgiDetails:
+        finished = outcome.end
+        details: TgiDetails = {
+            "finish_reason": _finish_word(finished),
+            "generated_tokens": finished.completion_tokens,
+            "seed": finished.seed,
+            "prefill": [_prefill(info) for info in outcome.prompt],
+            "tokens": [_token(info, special=info is finished.stop_token) for info in outcome.drawn],
+        }
+        if self._body.logprobs:
+            details["top_tokens"] = [self._top(info) for info in outcome.drawn]
+        return details
+
+    @property
+    def _echo(self) -> str:
+        return text_of(self._engine, self._body.prompt[0]) if self._body.echo else ""
+
+    def _top(self, info: TokenInfo) -> list[TgiToken]:
+        return [
+            _token(TokenInfo(token, self._engine.detokenize([token]), logprob), special=token == 0)
+            for token, logprob in info.top
+        ]
+
+
+def _prefill(info: TokenInfo) -> PrefillToken:
+    return {"id": info.token, "text": info.data.decode(errors="replace"), "logprob": _logprob(info)}
+
+
+def _token(info: TokenInfo, *, special: bool) -> TgiToken:
+    return {
+        "id": info.token,
+        "text": info.data.decode(errors="replace"),
+        "logprob": _logprob(info),
+        "special": special,
+    }
+
+
+def _logprob(info: TokenInfo) -> float | None:
+    return None if info.logprob is None else max(info.logprob, LEAST_LOGPROB)
+
+
+def _stop_text(finished: Finished) -> str:
+    return finished.stop.decode() if isinstance(finished.stop, bytes) else ""
+
+
+def _finish_word(finished: Finished) -> FinishWord:
+    if finished.reason == "length":
+        return "length"
+    return "stop_sequence" if isinstance(finished.stop, bytes) else "eos_token"
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    return await _answer(request, await read_body(request, TgiRequest))
+
+
+async def generate_stream(request: web.Request) -> web.StreamResponse:
+    body = await read_body(request, TgiRequest)
+    return await _answer(request, body.model_copy(update={"stream": True}))
+
+
+async def _answer(request: web.Request, body: TgiRequest) -> web.StreamResponse:
+    _check(body)
+    engine = engine_of(request, body.cache_salt)
+    calls, resolved = await prepare_completions(request, engine, body)
+    if body.truncate is not None:
+        calls = [replace(call, prompt=call.prompt[-body.truncate :]) for call in calls]
+    return await answer_in(TgiDialect(engine, body), request, body, calls, resolved)
+
+
+def _check(body: TgiRequest) -> None:
+    """Raise InvalidRequestError for what this route does not take."""
+    if body.num_prompts != 1:
+        raise InvalidRequestError("inputs", f"{body.num_prompts} prompts", "one prompt")
+    if body.n != 1:
+        raise InvalidRequestError("n", body.n, "1; best_of makes several answers")
+    if body.stream and body.copies > 1:
+        raise InvalidRequestError("best_of", body.copies, "1 with a stream, since the best is known at the end alone")
+    if body.stream and body.decoder_input_details:
+        raise InvalidRequestError("decoder_input_details", True, "false with a stream")
+
+
+async def info(request: web.Request) -> web.Response:
+    facts, limits = engine_of(request).info, request.app[SETTINGS].limits
+    answer: TgiInfo = {
+        "model_id": facts.model,
+        "model_sha": None,
+        "model_dtype": facts.weights,
+        "model_device_type": facts.device,
+        "max_concurrent_requests": facts.num_slots + limits.max_queued,
+        "max_best_of": 128,
+        "max_stop_sequences": limits.max_stop_strings,
+        "max_input_length": limits.max_prompt_tokens,
+        "max_input_tokens": limits.max_prompt_tokens,
+        "max_total_tokens": limits.max_prompt_tokens + limits.max_answer_tokens,
+        "max_batch_size": facts.num_slots,
+        "version": version("rnn-engine"),
+        "router": "rnn-engine",
+        "sha": None,
+        "docker_label": None,
+    }
+    return json_response(answer)
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/generate",
+        generate,
+        "Continue a text, as text-generation-inference does.",
+        TgiAnswer,
+        request=TgiRequest,
+        chunk=TgiEvent,
+        error_form=tgi_error,
+    ),
+    Route(
+        "POST",
+        "/generate_stream",
+        generate_stream,
+        "The same as a stream.",
+        TgiEvent,
+        request=TgiRequest,
+        content_type=EVENTS,
+        error_form=tgi_error,
+    ),
+    Route("GET", "/info", info, "What text-generation-inference tells of a model.", TgiInfo, error_form=tgi_error),
+)

@@ -1,0 +1,377 @@
+"""Refuse other machines, names and pages; find the API key of a request; bound a client's parallel requests."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from urllib.parse import SplitResult, urlsplit
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from rnn_engine.errors import InvalidRequestError, OverloadedError
+from rnn_engine.requests import Client
+from server.auth.keys import ANYONE, KeyRing, Principal
+from server.core.routing import LIFECYCLE, route_of
+from server.core.settings import ANY, AuthSettings, ServerSettings
+
+_log = logging.getLogger(__name__)
+
+
+def is_local(address: object) -> bool:
+    """Return whether a socket's address, as Python's `socket` gives it, can be reached from this machine alone.
+
+    That is a loopback address or the path of a Unix socket. None, the address of a connection that has ended, is not.
+    """
+    if isinstance(address, str | bytes):
+        return True
+    if not isinstance(address, tuple) or not address:
+        return False
+    try:
+        ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def network_of(address: str) -> str:
+    """Return the address of a client, or of its network where that is how many one client has: a /64 of IPv6."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if ip.version == 4 or ip.ipv4_mapped is not None:
+        return address
+    return str(ipaddress.ip_network((ip, 64), strict=False))
+
+
+def check_listener(listener: socket.socket, auth: AuthSettings) -> None:
+    """Raise InvalidRequestError for a socket that other machines reach where no API key is asked for.
+
+    Where the operator admits everybody all the same, log a warning.
+
+    llama-server and vLLM listen on `0.0.0.0` without a key and say nothing, and people copy that line from one machine
+    to the next. Here the line ends with an error that names the two ways on, before the model is loaded; the server
+    that others can use by accident is the worse surprise.
+    """
+    address = listener.getsockname()
+    if auth.keys or is_local(address):
+        return
+    if not auth.open:
+        raise InvalidRequestError(
+            "host",
+            address[0],
+            "a loopback address such as 127.0.0.1, since no API key is asked for and other machines reach this one; "
+            "set a key with --api-key or --api-key-file, or admit every machine with --open",
+        )
+    _log.warning("no API key is asked for: whoever reaches %s may use the server and change what it keeps", address[0])
+
+
+# The Host header, checked against DNS rebinding.
+#
+# A page of evil.example whose name is made to resolve to 127.0.0.1 is of the server's own origin for a browser, which
+# tells it from a page of the server by nothing but the name in Host. So names have to be listed. An IP address passes,
+# whichever it is: the page that asked for it was reached by an address, without DNS. What has no Host is no browser.
+#
+# With an API key such a page can do nothing, since it has no key. Host is then checked only where names are listed.
+
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::[0-9]*)?")
+
+
+class AllowedHosts:
+    """The names by which clients may call the server; `localhost` is always one."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = {_plain_host(name) for name in ("localhost", *names)}
+
+    def __contains__(self, header: object) -> bool:
+        """Whether a Host header, with a port or without, names this server."""
+        match = _HOST_AND_PORT.fullmatch(header) if isinstance(header, str) else None
+        if match is None:
+            return False
+        name = _plain_host(match[1])
+        return name in self._names or _is_address(name)
+
+
+def _plain_host(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+# The web pages that may call the server: its own, and those of listed origins.
+#
+# A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
+# Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
+# Whatever comes from another page is refused before anything is read or changed, so it does not matter what a page can
+# send without asking first (a form, `text/plain`). The type of a body is therefore not looked at: `curl -d` claims
+# that its JSON is a form, and is no web page.
+#
+# Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
+# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages
+# can hide themselves, and an address that a person typed comes from no page even where another site redirects it.
+
+LOCAL = "localhost"
+"""The origin that stands for all of this machine: any port of its names."""
+
+_PLAIN_LOADS = ("GET", "HEAD")
+_BROWSERS = "Mozilla/"  # how the User-Agent of every browser begins
+_LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def check_origin(origin: str) -> str:
+    """Return an origin as browsers write it. Raises InvalidRequestError for what is none."""
+    parts = urlsplit(origin)
+    written = origin.lower().removesuffix("/")
+    if origin not in (ANY, LOCAL, "null") and (
+        not parts.netloc or written != f"{parts.scheme}://{parts.netloc.lower()}"
+    ):
+        raise InvalidRequestError("cors origin", origin, "an origin as https://chat.example:8080, localhost, null or *")
+    return written
+
+
+class Origins:
+    """Which pages may call, and which headers let them read the answers."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        """Raises InvalidRequestError for what is no origin."""
+        self._allowed = frozenset(map(check_origin, allowed))
+
+    def lists(self, origin: str | None) -> bool:
+        """Whether pages of this origin may call although they are not the server's own."""
+        if origin is None:
+            return False
+        named = ANY in self._allowed or origin.lower() in self._allowed
+        return named or (LOCAL in self._allowed and _is_local(origin))
+
+    def admits(
+        self, method: str, headers: Mapping[str, str], *, is_page: bool = False, changes_by_get: bool = False
+    ) -> bool:
+        """Return True if a request comes from a page that may call, from no page at all, or opens what `is_page`."""
+        origin, site, referrer = (headers.get(name) for name in ("Origin", "Sec-Fetch-Site", "Referer"))
+        if origin is not None:
+            return self._may_call(origin, headers)
+        if changes_by_get:  # after a redirect `none` and the referrer say nothing
+            from_browser = site or referrer or headers.get("User-Agent", "").startswith(_BROWSERS)
+            return site == "same-origin" or not from_browser
+        if site is not None:
+            return site in ("none", "same-origin") or (is_page and _opens_a_page(method, headers))
+        if method not in _PLAIN_LOADS or is_page or referrer is None:  # with all other methods browsers send Origin
+            return True
+        return self._may_call(_origin_of(referrer), headers)
+
+    def _may_call(self, origin: str, headers: Mapping[str, str]) -> bool:
+        return self.lists(origin) or _is_own(origin, headers.get("Host", ""))
+
+    def headers(self, origin: str | None) -> Mapping[str, str]:
+        """Return the headers by which a browser lets a page of `origin` read an answer; none for other pages."""
+        if origin is None or not self.lists(origin):
+            return {}
+        if ANY in self._allowed:
+            return {"Access-Control-Allow-Origin": ANY, **_EXPOSED}
+        allow = {"Access-Control-Allow-Origin": origin, "Access-Control-Allow-Credentials": "true"}
+        return {**allow, **_EXPOSED, "Vary": "Origin"}
+
+
+_EXPOSED = {"Access-Control-Expose-Headers": "Content-Disposition, Retry-After, Retry-After-Ms, X-Request-Id"}
+
+
+def _is_local(origin: str) -> bool:
+    """Whether an origin is that of a page that a server of this machine sends."""
+    parts = _page(origin)
+    return parts is not None and parts.hostname in _LOCAL_HOSTS
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether an origin is that of a page of this server. The scheme may be that of a proxy before it."""
+    parts = _page(origin)
+    return parts is not None and host != "" and parts.netloc.lower() == host.lower()
+
+
+def _page(origin: str) -> SplitResult | None:
+    """Return the parts of the origin of a web page; None for another one, and for what is none."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return None
+    return parts if parts.scheme in ("http", "https") else None
+
+
+def _opens_a_page(method: str, headers: Mapping[str, str]) -> bool:
+    """Whether a person follows a link: what opens is no part of the page with the link, which can't read it."""
+    wanted = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest")
+    return method in _PLAIN_LOADS and wanted == ("navigate", "document")
+
+
+def _origin_of(url: str) -> str:
+    """Return the origin of a page at `url`; an opaque one, `null`, for what is no web page."""
+    parts = _page(url)
+    return "null" if parts is None else f"{parts.scheme}://{parts.netloc}"
+
+
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",  # answers hold texts
+}
+_PREFLIGHT_HEADERS = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+    "Access-Control-Allow-Private-Network": "true",
+    "Access-Control-Max-Age": "86400",
+}
+
+
+def origins_middleware(settings: ServerSettings) -> Middleware:
+    """Return middleware that admits who may come in; whoever else gets 403. The API key is checked later."""
+    auth, keyless = settings.auth, not settings.auth.keys
+    only_local = keyless and not auth.open
+    hosts = AllowedHosts((settings.host, *auth.allowed_hosts)) if keyless or auth.allowed_hosts else None
+    origins = Origins(auth.cors_origins)
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if only_local and not is_local(request.get_extra_info("peername")):
+            raise web.HTTPForbidden(text="without an API key this server answers its own machine only")
+        host = request.headers.get(hdrs.HOST)
+        if hosts is not None and host is not None and host not in hosts:
+            raise web.HTTPForbidden(
+                text=f"host: {host[:80]!r} is no name of this server; its operator may add it with --allowed-host"
+            )
+        route = route_of(request)
+        if not origins.admits(
+            request.method,
+            request.headers,
+            is_page=route is not None and route.is_page,
+            changes_by_get=route is not None and route.changes_by_get,
+        ):
+            raise web.HTTPForbidden(text=_refusal(request))
+        if request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers:
+            wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "*")
+            return web.Response(headers={**_PREFLIGHT_HEADERS, "Access-Control-Allow-Headers": wanted})
+        return await handler(request)
+
+    return admit
+
+
+def _refusal(request: web.Request) -> str:
+    """Return why a request of a web page is refused."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is not None:
+        return f"a page of {origin[:80]!r} may not call this server; its operator may add it with --cors-origin"
+    return (
+        f"{request.method} {request.path[:80]} comes from a page of another site, or from a browser that does not say "
+        "from which page; links on other sites open this server's pages alone"
+    )
+
+
+def header_setter(settings: ServerSettings) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Return what adds to every answer, also to a stream, the headers that tell browsers what they may do with it."""
+    origins = Origins(settings.auth.cors_origins)
+
+    async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+        for name, value in (*_SECURITY_HEADERS.items(), *origins.headers(request.headers.get(hdrs.ORIGIN)).items()):
+            response.headers.setdefault(name, value)
+
+    return set_headers
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+PRINCIPAL: web.RequestKey[Principal] = web.RequestKey("principal", Principal)
+"""Who sent a request; absent where nobody was asked, as on routes that always answer, or the key was wrong."""
+
+
+def client_of(request: web.Request) -> Client:
+    """Return who a request counts for, where clients share something: its API key, or without keys its address."""
+    principal = request[PRINCIPAL]
+    return Client(principal.name or network_of(request.remote or ""), principal.weight)
+
+
+_API_KEY = "X-Api-Key"
+_ADMIN_TOKEN, _ADMIN_PATHS = "admin_token", ("/admin/", "/api/admin/")
+
+
+def admission_middleware(settings: ServerSettings) -> Middleware:
+    """Return middleware that checks the API key and its scope and counts the request.
+
+    Routes that always answer need no key and are not counted.
+    """
+    ring = KeyRing(settings.auth.keys) if settings.auth.keys else None
+
+    @web.middleware
+    async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        route = route_of(request)
+        if route is not None and route.always:
+            return await handler(request)
+        principal = request[PRINCIPAL] = ANYONE if ring is None else _principal(request, ring)
+        if route is not None and not principal.scope.includes(route.scope):
+            raise web.HTTPForbidden(
+                text=f"the API key {principal.name!r} has the scope {principal.scope.value!r}; "
+                f"{request.method} {request.path} needs {route.scope.value!r}"
+            )
+        with request.app[LIFECYCLE].request():
+            return await handler(request)
+
+    return admit
+
+
+def _principal(request: web.Request, ring: KeyRing) -> Principal:
+    key = _sent_key(request)
+    principal = None if key is None else ring.find(key)
+    if principal is None:
+        raise web.HTTPUnauthorized(
+            text="the API key is missing or wrong; send it as 'Authorization: Bearer KEY'",
+            headers={hdrs.WWW_AUTHENTICATE: "Bearer"},
+        )
+    return principal
+
+
+def _sent_key(request: web.Request) -> str | None:
+    """Return the key in the headers of a request, as OpenAI's clients send it or as Anthropic's do; or ai00's admins'
+    in the query."""
+    scheme, _, key = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+    if scheme.lower() == "bearer":
+        return key.strip()
+    in_query = request.query.get(_ADMIN_TOKEN) if request.path.startswith(_ADMIN_PATHS) else None
+    return request.headers.get(_API_KEY, in_query)
+
+
+_RETRY_SECONDS = 1.0
+
+
+def clients_middleware(most: int) -> Middleware:
+    """Return middleware that lets at most `most` requests of a client run; comes after the check of the API key.
+
+    A client is an API key, or without keys an address. Those that come through a Unix socket are not bounded.
+    """
+    running: Counter[str] = Counter()
+
+    @web.middleware
+    async def bound(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if PRINCIPAL not in request or not (client := client_of(request).name):
+            return await handler(request)
+        if running[client] >= most:
+            who = f"the API key {client!r}" if request[PRINCIPAL].name else client
+            raise OverloadedError(f"{who} has {most} requests running, the most for one client", _RETRY_SECONDS)
+        running[client] += 1
+        try:
+            return await handler(request)
+        finally:
+            running[client] -= 1
+            if running[client] == 0:
+                del running[client]
+
+    return bound

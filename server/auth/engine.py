@@ -1,0 +1,369 @@
+"""The engine and its named states as one principal reaches them."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+from aiohttp import web
+
+from rnn_engine.errors import ForbiddenError, NotFoundError
+from rnn_engine.interface import EngineInfo, EngineLike, EngineStats
+from rnn_engine.requests import ANONYMOUS, Client, Event, GenerateRequest
+from rnn_engine.telemetry import EngineCounters, Health, SlotUse
+from server.auth.admission import PRINCIPAL, client_of
+from server.auth.keys import Principal, Scope
+from server.auth.rates import UNBOUNDED, RateLimiter, Spending
+from server.core.settings import SETTINGS
+from server.models.registry import MODEL_USE, MODELS
+from states.cache.browse import CacheTree, SnapshotNode, TreeQuery
+from states.cache.config import CacheStats
+from states.files.exchange import StateFiles
+from states.files.reading import StateForm
+from states.frozen import FrozenState
+from states.named.entry import (
+    NamedState,
+    OwnerLease,
+    Retention,
+    check_changeable,
+    check_name,
+    check_new_name,
+    full_name,
+    split_name,
+)
+from states.named.registry import RegistryUsage
+from states.named.store import StateListing, StateStore
+from states.named.table import name_taken
+
+
+class OwnEngine:
+    """An `EngineLike` with the states of a principal, and with its part of the cache.
+
+    A prompt that another client had before is quicker, and `cached_tokens` tells of it. So what is kept is kept for
+    each key by itself, unless the operator lets all share it: else one could guess what others have asked.
+
+    Routes have no other way to the engine, so that none has to ask what belongs to whom.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        principal: Principal,
+        client: Client = ANONYMOUS,
+        spending: Spending | None = None,
+        *,
+        cache_salt: str | None = None,
+        share_cache: bool = False,
+    ) -> None:
+        """`client` asks, whoever a method's caller says, and its quota is `spending`; None is without bounds.
+
+        `cache_salt` divides the principal's part of the cache, `share_cache` lets all principals have one.
+        """
+        self._engine = engine
+        self._client = client
+        self._spending = spending
+        self._states = OwnStates(engine.states, principal)
+        self._sees_all = principal.scope is Scope.ADMIN
+        self._own_scope = None if share_cache else principal.name
+        self._cache_scope = _scope(self._own_scope or "", cache_salt)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def states(self) -> StateStore:
+        return self._states
+
+    @property
+    def state_files(self) -> StateFiles:
+        return self._engine.state_files
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def slot_uses(self) -> Sequence[SlotUse]:
+        """Return what slots are used for; whose a request is, is told of this principal's own, or to an admin."""
+        return [self._shown(use) for use in self._engine.slot_uses()]
+
+    def counters(self) -> EngineCounters:
+        return self._engine.counters()
+
+    def health(self) -> Health:
+        return self._engine.health()
+
+    def cache_stats(self) -> CacheStats | None:
+        return self._engine.cache_stats()
+
+    async def cache_nodes(self, limit: int, scope: str | None = None) -> tuple[SnapshotNode, ...]:
+        """Return the kept positions that this principal may see: its own, or all.
+
+        Whose a position is, is not known where all share the cache, so only an admin sees any then.
+        """
+        if self._sees_all:
+            return await self._engine.cache_nodes(limit, scope)
+        return () if self._own_scope is None else await self._engine.cache_nodes(limit, self._own_scope)
+
+    async def cache_tree(self, query: TreeQuery) -> CacheTree:
+        """Return kept positions of all principals, for routes that want the scope `admin`, as the next two."""
+        return await self._engine.cache_tree(query)
+
+    async def cache_tokens(self, position: str) -> list[int]:
+        return await self._engine.cache_tokens(position)
+
+    async def drop_cache_position(self, position: str) -> bool:
+        return await self._engine.drop_cache_position(position)
+
+    async def drop_cache(self) -> int:
+        return await self._engine.drop_cache()
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._engine.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> bytes:
+        return self._engine.detokenize(tokens)
+
+    def check_queue(self, client: Client = ANONYMOUS) -> None:  # noqa: ARG002
+        if self._spending is not None:
+            self._spending.begin()
+        self._engine.check_queue(self._client)
+
+    def generate(self, request: GenerateRequest, *, wait_for_room: bool = False) -> AsyncGenerator[Event, None]:
+        request = replace(request, client=self._client, cache_scope=self._cache_scope or request.cache_scope)
+        events = self._engine.generate(request, wait_for_room=wait_for_room)
+        return events if self._spending is None else self._spending.follow(request, events, has_begun=wait_for_room)
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def _shown(self, use: SlotUse) -> SlotUse:
+        owner = use.scope.partition("/")[0]
+        return replace(use, scope=owner if self._sees_all or owner == self._own_scope else "")
+
+
+def _scope(namespace: str, salt: str | None) -> str:
+    """Return a scope of the cache. A salt goes into files by its hash alone."""
+    if salt is None:
+        return namespace
+    return f"{namespace}/{hashlib.blake2b(salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+RATE_LIMITER = web.AppKey("quotas", RateLimiter)
+SPENDING = web.RequestKey("spending", Spending)
+"""What a request takes of its client's quota; absent where there is none, or no engine was asked for."""
+
+
+def engine_of(request: web.Request, cache_salt: str | None = None) -> EngineLike:
+    """Return the engine of the model that a request names, as whoever sent it sees it.
+
+    The body, where the route has one, is to be read first. `cache_salt` divides the cache further.
+    """
+    return _own(request, request[MODEL_USE].engine, cache_salt)
+
+
+def open_engines_of(request: web.Request) -> dict[str, EngineLike]:
+    """Return the engines of all models that are loaded, by the models' names, as whoever asks sees them."""
+    engines = {model.name: model.open_engine for model in request.app[MODELS]}
+    return {name: _own(request, engine) for name, engine in engines.items() if engine is not None}
+
+
+async def tell_quota(request: web.Request, response: web.StreamResponse) -> None:
+    """Add what is left of the client's quota to an answer's headers. A signal handler of aiohttp's."""
+    if (spending := request.get(SPENDING)) is not None:
+        response.headers.update(spending.headers)
+
+
+def _own(request: web.Request, engine: EngineLike, cache_salt: str | None = None) -> EngineLike:
+    auth, client = request.app[SETTINGS].auth, client_of(request)
+    rate = request[PRINCIPAL].rate or auth.rate
+    if SPENDING not in request and rate != UNBOUNDED:
+        request[SPENDING] = Spending(request.app[RATE_LIMITER], client.name, rate)
+    return OwnEngine(
+        engine,
+        request[PRINCIPAL],
+        client,
+        request.get(SPENDING),
+        cache_salt=cache_salt,
+        share_cache=auth.share_cache,
+    )
+
+
+# The named states that one principal sees.
+#
+# What a key makes is in the namespace of the key's name, so that nobody else meets it, not even as a name that is
+# taken or in a list of an error. What has a plain name is shared: the operator's files, the states of a time without
+# keys, and what a key with the scope `admin` made for all. Others than such a key may only read it. Without keys there
+# is one principal, without a namespace, to whom everything belongs.
+
+
+class OwnStates:
+    """A `StateStore` of what a principal may see and change, under the names by which it knows them."""
+
+    def __init__(self, store: StateStore, principal: Principal) -> None:
+        self._store = store
+        self._namespace = principal.name
+        self._scope = principal.scope
+
+    async def find(self, name_or_id: str) -> NamedState | None:
+        found = await self._find(name_or_id)
+        return None if found is None else self._shown(found)
+
+    async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        seen = namespace if self._scope is Scope.ADMIN else self._namespace
+        return await self._store.missing(name_or_id, seen)
+
+    async def get(self, name_or_id: str) -> NamedState:
+        held = await self._require(name_or_id)
+        return self._shown(await self._store.get(str(held.id)))
+
+    async def list(self, namespace: str | None = None) -> StateListing:
+        """Return all that this principal sees, shared ones first, or what of it is in a namespace."""
+        if namespace is not None or self._scope is Scope.ADMIN:
+            listing = await self._store.list(namespace)
+        else:
+            shared, listing = await self._store.list(""), await self._store.list(self._namespace)
+            listing = replace(listing, entries=(*shared.entries, *listing.entries))
+        return replace(listing, entries=tuple(self._shown(held) for held in listing.entries if self._sees(held)))
+
+    def usage(self) -> RegistryUsage:
+        return self._store.usage()
+
+    async def default(self) -> NamedState | None:
+        default = await self._store.default()
+        return None if default is None else self._shown(default)
+
+    async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
+        place = await self._place(name, retention)
+        await self._store.check_place(place, self._owned(retention), num_bytes)
+
+    async def put(
+        self,
+        name: str,
+        frozen: FrozenState,
+        retention: Retention,
+        *,
+        source: str,
+        form: StateForm = "full",
+        key: uuid.UUID | None = None,
+    ) -> NamedState:
+        """Keep a state under a free name. Only an admin's keeps the id `key`: one that is taken tells of its state."""
+        place = await self._place(name, retention)
+        key = key if self._scope is Scope.ADMIN else None
+        kept = self._owned(retention)
+        return self._shown(await self._store.put(place, frozen, kept, source=source, form=form, key=key))
+
+    async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
+        held = await self._find(str(old.id))
+        if held is not None:
+            check_changeable(self._shown(held), "state")
+        return self._shown(await self._store.compare_and_set(old, frozen, source=source))
+
+    async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        held = await self._require(name_or_id)
+        places = [await self._place(name, retention) for name in names]
+        return tuple(map(self._shown, await self._store.fork(str(held.id), places, self._owned(retention))))
+
+    async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
+        """Move a state in its namespace, or out of it to those that are shared."""
+        held = await self._require_changeable(name_or_id)
+        namespace = "" if retention.shared else held.namespace
+        plain = held.plain_name if name == self._shown(held).name else name
+        place = full_name(namespace, plain)
+        if place != held.name:
+            await self._check_new(plain, retention)
+        return self._shown(await self._store.move(str(held.id), place, _owned(retention, namespace)))
+
+    async def delete(self, name_or_id: str) -> NamedState:
+        held = await self._require_changeable(name_or_id)
+        return self._shown(await self._store.delete(str(held.id)))
+
+    async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
+        """Return the leases of this principal, or all where it may see them."""
+        seen = namespace if self._scope is Scope.ADMIN else self._namespace
+        return tuple(map(self._shown_lease, await self._store.leases(seen)))
+
+    async def end_lease(self, owner: str) -> OwnerLease:
+        """End the lease of an owner of this principal; an admin may say one of another, as `ann/owner`."""
+        own = full_name(self._namespace, owner)
+        if self._scope is Scope.ADMIN and not any(lease.owner == own for lease in await self._store.leases()):
+            own = owner
+        return self._shown_lease(await self._store.end_lease(own))
+
+    def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
+        return self._store.lock(key)
+
+    async def _find(self, name_or_id: str) -> NamedState | None:
+        """Return a state that this principal sees, under its full name; its own name hides a shared one."""
+        for name in (full_name(self._namespace, name_or_id), name_or_id):
+            found = await self._store.find(name)
+            if found is not None and self._sees(found):
+                return found
+        return None
+
+    async def _require(self, name_or_id: str) -> NamedState:
+        found = await self._find(name_or_id)
+        if found is None:
+            raise await self._store.missing(name_or_id, self._namespace)
+        return found
+
+    async def _require_changeable(self, name_or_id: str) -> NamedState:
+        held = await self._require(name_or_id)
+        check_changeable(self._shown(held), "state")
+        return held
+
+    async def _place(self, name: str, retention: Retention) -> str:
+        """Return the full name of a new state. Raises what `_check_new` raises."""
+        await self._check_new(name, retention)
+        return full_name(self._namespace_of(retention), name)
+
+    async def _check_new(self, name: str, retention: Retention) -> None:
+        """Raise ForbiddenError, or InvalidRequestError for what is no plain name or is that of a shared state."""
+        needed = Scope.ADMIN if retention.shared else Scope.MANAGE
+        if not self._scope.includes(needed):
+            what = "shared" if retention.shared else "kept"
+            raise ForbiddenError(
+                f"states can't be {what} with the scope {self._scope.value!r}; that needs {needed.value!r}"
+            )
+        check_new_name(name, "name")
+        if self._namespace and (shared := await self._store.find(name)) is not None:
+            raise name_taken(shared, "name")
+
+    def _namespace_of(self, retention: Retention) -> str:
+        return "" if retention.shared else self._namespace
+
+    def _owned(self, retention: Retention) -> Retention:
+        return _owned(retention, self._namespace_of(retention))
+
+    def _sees(self, held: NamedState) -> bool:
+        return self._scope is Scope.ADMIN or held.namespace in ("", self._namespace)
+
+    def _shown_lease(self, lease: OwnerLease) -> OwnerLease:
+        names = tuple(_plain(name, self._namespace) for name in lease.names)
+        return replace(lease, owner=_plain(lease.owner, self._namespace), names=names)
+
+    def _shown(self, held: NamedState) -> NamedState:
+        """Return a state as this principal knows it: read-only where it may not change it."""
+        mine = held.namespace == self._namespace and self._scope.includes(Scope.MANAGE)
+        read_only = held.read_only or not (mine or self._scope is Scope.ADMIN)
+        if held.namespace not in ("", self._namespace):
+            return held  # an admin's view of another's
+        owner = None if held.owner is None else split_name(held.owner)[1]
+        return replace(held, name=held.plain_name, owner=owner, read_only=read_only)
+
+
+def _plain(name: str, namespace: str) -> str:
+    """Return a name as whoever has this namespace says it."""
+    return split_name(name)[1] if split_name(name)[0] == namespace else name
+
+
+def _owned(retention: Retention, namespace: str) -> Retention:
+    """Return the retention of a state in a namespace, in which its owner is, too."""
+    if retention.owner is None:
+        return retention
+    check_name(retention.owner, "owner")
+    return replace(retention, owner=full_name(namespace, retention.owner))

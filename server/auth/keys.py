@@ -1,0 +1,201 @@
+"""API keys: by name, with a scope, known by their hash alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from rnn_engine.errors import InvalidRequestError
+from server.auth.rates import Rate, parse_rate
+
+
+class Scope(Enum):
+    """How much a key may do; each scope includes those before it."""
+
+    USE = "use"  # run the model, and read which states there are
+    MANAGE = "manage"  # make, change, export and remove states of its own
+    ADMIN = "admin"  # see and change what belongs to all
+
+    def includes(self, other: Scope) -> bool:
+        """Whether whoever may do this may do the other, too."""
+        return _ASCENDING.index(self) >= _ASCENDING.index(other)
+
+
+_ASCENDING = tuple(Scope)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sent a request."""
+
+    name: str  # of the key; empty where no key is asked for
+    scope: Scope
+    weight: float = 1.0  # of its share of the engine
+    rate: Rate | None = None  # None = what the server has for all
+
+
+ANYONE = Principal("", Scope.ADMIN)
+"""Who asks where there are no keys."""
+
+# API keys: by name, with a scope, known by their hash alone.
+#
+# A hash is SHA-256 without salt: keys that `new_key` makes have 256 random bits, so nobody finds one by trying. A key
+# that somebody thought up could be found by trying from the hash, as it could at the server's door.
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+_LINE = (
+    "a line as `NAME KEY` or `NAME:SCOPE KEY`, where KEY may be `sha256:` and 64 hexadecimal digits, and perhaps "
+    "`weight=NUMBER`, `requests=NUMBER` and `tokens=NUMBER` after it"
+)
+_MOST_WEIGHT = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key that the server knows. It can't be told from this."""
+
+    principal: Principal
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        name: str = "operator",
+        scope: Scope = Scope.ADMIN,
+        weight: float = 1.0,
+        rate: Rate | None = None,
+    ) -> Self:
+        """Return what is kept of a key in plain text. Raises InvalidRequestError for one that no request could send."""
+        if not key.isascii() or not key.isprintable() or key != key.strip() or not key:
+            raise InvalidRequestError("API key", name, "a key of printable ASCII characters, without spaces around it")
+        return cls(Principal(name, scope, weight, rate), _digest(key))
+
+    @property
+    def line(self) -> str:
+        """The line of a file of keys that stands for this key."""
+        principal = self.principal
+        weight = () if principal.weight == 1.0 else (f"weight={principal.weight:g}",)
+        rate = () if principal.rate is None else principal.rate.words
+        return " ".join((f"{principal.name}:{principal.scope.value}", f"sha256:{self.digest.hex()}", *weight, *rate))
+
+
+class KeyRing:
+    """The keys of a server. One without keys admits everybody."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def find(self, key: str) -> Principal | None:
+        """Return whose key this is. Takes the same time for every key."""
+        given = _digest(key)
+        found = None
+        for known in self._keys:
+            if hmac.compare_digest(known.digest, given):
+                found = known.principal
+        return found
+
+
+def check_keys(keys: Iterable[ApiKey]) -> None:
+    """Raise InvalidRequestError where two keys have the same name or are the same."""
+    names: set[str] = set()
+    digests: set[bytes] = set()
+    for key in keys:
+        name = key.principal.name
+        if name in names:
+            raise InvalidRequestError("API key", name, "names that are different; this one is there twice")
+        if key.digest in digests:
+            raise InvalidRequestError("API key", name, "keys that are different; this one has another name already")
+        names.add(name)
+        digests.add(key.digest)
+
+
+def check_key_name(name: str) -> str:
+    """Return the name of a key. Raises InvalidRequestError for what can't be one."""
+    if _NAME.fullmatch(name) is None:
+        raise InvalidRequestError(
+            "key name", name, "1 to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit"
+        )
+    return name
+
+
+def parse_weight(text: str) -> float:
+    """Return a key's weight. Raises InvalidRequestError for what can't be one."""
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if not 0.0 < weight <= _MOST_WEIGHT:  # also refuses NaN
+        raise InvalidRequestError("weight", text, f"a number above 0 and at most {_MOST_WEIGHT:g}")
+    return weight
+
+
+def new_key() -> str:
+    """Return a new key of 256 random bits."""
+    return f"rnn-{secrets.token_urlsafe(32)}"
+
+
+def read_keys(path: Path) -> tuple[ApiKey, ...]:
+    """Read a file of keys: one a line, `NAME KEY` or `NAME:SCOPE KEY`; empty lines and those with # are skipped.
+
+    The scope is `use`, `manage` (what a key has without one) or `admin`. KEY is the key itself or its hash, as
+    `rnn-engine key` prints it. Behind it may come the key's weight, and how many requests and tokens it may use in a
+    minute, as `weight=2 requests=60 tokens=100000`. Raises InvalidRequestError, which never shows a key, or OSError.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequestError("API key file", str(path), "a file of text in UTF-8") from None
+    return tuple(_parse(text, path))
+
+
+def _parse(text: str, path: Path) -> Iterator[ApiKey]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match line.split():
+            case [label, key, *words]:
+                yield _key(label, key, words, f"line {number} of {path}")
+            case _:
+                raise InvalidRequestError("API key file", f"line {number} of {path}", _LINE)
+
+
+def _key(label: str, key: str, words: Sequence[str], place: str) -> ApiKey:
+    name, colon, word = label.partition(":")
+    try:
+        check_key_name(name)
+        scope = Scope(word) if colon else Scope.MANAGE
+    except ValueError:
+        scopes = ", ".join(scope.value for scope in Scope)
+        raise InvalidRequestError(f"{place}: scope", word, f"one of {scopes}") from None
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{place}: {error.field}", error.value, error.allowed) from None
+    try:
+        weight, rate = _share(words)
+    except InvalidRequestError:  # which shows what may be part of a key
+        raise InvalidRequestError("API key file", place, _LINE) from None
+    if not key.startswith("sha256:"):
+        return ApiKey.of(key, name, scope, weight, rate)
+    hashed = _HASHED.fullmatch(key.lower())
+    if hashed is None:
+        raise InvalidRequestError("API key file", place, _LINE)
+    return ApiKey(Principal(name, scope, weight, rate), bytes.fromhex(hashed[1]))
+
+
+def _share(words: Sequence[str]) -> tuple[float, Rate | None]:
+    """Return the weight and the rate that stand behind a key. Raises InvalidRequestError."""
+    weights = [word.removeprefix("weight=") for word in words if word.startswith("weight=")]
+    rates = [word for word in words if not word.startswith("weight=")]
+    return parse_weight(",".join(weights or ["1"])), parse_rate(",".join(rates)) if rates else None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

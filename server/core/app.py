@@ -1,0 +1,256 @@
+"""What the application carries for its handlers: the engine, the settings and the count of running requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TypeAlias
+
+from aiohttp import web
+
+from rnn_engine.errors import EngineClosedError
+from rnn_engine.interface import EngineInfo, EngineLike
+from rnn_engine.operations.onnx_embedder import Embedder, load_embedder
+from server.apis.openai.kept import CONVERSATIONS, RESPONSES, ConversationStore, ResponseStore
+from server.apis.routes import ALL_ROUTES
+from server.auth.admission import (
+    admission_middleware,
+    check_listener,
+    clients_middleware,
+    header_setter,
+    origins_middleware,
+)
+from server.auth.engine import RATE_LIMITER, tell_quota
+from server.auth.rates import RateLimiter
+from server.connections.acceptor import Acceptor, fit_descriptors
+from server.connections.connection import CONNECTIONS, ConnectionCounters, connections_middleware
+from server.core.bodies import (
+    BUDGET,
+    WORKERS,
+    MemoryBudget,
+    make_workers,
+    memory_middleware,
+    tell_left_out,
+)
+from server.core.kept import SLOT_PROMPTS, KeptUsage, PromptTable
+from server.core.process import end_process, notify, open_listeners, stop_signals, url_of
+from server.core.routing import API_DOCUMENT, LIFECYCLE, Lifecycle, add_routes, deadlines_middleware, errors_middleware
+from server.core.settings import SETTINGS, ServerSettings
+from server.models.orders import LoadEngine, LoadOrder
+from server.models.registry import EMBEDDER, MODELS, ModelRegistry, models_middleware
+from server.openapi.document import DocumentMaker
+from server.telemetry.metrics import METRICS, Metrics, Readings
+from server.telemetry.records import (
+    HTTP_COUNTERS,
+    RECENT,
+    TRACER,
+    HttpCounters,
+    RecentReports,
+    set_telemetry_headers,
+    telemetry_middleware,
+)
+from server.telemetry.traces import RequestTracer, make_tracer
+
+
+def kept_usage(app: web.Application) -> dict[str, KeptUsage]:
+    """Return what is kept of requests for later ones, by what it is. For any thread."""
+    return {
+        "responses": app[RESPONSES].usage,
+        "conversations": app[CONVERSATIONS].usage,
+        "slot_prompts": app[SLOT_PROMPTS].usage,
+    }
+
+
+# Make the aiohttp application over an engine, and run it: load, listen, serve, drain, close.
+
+__all__ = ["LoadEngine", "LoadOrder", "ModelRegistry", "ServerSettings", "make_app", "run"]
+
+Served: TypeAlias = EngineLike | ModelRegistry
+"""What a server is over: one engine, or the models of a registry."""
+
+LoadServed: TypeAlias = Callable[[], Awaitable[Served]]
+OnReady: TypeAlias = Callable[[Sequence[EngineInfo], str], None]
+
+_CLOSING_SECONDS = 2.0  # for the error answers of requests that still run after the drain
+_LOOK_SECONDS = 1.0  # between two looks whether the engine has failed
+_MOST_IDLE_LOOK_SECONDS = 5.0  # between two looks for models that no request uses
+_log = logging.getLogger(__name__)
+
+
+def make_app(
+    served: Served,
+    settings: ServerSettings,
+    tracer: RequestTracer | None = None,
+    embedder: Embedder | None = None,
+) -> web.Application:
+    """Return the application over one engine or several, which closes them and the tracer when it is cleaned up."""
+    models = served if isinstance(served, ModelRegistry) else ModelRegistry.of(served)
+    app = web.Application(
+        middlewares=[
+            telemetry_middleware,
+            connections_middleware,
+            errors_middleware,
+            origins_middleware(settings),
+            admission_middleware(settings),
+            clients_middleware(settings.limits.max_client_requests),
+            deadlines_middleware(settings.limits.max_request_seconds),
+            memory_middleware,
+            models_middleware(settings),
+        ],
+    )
+    app[MODELS] = models
+    app[SETTINGS] = settings
+    app[LIFECYCLE] = Lifecycle()
+    app[API_DOCUMENT] = DocumentMaker(ALL_ROUTES, asks_for_key=bool(settings.auth.keys), strict=settings.strict)
+    app[RESPONSES] = ResponseStore(settings.limits)
+    app[CONVERSATIONS] = ConversationStore(settings.limits)
+    app[SLOT_PROMPTS] = PromptTable()
+    app[BUDGET] = MemoryBudget(settings.limits.max_held_bytes)
+    app[HTTP_COUNTERS] = HttpCounters()
+    app[RATE_LIMITER] = RateLimiter(app[HTTP_COUNTERS].refused_by_quota)
+    app[RECENT] = RecentReports()
+    app[CONNECTIONS] = ConnectionCounters()
+    read = partial(Readings.of, models, app[HTTP_COUNTERS], app[CONNECTIONS], app[BUDGET], partial(kept_usage, app))
+    app[METRICS] = Metrics(read)
+    app.on_response_prepare.extend((header_setter(settings), set_telemetry_headers, tell_left_out, tell_quota))
+    app.on_shutdown.append(_drain)
+    app.cleanup_ctx.extend((_close_models, _run_workers))
+    if settings.idle_unload_seconds is not None:
+        app.cleanup_ctx.append(_unload_idle_models)
+    if embedder is not None:
+        app[EMBEDDER] = embedder
+    if tracer is not None:
+        app[TRACER] = tracer
+        app.cleanup_ctx.append(_close_tracer)
+    add_routes(app, ALL_ROUTES)
+    return app
+
+
+def run(load: LoadServed, settings: ServerSettings, on_ready: OnReady) -> None:
+    """Serve until a signal to stop, then drain and return; blocks. See `stop_signals` for the signals.
+
+    A signal that comes while `load` runs ends the process at once with code 0, since the loading thread can't be ended.
+    The address is bound before `load` is called, so that OSError for a port in use comes at once, as does
+    InvalidRequestError for an address that other machines reach where no API key is asked for, for a certificate that
+    does not serve, or for traces that the environment asks for and nothing can send. `on_ready` gets the models'
+    facts, those of the default first, and the server's URL once it takes requests.
+    """
+    tls = None if settings.auth.tls is None else settings.auth.tls.make_context()
+    with open_listeners(settings) as listeners:
+        for listener in listeners:
+            check_listener(listener, settings.auth)
+        asyncio.run(_serve(load, settings, on_ready, listeners, tls, make_tracer()))
+
+
+async def _serve(
+    load: LoadServed,
+    settings: ServerSettings,
+    on_ready: OnReady,
+    listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
+    tracer: RequestTracer | None,
+) -> None:
+    folder = settings.embed_model
+    embedder = None if folder is None else load_embedder(folder)
+    with stop_signals() as stop:
+        app = make_app(await _load_unless_stopped(load, stop), settings, tracer, embedder)
+        models = app[MODELS]
+        async with serving(app, listeners, settings, tls):
+            on_ready(models.infos(), url_of(listeners[0], "http" if tls is None else "https"))
+            notify("READY=1")
+            await _stop_or_failure(models, stop, settings)
+            notify("STOPPING=1")
+
+
+async def _stop_or_failure(models: ModelRegistry, stop: asyncio.Event, settings: ServerSettings) -> None:
+    """Wait for `stop`. Raises EngineClosedError where an engine fails for good, if that is to end the server."""
+    while not stop.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _LOOK_SECONDS if settings.exit_on_failure else None)
+        health = models.health()
+        if settings.exit_on_failure and health.status == "failed":
+            raise EngineClosedError(f"the engine has failed for good: {health.reason}")
+
+
+async def _load_unless_stopped(load: LoadServed, stop: asyncio.Event) -> Served:
+    loading, stopping = asyncio.ensure_future(load()), asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        loading.cancel()
+        await asyncio.wait((loading,))
+        end_process()
+    return loading.result()
+
+
+@asynccontextmanager
+async def serving(
+    app: web.Application,
+    listeners: Iterable[socket.socket],
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[None]:
+    """Serve the connections of bound sockets while the block runs; then drain, and clean the application up.
+
+    Connections are taken until all requests have ended, so that a probe hears that the server is closing.
+    """
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CLOSING_SECONDS)
+    await runner.setup()
+    assert runner.server is not None
+    acceptor = Acceptor(runner.server, fit_descriptors(settings.connections), app[CONNECTIONS], tls)
+    try:
+        for listener in listeners:
+            acceptor.listen(listener)
+        yield
+    finally:
+        await _drain(app)
+        await acceptor.close()
+        await runner.cleanup()
+
+
+async def _drain(app: web.Application) -> None:
+    """Refuse new requests, and wait for those that run; end those that take too long. Does nothing a second time."""
+    lifecycle, seconds = app[LIFECYCLE], app[SETTINGS].drain_seconds
+    if lifecycle.closing:
+        return
+    if lifecycle.active:
+        _log.info("waiting up to %g s for %d running request(s)", seconds, lifecycle.active)
+    if not await lifecycle.drain(seconds):
+        _log.warning("ending %d request(s) that still run", lifecycle.active)
+        await app[MODELS].close()
+
+
+async def _run_workers(app: web.Application) -> AsyncIterator[None]:
+    app[WORKERS] = workers = make_workers()
+    yield
+    workers.shutdown(wait=False, cancel_futures=True)
+
+
+async def _close_models(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await app[MODELS].close()
+
+
+async def _unload_idle_models(app: web.Application) -> AsyncIterator[None]:
+    seconds = app[SETTINGS].idle_unload_seconds
+    assert seconds is not None
+    looking = asyncio.create_task(_keep_unloading(app[MODELS], seconds))
+    yield
+    looking.cancel()
+    await asyncio.wait((looking,))
+
+
+async def _keep_unloading(models: ModelRegistry, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(min(seconds / 2, _MOST_IDLE_LOOK_SECONDS))
+        await models.unload_idle(seconds)
+
+
+async def _close_tracer(app: web.Application) -> AsyncIterator[None]:
+    yield
+    await asyncio.to_thread(app[TRACER].close)

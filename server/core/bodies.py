@@ -1,0 +1,320 @@
+"""Read the bodies of requests and write those of answers, within bounds on memory and off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
+from functools import partial
+from json import dumps
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, TypeVar
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
+from server.apis.common.schema import RequestBody, UnknownFields
+from server.core.routing import route_of
+from server.core.settings import SETTINGS
+from server.models.registry import MODEL_USE
+
+FREE_BYTES = 1 << 16
+"""Bytes that each request may hold uncounted, so that small requests run where large ones take all there is."""
+
+_HELD_RETRY_SECONDS = 1.0
+_VALUE_BYTES = {b",": 48, b":": 150, b"{": 100, b"[": 80}  # that Python needs for what follows the character, about
+
+
+def parsed_bytes(data: bytes | bytearray) -> int:
+    """Return about how much memory the values of a JSON text take. Texts in it that have such characters count too."""
+    return 2 * len(data) + sum(num_bytes * data.count(character) for character, num_bytes in _VALUE_BYTES.items())
+
+
+class MemoryBudget:
+    """Bytes that requests may hold at a time. For one event loop."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held = 0
+
+    @property
+    def most_each(self) -> int:
+        """Return how much one request may hold."""
+        return self.capacity // 2 + FREE_BYTES
+
+    def lease(self) -> MemoryLease:
+        """Return a context manager for what one request holds; leaving it gives everything back."""
+        return MemoryLease(self)
+
+
+class MemoryLease:
+    """What one request holds of a budget."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
+        self.num_bytes = 0
+        self._counted = 0
+
+    def hold(self, num_bytes: int) -> None:
+        """Hold `num_bytes` in all from now on. Raises OverloadedError where there is no room for more."""
+        counted = max(num_bytes - FREE_BYTES, 0)
+        held = self.budget.held + counted - self._counted
+        if counted > self._counted and held > self.budget.capacity:
+            raise OverloadedError(
+                f"requests hold {self.budget.held} bytes of memory, and this one needs {counted - self._counted} more; "
+                f"expected at most {self.budget.capacity} (max_held_bytes)",
+                retry_after=_HELD_RETRY_SECONDS,
+            )
+        self.num_bytes, self.budget.held, self._counted = num_bytes, held, counted
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.hold(0)
+
+
+# Work that may take long, kept off the event loop.
+#
+# The functions are pure Python in parts, so a thread does not make them quicker; it lets the event loop answer others
+# meanwhile. Few run at a time, so that what they take of memory is bounded too.
+
+T = TypeVar("T")
+
+NUM_WORKERS = 2
+
+SHORT_WORK = 4096
+"""Work up to this size is done at once: it takes about as long as handing it to a thread."""
+
+CALL_WORK = 64
+"""The size of the work that making one `GenerateRequest` is."""
+
+
+def make_workers() -> ThreadPoolExecutor:
+    """Return the threads for work that may take long."""
+    return ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="work")
+
+
+async def work(request: web.Request, size: int, function: Callable[[], T]) -> T:
+    """Return what `function` gives, which runs on another thread unless `size` is small.
+
+    `size` is about the number of characters or tokens that the function looks at.
+    """
+    if size <= SHORT_WORK:
+        return function()
+    run = partial(copy_context().run, function)
+    return await asyncio.get_running_loop().run_in_executor(request.app[WORKERS], run)
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+BUDGET = web.AppKey("budget", MemoryBudget)
+WORKERS: web.AppKey[Executor] = web.AppKey("workers", Executor)
+LEASE = web.RequestKey("lease", MemoryLease)
+LEFT_OUT: web.RequestKey[set[str]] = web.RequestKey("left_out", set)
+"""The names of the fields of a body that nothing knows; absent before the body was read."""
+
+
+@web.middleware
+async def memory_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let the handler hold memory through `request[LEASE]`."""
+    with request.app[BUDGET].lease() as lease:
+        request[LEASE] = lease
+        return await handler(request)
+
+
+# Read the bodies of requests, and write those of answers.
+#
+# A body is read piece by piece, and each piece is counted in the server's budget of memory before the next one is
+# waited for, so that clients together can't send more than the server holds.
+
+Body = TypeVar("Body", bound=RequestBody)
+
+_LEFT_OUT_HEADER, _MOST_NAMES, _MOST_NAME = "X-Left-Out", 20, 80
+_PIECE_ITEMS = 1024  # of a list that are encoded at a time
+_WRITE_BYTES = 1 << 20  # that are written to a file at a time
+
+
+async def read_body(request: web.Request, kind: type[Body]) -> Body:
+    """Return the JSON body as an object, and choose the model that it names, or else the query.
+
+    Raises ModelNotFoundError or UnavailableError where there is no such model or it can't be loaded,
+    InvalidRequestError, OverloadedError where requests hold too much memory, or an aiohttp exception if the
+    body can't be read or is too large.
+    """
+    limits, lease = request.app[SETTINGS].limits, request[LEASE]
+    data = bytearray()
+    async for piece in _receive(request, limits.max_body_bytes):
+        data += piece
+    num_parsed = await work(request, len(data), partial(parsed_bytes, data))
+    hold_more(request, "the body", num_parsed)
+    unknown = UnknownFields(refuse=request.app[SETTINGS].strict)
+    body = await work(request, len(data), partial(kind.parse, data, limits, unknown))
+    request[LEFT_OUT] = unknown.left_out
+    lease.hold(num_parsed)
+    if (use := request.get(MODEL_USE)) is not None:
+        await use.choose(getattr(body, "model", None) or request.query.get("model"))
+    return body
+
+
+def hold_more(request: web.Request, what: str, num_bytes: int) -> None:
+    """Hold `num_bytes` of memory more from now on, for `what`. Raises as `read_body` does."""
+    lease = request[LEASE]
+    if num_bytes > lease.budget.most_each:
+        raise _too_large(f"{what} would take about {num_bytes} bytes of memory", lease.budget.most_each)
+    lease.hold(lease.num_bytes + num_bytes)
+
+
+async def tell_left_out(request: web.Request, response: web.StreamResponse) -> None:
+    """Name the fields of the body that nothing knows in a header of the answer. A signal handler of aiohttp's."""
+    names = sorted(request.get(LEFT_OUT, ()))
+    if names:
+        response.headers[_LEFT_OUT_HEADER] = ", ".join(quote(name[:_MOST_NAME]) for name in names[:_MOST_NAMES])
+
+
+@asynccontextmanager
+async def received_file(request: web.Request) -> AsyncIterator[Path]:
+    """Write the body to a temporary file, which is removed after the block. Raises as `read_body` and StorageError."""
+    with _storage_errors():
+        folder = tempfile.TemporaryDirectory(prefix="rnn-engine-", ignore_cleanup_errors=True)
+    with folder as name:
+        path = Path(name) / "upload"
+        with _storage_errors(), path.open("wb") as file:
+            await _write(request, file)
+        yield path
+
+
+@contextmanager
+def _storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionError:
+        raise  # of the client's
+    except OSError as error:
+        raise StorageError(f"the upload can't be written to a temporary file: {error.strerror}") from error
+
+
+async def _write(request: web.Request, file: BinaryIO) -> None:
+    unwritten = bytearray()
+    async for piece in _receive(request, request.app[SETTINGS].limits.max_upload_bytes):
+        unwritten += piece
+        if len(unwritten) >= _WRITE_BYTES:
+            await asyncio.to_thread(file.write, bytes(unwritten))
+            unwritten.clear()
+    await asyncio.to_thread(file.write, bytes(unwritten))
+    await asyncio.to_thread(file.flush)
+
+
+async def _receive(request: web.Request, most: int) -> AsyncGenerator[bytes, None]:
+    """Yield the body piece by piece, each of which is held from then on; it may have `most` bytes, or what the route
+    says."""
+    route = route_of(request)
+    most = most if route is None else route.most_body_bytes(most)
+    if request.content_length is not None and request.content_length > most:
+        raise _too_large(f"the body has {request.content_length} bytes", most)
+    received = 0
+    try:
+        async for piece in request.content.iter_any():
+            received += len(piece)
+            if received > most:
+                raise _too_large(f"the body has {received} bytes or more", most)
+            request[LEASE].hold(received)
+            yield piece
+    except web.RequestPayloadError as error:
+        encoding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+        message = f"the body can't be read; expected one with the Content-Encoding that it claims: {encoding}"
+        # Where the next request begins is unknown.
+        raise web.HTTPBadRequest(text=message, headers={hdrs.CONNECTION: "close"}) from error
+
+
+def _too_large(found: str, most: int) -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(most, most, text=f"{found}; expected at most {most}")
+
+
+def to_json(body: object) -> str:
+    """Return `body` as compact JSON. Raises ValueError for numbers that JSON does not have: NaN and infinities."""
+    return _encode(body)
+
+
+def _encode(value: object) -> str:
+    return dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _encode_pieces(value: object, depth: int = 5) -> Iterator[str]:
+    """Yield `value` as `to_json` writes it, in pieces, between which other threads run. The lists lie `depth` deep."""
+    if isinstance(value, Mapping) and depth:
+        yield "{"
+        for number, (name, part) in enumerate(value.items()):
+            yield f"{',' if number else ''}{dumps(name)}:"
+            yield from _encode_pieces(part, depth - 1)
+        yield "}"
+    elif isinstance(value, list) and len(value) > _PIECE_ITEMS:
+        for start in range(0, len(value), _PIECE_ITEMS):
+            yield "," if start else "["
+            yield _encode(value[start : start + _PIECE_ITEMS])[1:-1]
+        yield "]"
+    elif isinstance(value, list) and depth:
+        yield "["
+        for number, item in enumerate(value):
+            yield "," if number else ""
+            yield from _encode_pieces(item, depth - 1)
+        yield "]"
+    else:
+        yield _encode(value)
+
+
+async def long_json_response(request: web.Request, size: int, make: Callable[[], object]) -> web.Response:
+    """Return an answer that holds what `make` gives as JSON; see `work` for `size`."""
+
+    def encode() -> bytes:
+        pieces = _encode_pieces(make()) if size > SHORT_WORK else (to_json(make()),)
+        return "".join(pieces).encode()
+
+    return encoded_response(await work(request, size, encode))
+
+
+def encoded_response(body: bytes) -> web.Response:
+    """Return an answer that holds `body`, which is JSON."""
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
+
+
+def json_response(
+    body: Mapping[str, object] | Sequence[Mapping[str, object]],
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    """Return an answer that holds `body` as JSON."""
+    return web.json_response(body, status=status, headers=headers, dumps=to_json)
+
+
+def query_count(request: web.Request, name: str, default: int, most: int) -> int:
+    """Return the whole number `name` of the query. Raises InvalidRequestError for what is none up to `most`."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise InvalidRequestError(name, text, f"a whole number from 0 to {most}")
+    return int(text)
+
+
+def query_seconds(request: web.Request, name: str, default: float, least: float, most: float) -> float:
+    """Return the number of seconds `name` of the query. Raises InvalidRequestError for what is none in the bounds."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not least <= seconds <= most:
+        raise InvalidRequestError(name, text, f"a number of seconds from {least:g} to {most:g}")
+    return seconds

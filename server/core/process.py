@@ -1,0 +1,213 @@
+"""A server as a process: the signals that stop it, the sockets that it listens on, and what systemd hands it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from server.core.settings import ServerSettings
+
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # a terminal that is closed sends one of the last two
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def stop_signals() -> Iterator[asyncio.Event]:
+    """Give an event that the first signal to stop sets; a second signal ends the process with 128 and its number.
+
+    A signal that was ignored before stays ignored, as SIGHUP is under `nohup`. For the main thread.
+    """
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    received: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(number)
+        loop.call_soon_threadsafe(stop.set)
+
+    with _handling(on_signal):
+        yield stop
+
+
+def end_at_signals() -> AbstractContextManager[None]:
+    """Have a signal to stop end the process at once with code 0, while there is nothing yet to stop.
+
+    A signal that was ignored before stays ignored. For the main thread.
+    """
+    return _handling(lambda *_: os._exit(0))
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have `handler` called for the signals to stop that are not ignored, until the end of the block."""
+    numbers = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number, earlier in previous.items():
+        if earlier is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
+
+
+def end_process() -> NoReturn:
+    """End the process with code 0 although threads of it are busy; what the log still holds is written."""
+    logging.shutdown()
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(0)
+
+
+# The sockets on which a server takes connections: a TCP port, a Unix socket, or those that systemd passes.
+
+
+@contextmanager
+def open_listeners(settings: ServerSettings) -> Iterator[list[socket.socket]]:
+    """Give the bound sockets, at least one; close them at the end, and remove the file of a Unix socket.
+
+    Sockets of systemd come first, then the Unix socket of the settings, then their port. Raises OSError where an
+    address can't be had.
+    """
+    if listeners := take_sockets():
+        try:
+            yield listeners
+        finally:
+            for listener in listeners:
+                listener.close()
+    elif settings.unix_socket is not None:
+        with _unix_socket(settings.unix_socket, settings.unix_socket_mode) as listener:
+            yield [listener]
+    else:
+        with _bind(settings.host, settings.port) as listener:
+            yield [listener]
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """Return the address of a socket as clients write it: SCHEME://HOST:PORT, or unix:PATH."""
+    address = listener.getsockname()
+    if isinstance(address, str | bytes):
+        return f"unix:{os.fsdecode(address)}"
+    host, port = address[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address but takes no connections yet."""
+    place = f"{host} port {port}"
+    try:
+        [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(place, error) from error
+    try:
+        if sys.platform != "win32":  # where the option would share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        advice = "; --port takes another, as does `make serve PORT=8000`" if error.errno == errno.EADDRINUSE else ""
+        raise _cannot_listen(place, error, advice) from error
+    return listener
+
+
+if sys.platform == "win32":
+
+    def _unix_socket(path: Path, mode: int) -> AbstractContextManager[socket.socket]:  # noqa: ARG001
+        raise OSError(f"can't listen on {path}: Windows has no Unix sockets")
+
+else:
+
+    @contextmanager
+    def _unix_socket(path: Path, mode: int) -> Iterator[socket.socket]:
+        """Give a socket that listens at `path`, for whom the file's `mode` admits.
+
+        It listens at once, so that another server sees that it is in use; connections wait until they are accepted.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                _remove_stale(path)
+                listener.bind(str(path))
+                path.chmod(mode)
+                listener.listen()
+                made = path.lstat()
+            except OSError as error:
+                raise _cannot_listen(str(path), error) from error
+            try:
+                yield listener
+            finally:
+                with suppress(OSError):
+                    if os.path.samestat(path.lstat(), made):
+                        path.unlink()
+
+    def _remove_stale(path: Path) -> None:
+        """Remove what an ended server left. Raises OSError for a socket in use, and for another kind of file."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise FileExistsError(0, "there is a file that is no socket")
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                return
+            except BlockingIOError:
+                pass  # so many wait that it does not take this one
+            raise FileExistsError(0, "another server uses it")
+
+
+def _cannot_listen(place: str, error: OSError, advice: str = "") -> OSError:
+    return OSError(f"can't listen on {place}: {error.strerror}{advice}")
+
+
+# What systemd hands to a service: sockets that it listens on, and a socket on which to tell when it is ready.
+
+_FIRST = 3  # the descriptor of the first socket
+
+
+def take_sockets(environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
+    """Return the sockets that were passed to this process, none if there are none; they are passed once.
+
+    Raises OSError for a descriptor that is no socket of connections, and for a number of them that is none.
+    """
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return []
+    given = environment.get("LISTEN_FDS", "0")
+    if not given.isdecimal():
+        raise OSError(f"LISTEN_FDS: {given!r} is not allowed; expected a number of sockets")
+    count = int(given)
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        environment.pop(name, None)
+    listeners = [socket.socket(fileno=descriptor) for descriptor in range(_FIRST, _FIRST + count)]
+    for listener in listeners:
+        listener.set_inheritable(False)
+        if listener.type != socket.SOCK_STREAM:
+            raise OSError(f"can't listen on socket {listener.fileno()} of LISTEN_FDS: expected one of connections")
+    return listeners
+
+
+def notify(message: str, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Send `message`, as READY=1, to the service manager, if there is one. One that is gone is logged."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if address and hasattr(socket, "AF_UNIX"):
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.connect(f"\0{address[1:]}" if address.startswith("@") else address)
+                sender.sendall(message.encode())
+        except OSError as error:
+            _log.warning("the service manager at %s can't be told %s: %s", address, message, error)

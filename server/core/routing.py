@@ -1,0 +1,204 @@
+"""Routes as data, and the middleware that answers errors and ends requests that take too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+from pydantic import BaseModel
+
+from rnn_engine.errors import EngineClosedError, TimeLimitError
+from server.auth.keys import Scope
+from server.core.errors import ErrorForm, Failure, describe, describe_http, openai_error
+
+if TYPE_CHECKING:
+    from server.openapi.document import DocumentMaker
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+HTML = "text/html"
+
+_OPENAI_PREFIX = "/v1/"
+AI00_PREFIX = "/api/oai/"
+_AI00_V1_PREFIX = "/api/oai/v1/"
+
+OPEN_BODY_BYTES = 4096
+"""The most bytes of a body that anyone may send without an API key."""
+
+MODEL_QUERY = {"model": "The name of a model; the default one where it is absent."}
+"""What may follow the question mark of every path whose handler takes an engine."""
+
+Kind: TypeAlias = type[object] | UnionType
+"""The type of an answer: a TypedDict, a list of something, or one of several such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path. The schemas serve the documentation."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    response: Kind | None  # None = what is no JSON
+    request: type[BaseModel] | None = None
+    chunk: Kind | None = None  # what one event of a stream holds, where the request asks for one
+    content_type: str = JSON  # of the answer; that of a stream, where the route answers with nothing else
+    stream_type: str = EVENTS  # of the stream that a request asks for
+    also_answers: Mapping[int, Kind] = field(default_factory=dict)  # by status: what is no error, and has another body
+    query: Mapping[str, str] = field(default_factory=dict)  # what may follow the path's question mark, and its meaning
+    scope: Scope = Scope.USE  # what an API key has to have
+    routine: bool = False  # asked for again and again by those who watch the server
+    always: bool = False  # answers without an API key and while the server stops
+    is_page: bool = False  # links on other sites may open it
+    changes_by_get: bool = False  # a GET that changes something, because other servers have it so
+    max_body_bytes: int | None = None  # of a request; None = what the limits say, or OPEN_BODY_BYTES with `always`
+    uses_model: bool = True  # the handler takes an engine; False = which models there are does not matter
+    ai00_paths: bool = True  # a path under /v1/ answers under ai00's, too; False where that name means something else
+    also: tuple[str, ...] = ()  # further paths under which it answers
+    error_form: ErrorForm = openai_error  # how its errors are told
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All paths under which the route answers: a path under /v1/ also answers under both of ai00's prefixes."""
+        return (*self._prefixed_paths, *self.also)
+
+    def most_body_bytes(self, limit: int) -> int:
+        """Return the most bytes that a body may have where the server's limit for its kind is `limit`."""
+        most = OPEN_BODY_BYTES if self.always and self.max_body_bytes is None else self.max_body_bytes
+        return limit if most is None else min(most, limit)
+
+    @property
+    def _prefixed_paths(self) -> tuple[str, ...]:
+        if self.path.startswith(_OPENAI_PREFIX) and self.ai00_paths:
+            name = self.path.removeprefix(_OPENAI_PREFIX)
+            return (self.path, AI00_PREFIX + name, _AI00_V1_PREFIX + name)
+        if self.path.startswith(AI00_PREFIX):
+            return (self.path, _AI00_V1_PREFIX + self.path.removeprefix(AI00_PREFIX))
+        return (self.path,)
+
+
+ROUTES: web.AppKey[dict[web.AbstractRoute, Route]] = web.AppKey("routes", dict)
+
+
+def add_routes(app: web.Application, routes: Iterable[Route]) -> None:
+    """Add every route under all of its paths; those for GET also answer HEAD, unless they change something."""
+    added = app[ROUTES] = {}
+    for route in routes:
+        for path in route.paths:
+            added[app.router.add_route(route.method, path, route.handler)] = route
+            if route.method == hdrs.METH_GET and not route.changes_by_get:
+                added[app.router.add_route(hdrs.METH_HEAD, path, route.handler)] = route
+
+
+def route_of(request: web.Request) -> Route | None:
+    """Return the route that answers a request; None where no route does."""
+    return request.app[ROUTES].get(request.match_info.route)
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+
+class Lifecycle:
+    """Counts the running requests, refuses new ones once closing, and waits for the last to end."""
+
+    def __init__(self) -> None:
+        self._active = 0
+        self._closing = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def closing(self) -> bool:
+        return self._closing.is_set()
+
+    async def wait_closing(self) -> None:
+        """Return when no more requests are taken."""
+        await self._closing.wait()
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request while the block runs. Raises EngineClosedError once closing."""
+        if self.closing:
+            raise EngineClosedError("the server is stopping and takes no new requests")
+        self._active += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._active -= 1
+            if self._active == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more requests and wait for the running ones; return False if some still run after `seconds`."""
+        self._closing.set()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+
+API_DOCUMENT: web.AppKey[DocumentMaker] = web.AppKey("api_document")
+
+
+@web.middleware
+async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every exception as an error object."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        raise  # the client has left, so there is nobody to answer
+    except web.HTTPException as error:
+        return _answer_failure(request, describe_http(error, _explain(request, error)))
+    except Exception as error:
+        return _answer_failure(request, describe(error))
+
+
+def _answer_failure(request: web.Request, failure: Failure) -> web.Response:
+    route = route_of(request)
+    return failure.response(openai_error if route is None else route.error_form)
+
+
+def _explain(request: web.Request, error: web.HTTPException) -> str:
+    match error:
+        case web.HTTPNotFound():
+            return f"there is no {request.method} {request.path}"
+        case web.HTTPMethodNotAllowed():
+            return f"{request.path} takes {', '.join(sorted(error.allowed_methods))}, not {request.method}"
+    return error.text or error.reason
+
+
+_SPARE_SECONDS = 30.0  # for the answer of a generation that the engine has ended in time
+
+
+def deadlines_middleware(seconds: float) -> Middleware:
+    """Return middleware that ends a request that has not ended by itself some time after `seconds`.
+
+    An answer that has begun is cut off, with its connection; any other becomes TimeLimitError.
+    """
+
+    @web.middleware
+    async def limit(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(seconds + _SPARE_SECONDS):
+                return await handler(request)
+        except TimeoutError as error:
+            if request.writer.output_size > 0:
+                raise ConnectionAbortedError("the answer took too long") from error
+            raise TimeLimitError(f"the request took longer than {seconds:g} s") from error
+
+    return limit

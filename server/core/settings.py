@@ -1,0 +1,214 @@
+"""What an operator may set of a server, and how much one request may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, get_args, get_type_hints
+
+from aiohttp import web
+
+from rnn_engine.chat_template.answer import ReasoningFormat
+from rnn_engine.errors import InvalidRequestError, PromptTooLongError, check_finite
+from server.auth.keys import ApiKey, check_keys
+from server.auth.rates import UNBOUNDED, Rate
+from server.auth.tls import TlsFiles
+from server.telemetry.logs import LogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one of `Limits` counts: the unit of its value, and its help."""
+
+    unit: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request may ask for, how long it may take, and how many a client may have.
+
+    What is beyond is refused, by name.
+    A field that is added here is an option of `rnn-engine serve`, and listed by `/props`, under the same name.
+    """
+
+    max_body_bytes: Annotated[int, Bound("bytes", "Of a JSON body.")] = 64 * 2**20
+    max_upload_bytes: Annotated[int, Bound("bytes", "Of a state's file.")] = 256 * 2**20
+    max_unzip_bytes: Annotated[int, Bound("bytes", "Of all files in an archive that an admin unpacks.")] = 16 * 2**30
+    max_unzip_files: Annotated[int, Bound("files", "In an archive that an admin unpacks.")] = 10_000
+    max_held_bytes: Annotated[
+        int,
+        Bound(
+            "bytes",
+            "Of all bodies that are held at a time, what is read from them, and copies of states for exports; one body "
+            "may take half.",
+        ),
+    ] = 512 * 2**20
+    max_messages: Annotated[int, Bound("messages", "Messages of a chat.")] = 8192
+    max_text_bytes: Annotated[
+        int, Bound("bytes", "Of all texts of a request as UTF-8; of a chat, the text that the template makes.")
+    ] = 4 * 2**20
+    max_prompt_tokens: Annotated[
+        int,
+        Bound("tokens", "Tokens of all prompts of a request, each counted once an answer; a context once a choice."),
+    ] = 2**20
+    max_answers: Annotated[int, Bound("answers", "Answers to a request: prompts times `n` or `best_of`.")] = 2048
+    max_answer_tokens: Annotated[int, Bound("tokens", "Answers times `max_tokens`.")] = 2**20
+    max_logprob_entries: Annotated[
+        int, Bound("entries", "Tokens with log-probabilities in an answer, times 1 and their alternatives.")
+    ] = 2**19
+    max_choices: Annotated[int, Bound("choices", "Choices to be scored.")] = 2048
+    max_inputs: Annotated[int, Bound("inputs", "Inputs to be embedded, texts to be ranked or made into tokens.")] = 2048
+    max_vector_numbers: Annotated[int, Bound("numbers", "Numbers of all vectors or states of an answer.")] = 2**23
+    max_stop_strings: Annotated[
+        int, Bound("strings", "Strings in `stop`; tokens in `stop_token_ids`; texts in `dry_sequence_breakers`.")
+    ] = 64
+    max_stop_bytes: Annotated[int, Bound("bytes", "Of all strings in `stop`, and of all in `bad_words`.")] = 4096
+    max_request_seconds: Annotated[
+        int, Bound("seconds", "For a request in all; also what `timeout` is at most, and where it is absent.")
+    ] = 3600
+    max_queued: Annotated[
+        int, Bound("requests", "That wait for a slot; beyond them as many of clients with less than their share.")
+    ] = 64
+    max_queue_seconds: Annotated[int, Bound("seconds", "For a request to wait for a slot; then 429.")] = 300
+    max_load_seconds: Annotated[int, Bound("seconds", "For a request to wait until its model is loaded; then 503.")] = (
+        300
+    )
+    max_client_requests: Annotated[
+        int, Bound("requests", "Running at a time, of one API key, or without keys of one address; then 429.")
+    ] = 1024
+    max_mixed_states: Annotated[int, Bound("states", "States that a request mixes, each in a slot of its own.")] = 8
+    max_grammar_bytes: Annotated[int, Bound("bytes", "Of a grammar, a schema or a list of choices.")] = 2**18
+    max_grammar_seconds: Annotated[
+        int, Bound("seconds", "Of the processor's time, for compiling one grammar; for a `bnf_schema` 0.25.")
+    ] = 2
+    max_bias_entries: Annotated[int, Bound("entries", "Tokens in `logit_bias`, and words in `bad_words`.")] = 4096
+
+    max_responses: Annotated[
+        int, Bound("responses", "That are kept for `previous_response_id`; the oldest of whoever has most give way.")
+    ] = 4096
+    max_response_bytes: Annotated[
+        int, Bound("bytes", "Of memory for all kept responses, each with its whole conversation.")
+    ] = 256 * 2**20
+    max_conversations: Annotated[
+        int, Bound("conversations", "That are kept for an API key; the one that was unused for longest gives way.")
+    ] = 1024
+    max_conversation_bytes: Annotated[
+        int, Bound("bytes", "Of memory for all conversations that are kept for an API key.")
+    ] = 64 * 2**20
+    max_response_seconds: Annotated[int, Bound("seconds", "For which a response is kept.")] = 24 * 3600
+
+    def check(self, limit: str, field: str, value: float) -> None:
+        """Raise InvalidRequestError, which names `field`, where `value` is beyond the limit of that name."""
+        most: int = getattr(self, limit)
+        if value > most:
+            allowed = f"at most {most} {BOUNDS[limit].unit} ({limit})"
+            if limit == "max_prompt_tokens":
+                raise PromptTooLongError(field, int(value), most, allowed)
+            raise InvalidRequestError(field, value, allowed)
+
+
+def _list_bounds() -> Mapping[str, Bound]:
+    hints = get_type_hints(Limits, include_extras=True)
+    return MappingProxyType({one.name: get_args(hints[one.name])[1] for one in fields(Limits)})
+
+
+BOUNDS = _list_bounds()
+"""What each field of `Limits` counts, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """How many connections there may be, and how many seconds a client may take before its connection is closed."""
+
+    max_connections: int = 1024  # fewer where the process may not open twice as many files
+    max_per_client: int = 256  # of one address; those through a Unix socket are not counted
+    idle_seconds: float = 75.0  # without a request
+    header_seconds: float = 20.0  # for the head of a request, from its first byte on
+    body_seconds: float = 30.0  # for its body; each `BODY_RATE` bytes that come give back one that has passed
+    stall_seconds: float = 30.0  # in which at least `ANSWER_RATE` bytes a second of the answer must be taken
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("idle_seconds", self.idle_seconds)
+        check_finite("header_seconds", self.header_seconds)
+        check_finite("body_seconds", self.body_seconds)
+        check_finite("stall_seconds", self.stall_seconds)
+
+
+# The web pages that may call the server: its own, and those of listed origins.
+#
+# A browser says which page a request comes from: in Origin for everything but plain loads (links, images, scripts), in
+# Sec-Fetch-Site for all requests to this machine or over HTTPS, and else in Referer, unless the page hides it.
+# Whatever comes from another page is refused before anything is read or changed, so it does not matter what a page can
+# send without asking first (a form, `text/plain`). The type of a body is therefore not looked at: `curl -d` claims
+# that its JSON is a form, and is no web page.
+#
+# Links on other pages open the server's pages (`Route.is_page`) and nothing else. A GET that changes something
+# (`Route.changes_by_get`) is refused to browsers, except on the server's own page and on listed origins: other pages
+# can hide themselves, and an address that a person typed comes from no page even where another site redirects it.
+
+ANY = "*"
+"""The origin that stands for all; for servers with API keys, which pages have to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may come in. Without keys that is this machine and the server's own pages."""
+
+    keys: tuple[ApiKey, ...] = ()
+    open: bool = False  # without keys: other machines, too
+    allowed_hosts: tuple[str, ...] = ()  # names by which clients may call the server
+    cors_origins: tuple[str, ...] = ()  # of other web pages, as `https://chat.example`; `*` for all, with keys only
+
+    tls: TlsFiles | None = None  # None = no TLS
+    share_cache: bool = False  # let all keys go on from what any of them has asked before
+    rate: Rate = UNBOUNDED  # of each key that has none of its own, or without keys of each address
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for settings that do not go together."""
+        check_keys(self.keys)
+        if ANY in self.cors_origins and not self.keys:
+            raise InvalidRequestError(
+                "cors origin", ANY, "origins one by one, since without an API key any page on the web could call"
+            )
+
+
+# What an operator may set of a server: address, doors, limits, log.
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Address, doors, limits and log of the server."""
+
+    host: str = "127.0.0.1"
+    port: int = 65530  # 0 = any free one
+    unix_socket: Path | None = None  # instead of host and port
+    unix_socket_mode: int = 0o660  # of its file: who may connect
+    drain_seconds: float = 10.0  # how long running requests may go on after a signal to stop
+    model_folder: Path | None = None  # from which admins may load; None = nothing
+    admin_folders: tuple[Path, ...] = ()  # in which admins may read and write files, too
+    unzip_folders: tuple[Path, ...] = ()  # in which they may unpack archives
+    embed_model: Path | None = None  # the folder of a model for /api/oai/embeds
+    web: bool = True  # serve the web page at /; else that of the routes
+    strict: bool = True  # refuse fields of bodies that nothing knows; else they are left out, and the answer says so
+    any_model: bool = False  # the default model answers for names that no model has, too
+    idle_unload_seconds: float | None = None  # after which an unused model is freed; None = never
+    exit_on_failure: bool = False  # end where the engine has failed for good, so that the server is started anew
+    auth: AuthSettings = field(default_factory=AuthSettings)  # who may come in
+    reasoning_format: ReasoningFormat = "auto"  # whether thoughts come apart from content, unless a request says it
+    limits: Limits = field(default_factory=Limits)
+    connections: ConnectionSettings = field(default_factory=ConnectionSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError for a number that is none."""
+        check_finite("drain_seconds", self.drain_seconds)
+        check_finite("idle_unload_seconds", self.idle_unload_seconds)
+
+
+# What the application carries for its handlers: the engine, the settings and the count of running requests.
+
+SETTINGS = web.AppKey("settings", ServerSettings)

@@ -1,0 +1,110 @@
+"""Server-sent events, and streams that report how things stand again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import hdrs, web
+
+from server.core.bodies import to_json
+from server.core.errors import describe
+from server.core.routing import EVENTS, LIFECYCLE
+from server.core.settings import SETTINGS
+
+DONE = b"data: [DONE]\n\n"
+"""The event that ends a stream, by which clients know that nothing is missing."""
+
+
+def encode_event(body: Mapping[str, object], name: str | None = None) -> bytes:
+    """Return one event, perhaps with a name, that holds `body` as JSON."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {to_json(body)}\n\n".encode()
+
+
+EVENT_STREAM = f"{EVENTS}; charset=utf-8"
+"""The Content-Type of a stream of server-sent events."""
+
+
+class EventStream:
+    """One response that is sent piece by piece: server-sent events, unless its type says otherwise.
+
+    Nothing is sent before `open`.
+    """
+
+    def __init__(self, request: web.Request, content_type: str = EVENT_STREAM) -> None:
+        self._request = request
+        self._response = web.StreamResponse(
+            headers={
+                "Content-Type": content_type,
+                "Cache-Control": "no-store",
+                "X-Accel-Buffering": "no",
+            }
+        )
+
+    async def open(self) -> None:
+        """Send the headers. From now on an error can only be sent as an event."""
+        await self._response.prepare(self._request)
+
+    async def write(self, events: bytes) -> None:
+        """Send encoded events; wait while the client reads slowly. Raises ConnectionError if it has left."""
+        if events:
+            await self._response.write(events)
+
+    async def close(self) -> web.StreamResponse:
+        """End the response and return it."""
+        await self._response.write_eof()
+        return self._response
+
+
+# Streams that tell the same thing again and again: how things stand.
+
+_CLOSE_SECONDS = 1.0  # for a client to take the end of a stream
+
+
+async def send_repeatedly(
+    request: web.Request, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
+) -> web.StreamResponse:
+    """Send what `make` gives as an event, now and every `seconds`.
+
+    The stream ends when the server takes no more requests, so that it delays no stop, or when the time of a request is
+    up (`max_request_seconds`).
+    """
+    stream = EventStream(request)
+    first = encode_event(await make())  # an error before the first event has a status of its own
+    await stream.open()
+    if request.method != hdrs.METH_HEAD:
+        sending = asyncio.create_task(_send(stream, first, seconds, make))
+        closing = asyncio.create_task(request.app[LIFECYCLE].wait_closing())
+        try:
+            most = request.app[SETTINGS].limits.max_request_seconds
+            await asyncio.wait((sending, closing), timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()  # raises where the client has left
+        finally:
+            await _cancel(sending, closing)
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            return await stream.close()
+    except TimeoutError as error:
+        raise ConnectionAbortedError("the client did not take the end of the stream") from error
+
+
+async def _send(
+    stream: EventStream, event: bytes, seconds: float, make: Callable[[], Awaitable[Mapping[str, object]]]
+) -> None:
+    try:
+        while True:
+            await stream.write(event)
+            await asyncio.sleep(seconds)
+            event = encode_event(await make())
+    except ConnectionError:
+        raise
+    except Exception as error:
+        await stream.write(encode_event(describe(error).body))
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

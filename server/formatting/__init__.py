@@ -1,1 +1,0 @@
-"""Format the parts of answers: choices, log-probabilities, usage and vectors."""

@@ -1,1 +1,0 @@
-"""The plumbing of HTTP: settings, routes, middleware, bodies, errors and event streams."""

@@ -1,1 +1,0 @@
-"""What every request passes before its handler: telemetry, errors, origins, API key, count of running requests."""

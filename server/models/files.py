@@ -1,0 +1,131 @@
+"""The files in a folder of models, with sizes and digests, and unpacking an archive into it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import lzma
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rnn_engine.convert.writers import Ai00ModelInfo, model_info
+from rnn_engine.errors import InvalidRequestError, ModelError, StorageError, is_inner_path
+from rnn_engine.files import atomic_folder
+from rnn_engine.loading.runner import open_model
+from server.core.settings import Limits
+from server.models.orders import MODEL_ENDINGS
+
+if TYPE_CHECKING:
+    from server.apis.ai00.models import ModelFileEntry
+
+_KNOWN_FILES = 1024
+
+
+def describe_file(path: Path, *, with_sha: bool) -> ModelFileEntry:
+    """Return what is told of a file or folder. The digest reads a file whole, once until it changes."""
+    facts = path.stat()
+    version = path, facts.st_mtime_ns, facts.st_size
+    return {
+        "path": str(path),
+        "name": path.name,
+        "size": facts.st_size,
+        "sha": _digest(*version) if with_sha and path.is_file() else "",
+        "info": _model_info(*version) if path.suffix in MODEL_ENDINGS and path.is_file() else None,
+    }
+
+
+@lru_cache(maxsize=_KNOWN_FILES)
+def _digest(path: Path, _changed: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@lru_cache(maxsize=_KNOWN_FILES)
+def _model_info(path: Path, _changed: int, _size: int) -> Ai00ModelInfo | None:
+    try:
+        with open_model(path) as model:
+            return model_info(model.shape)
+    except ModelError:
+        return None
+
+
+_PIECE_BYTES = 1 << 20
+_MOST_LEVELS = 100  # of folders; what deletes a folder calls itself for each
+_FIELD = "path"
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+)
+_MISFITS = (FileExistsError, NotADirectoryError, IsADirectoryError)  # two names of which one is within the other
+
+
+def unpack(archive: Path, target: Path, limits: Limits) -> int:
+    """Let `target` be a folder with what is in the archive; return how many bytes that is.
+
+    It is whole or not there. It takes the place of an empty folder, and of one that was unpacked so and is unchanged
+    since, by the list of its files in it (`.rnn-engine.json`). Raises InvalidRequestError where anything else is there,
+    and for what is no archive, has links, names outside of itself, or more than the limits allow, whatever it says of
+    its size; StorageError where the disk does not take it.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(target, "output") as folder, _refusals(archive), zipfile.ZipFile(archive) as opened:
+            return _extract(opened, folder, limits)
+    except OSError as error:
+        raise StorageError(f"{target} can't be written: {error.strerror}") from error
+
+
+@contextmanager
+def _refusals(archive: Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as error:
+        raise InvalidRequestError(_FIELD, archive.name, f"a zip archive that can be read: {error}") from None
+    except _MISFITS as error:
+        raise InvalidRequestError(_FIELD, archive.name, f"an archive of different names: {error.strerror}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise InvalidRequestError(_FIELD, archive.name, "an archive of shorter names") from None
+        raise StorageError(f"{archive.name} can't be unpacked: {error.strerror}") from error
+
+
+def _extract(opened: zipfile.ZipFile, folder: Path, limits: Limits) -> int:
+    entries = opened.infolist()
+    limits.check("max_unzip_files", _FIELD, len(entries))
+    places = [folder / _checked_name(entry) for entry in entries]
+    num_bytes = 0
+    for entry, place in zip(entries, places, strict=True):
+        if entry.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with opened.open(entry) as packed, place.open("xb") as file:
+            while piece := packed.read(_PIECE_BYTES):
+                num_bytes += len(piece)
+                limits.check("max_unzip_bytes", _FIELD, num_bytes)
+                file.write(piece)
+    return num_bytes
+
+
+def _checked_name(entry: zipfile.ZipInfo) -> str:
+    """Return the name of a file or folder of the archive. Raises InvalidRequestError for what leads out of it."""
+    name = entry.filename
+    if not is_inner_path(name):
+        raise InvalidRequestError(_FIELD, name, "an archive of names inside of it")
+    if name.count("/") > _MOST_LEVELS:
+        raise InvalidRequestError(_FIELD, name, f"an archive of at most {_MOST_LEVELS} levels of folders")
+    kind = stat.S_IFMT(entry.external_attr >> 16)
+    if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise InvalidRequestError(_FIELD, name, "an archive of files and folders, without links")
+    return name

@@ -1,1 +1,0 @@
-"""The bodies that clients send (pydantic) and receive (TypedDicts), field by field."""

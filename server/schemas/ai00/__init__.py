@@ -1,1 +1,0 @@
-"""The bodies of ai00's own routes."""

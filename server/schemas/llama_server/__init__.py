@@ -1,1 +1,0 @@
-"""The bodies of llama-server's own routes."""

@@ -1,1 +1,0 @@
-"""The states that requests start from, and those that answers leave behind under a name."""
