@@ -17,12 +17,12 @@ from rnn_engine.requests import BEGINNING, GenerateRequest
 from server.apis.common.answering import answer_whole
 from server.apis.common.dialect import Outcome
 from server.apis.common.generation import check_prompts
-from server.apis.common.schema import RequestBody, Usage
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.schemas import CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, long_json_response, read_body
 from server.core.routing import Route
+from server.core.schema import RequestBody, Usage
 from server.core.settings import SETTINGS, Limits
 
 

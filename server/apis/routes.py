@@ -5,10 +5,11 @@ from __future__ import annotations
 from server import web
 from server.apis import ai00, astrai, llama_server, realizar, tgi
 from server.apis.anthropic import routes as anthropic
-from server.apis.engine import cache, choices, document, state_comparison, state_files, states, status, tokens
+from server.apis.engine import cache, choices, state_comparison, state_files, states, status, tokens
 from server.apis.ollama import routes as ollama
 from server.apis.openai import chat, completions, conversations, embeddings, models, responses
 from server.core.routing import Route
+from server.openapi import routes as document
 
 ALL_ROUTES: tuple[Route, ...] = (
     *ai00.ROUTES,

@@ -17,7 +17,6 @@ from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelt
 from server.apis.common.answering import answer_in
 from server.apis.common.dialect import Outcome
 from server.apis.common.generation import text_of
-from server.apis.common.schema import RefusedError, Usage, only
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.dialect import LEAST_LOGPROB
 from server.apis.openai.schemas import CompletionRequest
@@ -25,6 +24,7 @@ from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body
 from server.core.errors import Failure, describe
 from server.core.routing import EVENTS, Route
+from server.core.schema import RefusedError, Usage, only
 from server.core.settings import SETTINGS
 from server.core.streams import encode_event
 

@@ -20,8 +20,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError, StorageError
-from server.apis.common.schema import RequestBody, UnknownFields
 from server.core.routing import route_of
+from server.core.schema import RequestBody, UnknownFields
 from server.core.settings import SETTINGS
 from server.models.registry import MODEL_USE
 

@@ -31,7 +31,7 @@ from rnn_engine.errors import (
     TokenizerError,
     UnavailableError,
 )
-from server.apis.common.schema import ErrorBody, ErrorDetail
+from server.core.schema import ErrorBody, ErrorDetail
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
 
 from rnn_engine.convert.writers import Ai00ModelInfo, model_info
 from rnn_engine.errors import InvalidRequestError, ModelError, StorageError, is_inner_path
@@ -21,10 +22,17 @@ from rnn_engine.loading.runner import open_model
 from server.core.settings import Limits
 from server.models.orders import MODEL_ENDINGS
 
-if TYPE_CHECKING:
-    from server.apis.ai00.models import ModelFileEntry
-
 _KNOWN_FILES = 1024
+
+
+class ModelFileEntry(TypedDict):
+    """A file in the folder of models. `sha` is SHA-256; `info` is null for what is no model."""
+
+    path: str
+    name: str
+    size: int
+    sha: str
+    info: Ai00ModelInfo | None
 
 
 def describe_file(path: Path, *, with_sha: bool) -> ModelFileEntry:

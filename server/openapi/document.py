@@ -16,9 +16,9 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from pydantic_core.core_schema import CoreSchema, ModelSchema
 from typing_extensions import TypedDict
 
-from server.apis.common.schema import ErrorBody, RequestBody
 from server.core.errors import ErrorForm, Failure
 from server.core.routing import EVENTS, JSON, MODEL_QUERY, Kind, Route
+from server.core.schema import ErrorBody, RequestBody
 
 
 class ApiDocument(TypedDict):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from aiohttp import ETag, hdrs, web
 
-from server.apis.engine.document import page as api_page
 from server.core.routing import HTML, Route
 from server.core.settings import SETTINGS
+from server.openapi.routes import page as api_page
 
 FOLDER = Path(__file__).parent
 

@@ -14,12 +14,13 @@ from rnn_engine.cli.serve import NamedModel, load_models
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.loading.settings import LoadSettings
 from server.apis.ai00.files import FileEntry, Token, WrittenFile
-from server.apis.ai00.models import ModelFileEntry, ModelsInfo
+from server.apis.ai00.models import ModelsInfo
 from server.apis.common.states import StateEntry
 from server.apis.openai.models import ModelEntry
 from server.auth.keys import ApiKey, Scope
 from server.core.app import make_app
 from server.core.settings import AuthSettings, ServerSettings
+from server.models.files import ModelFileEntry
 from server.models.registry import MODELS
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Body, Client, Load, Through, check_shape, error_of, parse_event, post

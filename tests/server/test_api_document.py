@@ -12,9 +12,9 @@ from openapi_spec_validator import validate
 from pydantic import Field
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.common.schema import RequestBody, only
 from server.apis.routes import ALL_ROUTES
 from server.auth.keys import ApiKey, Scope
+from server.core.schema import RequestBody, only
 from server.core.settings import AuthSettings, ServerSettings
 from server.openapi.document import describe_bodies, make_document, plain_path
 from tests.support.fake_engine import FakeEngine

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rnn_engine.errors import InvalidRequestError
-from server.apis.common.schema import RequestBody
 from server.apis.engine.tokens import DetokenizeRequest, TokenizeRequest
 from server.apis.openai.schemas import ChatRequest, CompletionRequest
+from server.core.schema import RequestBody
 
 KINDS: list[type[RequestBody]] = [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest]
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from server.apis.common.schema import RequestBody
 from server.apis.routes import ALL_ROUTES
 from server.core.routing import Route
+from server.core.schema import RequestBody
 from server.core.settings import ServerSettings
 from server.openapi.document import plain_path
 from tests.support.demo_server import demo_server

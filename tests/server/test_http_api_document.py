@@ -7,8 +7,8 @@ import re
 
 from jsonschema import Draft202012Validator
 
-from server.apis.common.schema import RequestBody
 from server.apis.routes import ALL_ROUTES
+from server.core.schema import RequestBody
 from server.openapi.document import EXAMPLES, make_document
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve

@@ -10,7 +10,8 @@ from rnn_engine.model import LoraChoice
 from server.apis.engine.status import Props
 from server.apis.engine.tokens import Text, TokenizerInfo, Tokens
 from server.apis.llama_server.rerank import Reranked
-from server.apis.llama_server.slots import AppliedTemplate, LoraAdapter, SlotAction, SlotEntry
+from server.apis.llama_server.slots import LoraAdapter, SlotAction, SlotEntry
+from server.apis.openai.chat import AppliedTemplate
 from server.core.kept import PromptTable
 from tests.support.fake_engine import FakeEngine, encode
 from tests.support.http import AT_ONCE, Body, Client, Serve, check_shape, error_of, post

@@ -53,7 +53,6 @@ WORDS = 0  # the layer whose modules may import each other
 SIDEWAYS = frozenset(
     {
         ("rnn_engine.cli", "server.core.app"),
-        ("rnn_engine.cli", "server.core.settings"),
         ("rnn_engine.cli", "server.auth"),
         ("rnn_engine.cli", "server.core.settings"),
         ("rnn_engine.cli", "server.core.process"),
@@ -64,6 +63,10 @@ SIDEWAYS = frozenset(
 """The imports inside a layer that are allowed all the same: the command line starts the server, has signals end it,
 reads who may come in, bounds requests and connections and writes the log, and the package `rnn_engine` itself offers
 the engine."""
+
+APIS = "server.apis"
+API_BASES = ("server.apis.common", "server.apis.openai")  # each may import those before it
+ABOVE_APIS = ("server.apis.routes", "server.core.app")  # put all APIs together
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def find_breaches(root: Path) -> list[str]:
     everything = product + find_imports(root, DEVELOPMENT)
     declared = _declared_distributions(root)
     breaches = [(found, rule) for found in product for rule in _layer_breaches(found)]
+    breaches += [(found, rule) for found in product for rule in _api_breaches(found)]
     breaches += [(found, rule) for found in everything for rule in _restriction_breaches(found)]
     breaches += [(found, rule) for found in product for rule in _undeclared(found, declared)]
     return sorted({f"{found.place}: imports {found.target}: {rule}" for found, rule in breaches} | _strays(root))
@@ -127,6 +131,25 @@ def _layer_breaches(found: Import) -> Iterator[str]:
         yield f"{importer} (layer {above}) may not import from a higher layer ({target}: {below})"
     elif below == above != WORDS:
         yield f"{importer} and {target} are both in layer {above} and may not import each other"
+
+
+def _api_breaches(found: Import) -> Iterator[str]:
+    """An API imports itself and the bases; nothing below the routes imports an API."""
+    target = _api_of(found.target)
+    if target is None or _is_within(found.importer, (*ABOVE_APIS, *DEVELOPMENT)):
+        return
+    importer = _api_of(found.importer)
+    if importer is None:
+        yield f"only {' and '.join(ABOVE_APIS)} may import an API"
+        return
+    bases = API_BASES[: API_BASES.index(importer)] if importer in API_BASES else API_BASES
+    if target != importer and target not in bases:
+        yield f"{importer} may import of the APIs {', '.join(bases) or 'none'} and itself"
+
+
+def _api_of(module: str) -> str | None:
+    """Return the package or module of an API that a module belongs to; None where it belongs to none."""
+    return ".".join(module.split(".")[:3]) if module.startswith(f"{APIS}.") else None
 
 
 def _is_sideways(importer: str, target: str) -> bool:

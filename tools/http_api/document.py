@@ -10,10 +10,10 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 
-from server.apis.common.schema import RequestBody
 from server.apis.routes import ALL_ROUTES
 from server.auth.keys import Scope
 from server.core.routing import JSON, Kind, Route
+from server.core.schema import RequestBody
 from server.core.settings import BOUNDS, Limits
 from server.openapi.document import plain_path
 

@@ -18,15 +18,15 @@ from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from rnn_engine.files import atomic_file
 from rnn_engine.forward.weight_choice import STORED
 from rnn_engine.loading.runner import open_merged
-from server.apis.ai00.models import Ai00Quant, ModelFileEntry, StateFileRef
-from server.apis.common.schema import RequestBody, UnknownFields
+from server.apis.ai00.models import Ai00Quant, StateFileRef
 from server.apis.common.states import StateEntry, state_entry
 from server.auth.engine import engine_of
 from server.auth.keys import KeyRing, Scope
 from server.core.bodies import json_response, read_body
 from server.core.routing import MODEL_QUERY, Route
+from server.core.schema import RequestBody, UnknownFields
 from server.core.settings import SETTINGS
-from server.models.files import describe_file, unpack
+from server.models.files import ModelFileEntry, describe_file, unpack
 from server.models.orders import LoadOrder, folder_of, place_below
 from server.models.registry import MODELS
 from states.named.entry import Retention

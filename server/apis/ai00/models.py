@@ -21,14 +21,14 @@ from rnn_engine.interface import EngineInfo
 from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.settings import StateFile
 from rnn_engine.model import LoraChoice
-from server.apis.common.schema import RefusedError, RequestBody
 from server.apis.openai.models import ModelEntry, model_entry
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import json_response, read_body
 from server.core.routing import EVENTS, Route
+from server.core.schema import RefusedError, RequestBody
 from server.core.streams import send_repeatedly
-from server.models.files import describe_file
+from server.models.files import ModelFileEntry, describe_file
 from server.models.orders import LoadOrder, ModelFolder, folder_of
 from server.models.registry import MODELS
 from states.named.entry import parse_id
@@ -198,16 +198,6 @@ class ModelsInfo(TypedDict):
     reload: Ai00Reload
     model: Ai00ModelInfo
     states: list[Ai00State]
-
-
-class ModelFileEntry(TypedDict):
-    """A file in the folder of models. `sha` is SHA-256; `info` is null for what is no model."""
-
-    path: str
-    name: str
-    size: int
-    sha: str
-    info: Ai00ModelInfo | None
 
 
 ModelFiles: TypeAlias = list[ModelFileEntry]

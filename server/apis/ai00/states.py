@@ -18,7 +18,6 @@ from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import BEGINNING
 from server.apis.common.dialect import usage_of
 from server.apis.common.generation import JOINED_SCHEMA, AnyPrompt, check_prompts, parse_joined
-from server.apis.common.schema import RequestBody, Usage
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.embeddings import (
     LAYER_SCHEMA,
@@ -34,6 +33,7 @@ from server.apis.openai.embeddings import (
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body, work
 from server.core.routing import Route
+from server.core.schema import RequestBody, Usage
 from server.core.settings import SETTINGS, Limits
 from server.models.registry import EMBEDDER
 from states.files.prefab import prefab_dims, rows_from_state

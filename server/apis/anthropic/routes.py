@@ -26,12 +26,12 @@ from server.apis.anthropic.schemas import (
 )
 from server.apis.common.answering import answer_in
 from server.apis.common.dialect import Outcome
-from server.apis.common.schema import Usage
 from server.apis.openai.chat import prepare_chat
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body
 from server.core.errors import Failure, describe
 from server.core.routing import Route
+from server.core.schema import Usage
 from server.core.streams import encode_event
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]

@@ -26,9 +26,9 @@ from server.apis.common.messages import (
     ToolName,
     check_tool_type,
 )
-from server.apis.common.schema import STRING, ErrorDetail, RefusedError, RequestBody, only
 from server.apis.common.states import StateEntry
 from server.apis.openai.schemas import TranslatedChat
+from server.core.schema import STRING, ErrorDetail, RefusedError, RequestBody, only
 from server.core.settings import Limits
 
 _TEXT_ALONE = "blocks of text, thinking, tool_use and tool_result, since the model reads and writes text only"

@@ -11,34 +11,14 @@ from aiohttp import web
 
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, TextDelta
-from server.apis.common.dialect import ChoiceFormatter, Dialect, Outcome, Tally, WholeDialect
+from server.apis.common.dialect import Dialect, Outcome, Tally, WholeDialect
 from server.apis.common.generation import GenerationBody
 from server.apis.common.states import EndSaver, ResolvedState
-from server.apis.openai.dialect import OpenAIDialect
 from server.auth.engine import engine_of
 from server.core.bodies import LEASE, long_json_response, work
 from server.core.errors import describe
 from server.core.settings import SETTINGS
 from server.core.streams import EVENT_STREAM, EventStream
-
-
-async def answer(
-    request: web.Request,
-    body: GenerationBody,
-    formatter: ChoiceFormatter,
-    calls: Sequence[GenerateRequest],
-    resolved: ResolvedState,
-    extra: Mapping[str, object] | None = None,
-) -> web.StreamResponse:
-    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`.
-
-    `extra` has further fields of an answer that is not streamed.
-    """
-    info = engine_of(request, body.cache_salt).info
-    dialect = OpenAIDialect(
-        info, formatter, calls, include_usage=body.include_usage, times_each=body.tells_times, extra=extra or {}
-    )
-    return await answer_in(dialect, request, body, calls, resolved)
 
 
 async def answer_in(

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from rnn_engine.operations.parallel import Cost
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
-from server.apis.common.schema import Timings, Usage
+from server.core.schema import Timings, Usage
 
 
 class Tally:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
+from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import MAX_DRAFT, MAX_PRIORITY, GenerateRequest
 from server.apis.common.grammar import GrammarBody
-from server.apis.common.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
 from server.apis.common.states import SaveAs
+from server.auth.admission import PRINCIPAL
+from server.core.bodies import work
+from server.core.kept import SLOT_PROMPTS, pack
+from server.core.schema import INTEGERS, STRING, RefusedError, RequestBody, is_integers
 from server.core.settings import Limits
 
 Prompt: TypeAlias = str | tuple[int, ...]
@@ -327,3 +331,29 @@ class ProgressBody(GenerationBody):
     @property
     def tells_times(self) -> bool:
         return self.timings_per_token
+
+
+async def note_slot(
+    request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
+) -> None:
+    """Note the prompt of a generation under the slot's number that it names, if any.
+
+    One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
+    """
+    slot = body.id_slot
+    if slot is None or slot < 0:
+        return
+    check_slot(engine, "id_slot", slot)
+    if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
+        prompt = calls[0].prompt
+        packed = await work(request, len(prompt), lambda: pack(prompt))
+        request.app[SLOT_PROMPTS].put(slot_key(request, engine, slot), packed)
+
+
+def check_slot(engine: EngineLike, field: str, slot: int) -> None:
+    if slot >= engine.info.num_slots:
+        raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
+
+
+def slot_key(request: web.Request, engine: EngineLike, slot: int) -> Hashable:
+    return request[PRINCIPAL].name, engine.info.model, slot

@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.grammar import Grammar, choice_grammar, json_grammar, written_grammar
 from server.apis.common.sampling import SamplingBody
-from server.apis.common.schema import STRING, RefusedError
+from server.core.schema import STRING, RefusedError
 from server.core.settings import Limits
 
 

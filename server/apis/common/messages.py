@@ -10,7 +10,7 @@ from pydantic import FailFast, Field, PlainValidator, WithJsonSchema
 from rnn_engine.chat_template import ROLE_WORDS, ChatMessage, Role, Tool, ToolCall, find_role
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.operations.chat_prompt import ToolChoice
-from server.apis.common.schema import STRING, RefusedError, RequestBody
+from server.core.schema import STRING, RefusedError, RequestBody
 
 _TEXT_TYPES = ("text", "input_text", "output_text")
 _OTHER_TYPES = ("image_url", "input_image", "image", "input_audio", "audio", "video_url", "file", "input_file")

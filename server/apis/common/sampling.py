@@ -25,8 +25,8 @@ from rnn_engine.sampling.params import (
     Words,
     parse_ai00,
 )
-from server.apis.common.schema import INTEGERS, STRING, RefusedError, is_integers
 from server.apis.common.states import MixBody
+from server.core.schema import INTEGERS, STRING, RefusedError, is_integers
 from server.core.settings import Limits
 
 _BIAS_FORMS = 'an object as {"65530": -1.5, "text": false} or a list of pairs as [[65530, -1.5], ["text", false]]'

@@ -19,7 +19,7 @@ from rnn_engine.operations.naming import check_room, settle_end
 from rnn_engine.requests import Finished, GenerateRequest, MixedState, StateMix, TokenInfo
 from rnn_engine.sampling import MixKind
 from rnn_engine.types import F32, InitialState
-from server.apis.common.schema import STRING, RefusedError, RequestBody, is_integers
+from server.core.schema import STRING, RefusedError, RequestBody, is_integers
 from server.core.settings import Limits
 from states.files.exchange import StateFiles
 from states.files.reading import StateForm

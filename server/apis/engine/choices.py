@@ -16,12 +16,12 @@ from rnn_engine.interface import EngineLike
 from rnn_engine.operations.scoring import ChoiceScore, probabilities, score_choices, total_cost
 from server.apis.common.dialect import usage_of
 from server.apis.common.generation import STRINGS, Prompt, check_prompts, text_of
-from server.apis.common.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.dialect import token_text
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body, work
 from server.core.routing import Route
+from server.core.schema import INTEGERS, STRING, RefusedError, Usage, is_integers
 from server.core.settings import SETTINGS, Limits
 
 Figure: TypeAlias = Literal["total", "mean", "per_byte"]

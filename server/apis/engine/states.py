@@ -17,7 +17,6 @@ from rnn_engine.requests import MAX_PRIORITY, TokenInfo
 from rnn_engine.types import F32
 from server.apis.common.dialect import usage_of
 from server.apis.common.generation import Input, check_prompts, tokens_of
-from server.apis.common.schema import INTEGERS, RefusedError, RequestBody, Usage
 from server.apis.common.states import (
     NewStateBody,
     RetentionBody,
@@ -32,6 +31,7 @@ from server.auth.engine import engine_of
 from server.auth.keys import Scope
 from server.core.bodies import LEASE, json_response, long_json_response, read_body, work
 from server.core.routing import MODEL_QUERY, Route
+from server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
 from server.core.settings import SETTINGS, Limits
 from states.named.entry import NamedState
 from states.named.store import StateListing

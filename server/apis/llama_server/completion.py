@@ -17,10 +17,8 @@ from rnn_engine.requests import PromptProgress as PromptEvent
 from rnn_engine.sampling.params import PARAMETERS
 from server.apis.common.answering import answer_in
 from server.apis.common.dialect import AnswerClock, Outcome
-from server.apis.common.generation import text_of
-from server.apis.common.schema import ErrorBody, PromptProgress, Timings, Usage, only
+from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import StateEntry
-from server.apis.llama_server.slots import note_slot
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.dialect import LEAST_LOGPROB
 from server.apis.openai.schemas import CompletionRequest
@@ -28,6 +26,7 @@ from server.auth.engine import engine_of
 from server.core.bodies import read_body
 from server.core.errors import describe
 from server.core.routing import Route
+from server.core.schema import ErrorBody, PromptProgress, Timings, Usage, only
 from server.core.streams import encode_event
 
 

@@ -17,12 +17,12 @@ from rnn_engine.operations.embedding import Embedding
 from rnn_engine.operations.scoring import Continuation, score_after
 from server.apis.common.dialect import usage_of
 from server.apis.common.generation import check_prompts
-from server.apis.common.schema import RefusedError, Usage, only
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.apis.openai.embeddings import EmbeddingsRequest, find_vectors
 from server.auth.engine import engine_of
 from server.core.bodies import long_json_response, read_body, work
 from server.core.routing import Route
+from server.core.schema import RefusedError, Usage, only
 from server.core.settings import SETTINGS, Limits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import NotRequired
 
 from aiohttp import web
@@ -13,16 +13,15 @@ from typing_extensions import TypedDict
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.naming import create_state, run_tokens
-from rnn_engine.requests import GenerateRequest
-from server.apis.common.generation import GenerationBody
-from server.apis.common.schema import ErrorBody
+from server.apis.common.generation import check_slot, slot_key
 from server.apis.common.states import ModelNameBody
 from server.auth.admission import PRINCIPAL
 from server.auth.engine import engine_of
 from server.auth.keys import Scope
-from server.core.bodies import json_response, read_body, work
-from server.core.kept import SLOT_PROMPTS, pack
+from server.core.bodies import json_response, read_body
+from server.core.kept import SLOT_PROMPTS
 from server.core.routing import Route
+from server.core.schema import ErrorBody
 from server.core.settings import SETTINGS
 from states.named.entry import Retention
 
@@ -44,12 +43,6 @@ class LoraAdapter(TypedDict):
     path: str
     scale: float
     alpha: float | None
-
-
-class AppliedTemplate(TypedDict):
-    """`prompt` is what the model reads for a chat."""
-
-    prompt: str
 
 
 class SlotActionRequest(ModelNameBody):
@@ -83,23 +76,6 @@ class SlotAction(TypedDict):
 _ACTIONS = ("save", "restore", "erase")
 
 
-async def note_slot(
-    request: web.Request, engine: EngineLike, body: GenerationBody, calls: Sequence[GenerateRequest]
-) -> None:
-    """Note the prompt of a generation under the slot's number that it names, if any.
-
-    One with a `cache_salt` is not noted, for others with the same API key may not go on from it.
-    """
-    slot = body.id_slot
-    if slot is None or slot < 0:
-        return
-    _check_slot(engine, "id_slot", slot)
-    if calls[0].initial_state is None and body.cache_salt is None:  # a state's prompt does not lead to its end alone
-        prompt = calls[0].prompt
-        packed = await work(request, len(prompt), lambda: pack(prompt))
-        request.app[SLOT_PROMPTS].put(_slot_key(request, engine, slot), packed)
-
-
 async def slot_action(request: web.Request) -> web.Response:
     action = request.query.get("action", "")
     if action not in _ACTIONS:
@@ -108,7 +84,7 @@ async def slot_action(request: web.Request) -> web.Response:
     engine = engine_of(request)
     slot = _slot(request, engine)
     if action == "erase":
-        erased = request.app[SLOT_PROMPTS].pop(_slot_key(request, engine, slot))
+        erased = request.app[SLOT_PROMPTS].pop(slot_key(request, engine, slot))
         return json_response({"id_slot": slot, "n_erased": erased})
     if body.filename is None:
         raise InvalidRequestError("filename", None, f"the name of the state to {action}")
@@ -118,7 +94,7 @@ async def slot_action(request: web.Request) -> web.Response:
 
 async def _save(request: web.Request, engine: EngineLike, slot: int, name: str) -> SlotAction:
     begun, prompts = time.monotonic(), request.app[SLOT_PROMPTS]
-    tokens = prompts.get(_slot_key(request, engine, slot))
+    tokens = prompts.get(slot_key(request, engine, slot))
     if tokens is None:
         raise InvalidRequestError("id_slot", slot, "a number with which a prompt was sent since it was erased")
     retention = Retention(persistent="states" in engine.info.folders)
@@ -140,7 +116,7 @@ async def _restore(request: web.Request, engine: EngineLike, slot: int, name: st
     tokens = prompts.get(_name_key(request, engine, frozen.digest))
     if tokens is not None:
         await run_tokens(engine, None, tokens)  # from the cache, or into it
-        prompts.put(_slot_key(request, engine, slot), tokens)
+        prompts.put(slot_key(request, engine, slot), tokens)
     return {
         "id_slot": slot,
         "filename": name,
@@ -154,17 +130,8 @@ def _slot(request: web.Request, engine: EngineLike) -> int:
     text = request.match_info["id"]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequestError("id", text, "the number of a slot")
-    _check_slot(engine, "id", int(text))
+    check_slot(engine, "id", int(text))
     return int(text)
-
-
-def _check_slot(engine: EngineLike, field: str, slot: int) -> None:
-    if slot >= engine.info.num_slots:
-        raise InvalidRequestError(field, slot, f"a slot from 0 to {engine.info.num_slots - 1}")
-
-
-def _slot_key(request: web.Request, engine: EngineLike, slot: int) -> Hashable:
-    return request[PRINCIPAL].name, engine.info.model, slot
 
 
 def _name_key(request: web.Request, engine: EngineLike, digest: str) -> Hashable:

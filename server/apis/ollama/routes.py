@@ -18,7 +18,6 @@ from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
 from server.apis.common.answering import answer_in
 from server.apis.common.dialect import Outcome
-from server.apis.common.schema import Usage
 from server.apis.ollama.schemas import (
     Embedded,
     EmbedRequest,
@@ -45,6 +44,7 @@ from server.auth.engine import engine_of
 from server.core.bodies import json_response, long_json_response, read_body, to_json
 from server.core.errors import Failure, describe
 from server.core.routing import Route
+from server.core.schema import Usage
 from server.core.settings import SETTINGS
 from server.models.registry import MODELS, ServedModel
 

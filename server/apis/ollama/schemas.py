@@ -15,10 +15,10 @@ from rnn_engine.chat_template.messages import to_json
 from rnn_engine.grammar import Grammar, json_grammar
 from server.apis.common.generation import GenerationBody
 from server.apis.common.messages import CalledFunction, Message, RoleWord, ToolBody, ToolCallBody
-from server.apis.common.schema import ErrorDetail, RefusedError, RequestBody, only
 from server.apis.common.states import StateEntry
 from server.apis.openai.embeddings import EmbeddingsRequest
 from server.apis.openai.schemas import CompletionRequest, TranslatedChat, shared_fields
+from server.core.schema import ErrorDetail, RefusedError, RequestBody, only
 from server.core.settings import Limits
 
 _TEXT_ONLY = "the model reads and writes text only"

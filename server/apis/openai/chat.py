@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
 from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerReader, Part, Piece
@@ -18,12 +19,10 @@ from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, tool
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
-from server.apis.common.answering import answer
 from server.apis.common.dialect import Outcome
-from server.apis.common.generation import text_of
+from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
-from server.apis.llama_server.slots import AppliedTemplate, note_slot
-from server.apis.openai.dialect import ContentTokens, chat_logprobs
+from server.apis.openai.dialect import ContentTokens, answer, chat_logprobs
 from server.apis.openai.schemas import (
     AnsweredCall,
     AssistantMessage,
@@ -231,6 +230,12 @@ async def tell_input_tokens(request: web.Request, chat: ChatRequest) -> web.Resp
     """Answer with the number of tokens that the model would read."""
     [call, *_], _, _ = await prepare_chat(request, engine_of(request, chat.cache_salt), chat)
     return json_response({"object": "response.input_tokens", "input_tokens": len(call.prompt)})
+
+
+class AppliedTemplate(TypedDict):
+    """`prompt` is what the model reads for a chat."""
+
+    prompt: str
 
 
 async def apply_template(request: web.Request) -> web.Response:

@@ -10,11 +10,10 @@ from aiohttp import web
 from rnn_engine.errors import check_range
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
-from server.apis.common.answering import answer
 from server.apis.common.dialect import Outcome
 from server.apis.common.generation import AnyPrompt, text_of, tokens_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
-from server.apis.openai.dialect import CompletionTokens
+from server.apis.openai.dialect import CompletionTokens, answer
 from server.apis.openai.schemas import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.auth.engine import engine_of
 from server.core.bodies import CALL_WORK, read_body, work

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring
 
+from aiohttp import web
+
 from rnn_engine.chat_template.answer import Part, Piece
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import (
@@ -23,10 +25,14 @@ from rnn_engine.requests import (
     TextDelta,
     TokenInfo,
 )
+from server.apis.common.answering import answer_in
 from server.apis.common.dialect import AnswerClock, Choice, ChoiceFormatter, Outcome
-from server.apis.common.schema import Usage
+from server.apis.common.generation import GenerationBody
+from server.apis.common.states import ResolvedState
 from server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
+from server.auth.engine import engine_of
 from server.core.errors import describe
+from server.core.schema import Usage
 from server.core.streams import DONE, encode_event
 
 LEAST_LOGPROB = -9999.0  # what OpenAI returns for an impossible token; JSON has no infinity
@@ -264,3 +270,22 @@ class OpenAIDialect:
 
     def failure(self, error: Exception) -> bytes:
         return encode_event(describe(error).body)
+
+
+async def answer(
+    request: web.Request,
+    body: GenerationBody,
+    formatter: ChoiceFormatter,
+    calls: Sequence[GenerateRequest],
+    resolved: ResolvedState,
+    extra: Mapping[str, object] | None = None,
+) -> web.StreamResponse:
+    """Run `calls`, one a choice, and answer as OpenAI does; see `answer_in`.
+
+    `extra` has further fields of an answer that is not streamed.
+    """
+    info = engine_of(request, body.cache_salt).info
+    dialect = OpenAIDialect(
+        info, formatter, calls, include_usage=body.include_usage, times_each=body.tells_times, extra=extra or {}
+    )
+    return await answer_in(dialect, request, body, calls, resolved)

@@ -21,11 +21,11 @@ from rnn_engine.types import F32
 from server.apis.common.dialect import usage_of
 from server.apis.common.generation import PROMPTS_SCHEMA, AnyPrompt, Prompts, check_prompts, parse_prompts, tokens_of
 from server.apis.common.messages import TEXT_PART, parse_content
-from server.apis.common.schema import INTEGERS, RefusedError, Usage, is_integers
 from server.apis.common.states import ModelBody, resolve_initial_state
 from server.auth.engine import engine_of
 from server.core.bodies import read_body, to_json, work
 from server.core.routing import Route
+from server.core.schema import INTEGERS, RefusedError, Usage, is_integers
 from server.core.settings import SETTINGS, Limits
 
 Encoding: TypeAlias = Literal["float", "base64"]

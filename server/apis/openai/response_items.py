@@ -14,8 +14,8 @@ from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import Role, find_role
 from server.apis.common.messages import CalledFunction, Message, ToolCallBody, parse_content, parse_role
-from server.apis.common.schema import STRING, RefusedError, RequestBody
 from server.core.bodies import parsed_bytes
+from server.core.schema import STRING, RefusedError, RequestBody
 
 Item: TypeAlias = dict[str, Any]
 

@@ -23,10 +23,10 @@ from server.apis.common.messages import (
     ToolName,
     check_tool_type,
 )
-from server.apis.common.schema import ErrorDetail, PromptProgress, RefusedError, RequestBody, Timings, only
 from server.apis.common.states import StateEntry
 from server.apis.openai.response_items import METADATA_BOUNDS, ConversationRef, Item, Items, Metadata, messages_of
 from server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
+from server.core.schema import ErrorDetail, PromptProgress, RefusedError, RequestBody, Timings, only
 from server.core.settings import Limits
 
 _LOGPROBS = "message.output_text.logprobs"

@@ -19,7 +19,6 @@ from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, S
 from rnn_engine.sampling.params import SamplingParams
 from server.apis.common.answering import answer_in
 from server.apis.common.dialect import AnswerClock, Outcome
-from server.apis.common.schema import ErrorBody, Usage
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
 from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, item_page
@@ -38,6 +37,7 @@ from server.auth.engine import engine_of
 from server.core.bodies import LEASE, encoded_response, hold_more, json_response, read_body, work
 from server.core.errors import describe
 from server.core.routing import Route
+from server.core.schema import ErrorBody, Usage
 from server.core.settings import SETTINGS
 from server.core.streams import encode_event
 

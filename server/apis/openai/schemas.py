@@ -15,7 +15,8 @@ from rnn_engine.chat_template.answer import ReasoningFormat
 from rnn_engine.errors import InvalidRequestError
 from server.apis.common.generation import GenerationBody, ProgressBody, Prompts, Stop, check_prompts
 from server.apis.common.messages import Message, ToolFields, check_messages, parse_role
-from server.apis.common.schema import (
+from server.apis.common.states import StateEntry
+from server.core.schema import (
     STRING,
     ErrorDetail,
     PromptProgress,
@@ -25,7 +26,6 @@ from server.apis.common.schema import (
     Usage,
     only,
 )
-from server.apis.common.states import StateEntry
 from server.core.settings import Limits
 
 
