@@ -105,20 +105,18 @@ class MaskThreads:
         self._wait_seconds = wait_seconds
         self._quick = Threads(most + 1, "masks")
         self._slow = ThreadPoolExecutor(1, "slow masks")
-        self._added: list[SequenceMask] = []
+        self.added: list[SequenceMask] = []  # that the next `start` begins to make
         self._rest: deque[SequenceMask] = deque()  # quick ones of the step that nobody has begun to make
         self._num_left = 0  # of those, when a thread was last given them
         self._deadline: float | None = None  # until which the step waits; None where it has not begun to
 
     def add(self, mask: SequenceMask) -> None:
         """Have `mask` made from the next `start` on."""
-        self._added.append(mask)
+        self.added.append(mask)
 
     def start(self) -> None:
-        """Begin to make the masks that were added."""
-        if not self._added:
-            return
-        added, self._added = self._added, []
+        """Begin to make the masks that were added, of which there are some."""
+        added, self.added = self.added, []
         self._rest = deque()
         for mask in added:
             if mask.last_seconds > _SLOW_SECONDS:

@@ -399,7 +399,8 @@ class Scheduler:
         batch = [one.run(count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps)
-        self._mask_threads.start()
+        if self._mask_threads.added:
+            self._mask_threads.start()
         try:
             ticket = self._runner.submit(batch)
         except Exception as error:
