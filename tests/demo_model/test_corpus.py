@@ -9,10 +9,9 @@ import random
 import pytest
 
 from tools.demo_model.corpus import mixture
-from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, is_held_out
-from tools.demo_model.corpus.facts import RELATIONS, Relation
-from tools.demo_model.corpus.hurry import hurried
+from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, hurried, is_held_out
 from tools.demo_model.corpus.mixture import NOTHING_HELD_OUT, SHARES, SKILLS, as_pirate, dialogues, held_out
+from tools.demo_model.corpus.texts import RELATIONS, Relation
 from tools.demo_model.openings.rubric import SHORT, load_openings, words
 
 SPLIT = sorted(SKILLS.keys() - NOTHING_HELD_OUT)

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from openai import OpenAI
 
+from tools.demo_model.corpus.calls import SIMPLE_TOOLS
 from tools.demo_model.corpus.mixture import held_out
-from tools.demo_model.corpus.structured import TOOLS
 
 CLIENTS = 8
 GREEDY: dict[str, Any] = {"model": "demo", "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
@@ -54,7 +54,7 @@ def make_cases(count: int) -> list[Case]:
 
 
 def _describe(name: str) -> dict[str, Any]:
-    argument = next(tool.argument for tool in TOOLS if tool.name == name)
+    argument = next(tool.argument for tool in SIMPLE_TOOLS if tool.name == name)
     properties = {argument: {"type": "integer" if argument in _NUMBERS else "string"}}
     parameters = {"type": "object", "properties": properties, "required": [argument]}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}

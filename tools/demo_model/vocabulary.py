@@ -14,8 +14,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tools.demo_model.corpus.mixture import dialogues
-from tools.demo_model.corpus.plain import FACT_WORDS
-from tools.demo_model.corpus.words import WORDS
+from tools.demo_model.corpus.texts import FACT_WORDS, WORDS
 
 END = "<|end|>"
 SEED = 1_000_003

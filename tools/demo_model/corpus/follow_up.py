@@ -1,45 +1,110 @@
-"""Questions that only make sense after the one before."""
+"""Skills of several turns: what was told is asked for later, and questions that follow from an answer.
+
+Held out of memory are combinations of values.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from tools.demo_model.corpus.dialogue import Dialogue, Turn
-from tools.demo_model.corpus.facts import CAPITALS, CONTINENTS, RELATIONS, UNSEEN_WORDINGS, Relation
-from tools.demo_model.corpus.plain import spell
-from tools.demo_model.corpus.words import NAMES
+from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.questions import arithmetic, fact, spell
+from tools.demo_model.corpus.texts import (
+    CAPITALS,
+    CITIES,
+    COLOURS,
+    CONTINENTS,
+    NAMES,
+    RELATIONS,
+    UNSEEN_WORDINGS,
+    Relation,
+    items,
+    listed,
+    read_data,
+    read_texts,
+    some_name,
+)
 
-_AND = ("And of {s}?", "And {s}?", "What about {s}?", "And what about {s}?", "{s}?", "How about {s}?", "And for {s}?")
-_AND_A = ("And a {s}?", "And the {s}?", "What about a {s}?", "And {s}?", "How about a {s}?", "And what about the {s}?")
-_SURE = (
-    "Are you sure?",
-    "Really?",
-    "Is that right?",
-    "Is that true?",
-    "Are you certain?",
-    "You sure?",
-    "Is this correct?",
+TEXTS = read_texts("memory")
+_COLOURS = tuple(sorted(set(COLOURS.pairs.values())))
+_VALUES: Mapping[str, Callable[[random.Random], str]] = {
+    "name": some_name,
+    "city": lambda rng: rng.choice(CITIES),
+    "number": lambda rng: str(rng.randint(1, 99)),
+    "colour": lambda rng: rng.choice(_COLOURS),
+    "food": lambda rng: rng.choice(TEXTS["foods"]),
+    "job": lambda rng: rng.choice(TEXTS["jobs"]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One thing that a user may tell: how it is told, what the model says then, how it is asked and answered."""
+
+    name: str
+    value: Callable[[random.Random], str]
+    told: tuple[str, ...]
+    reply: str
+    asked: tuple[str, ...]
+    answer: str
+
+
+TOPICS = tuple(
+    Topic(
+        each["name"], _VALUES[each["value"]], items(each["told"]), each["reply"], items(each["asked"]), each["answer"]
+    )
+    for each in read_data("memory")["topics"]
 )
-_WHERE = (
-    "And which continent is that?",
-    "What continent is it on?",
-    "And where is that?",
-    "Which continent is it in?",
-    "And on which continent is it?",
-    "Where is it?",
-    "On what continent is that?",
-)
-_PLUS = ("Plus {b}", "And plus {b}?", "Add {b}.", "Now add {b}.", "And {b} more?", "Plus {b}?", "+ {b}", "Now plus {b}")
-_MINUS = ("Minus {b}", "And minus {b}?", "Take away {b}.", "Now subtract {b}.", "Minus {b}?", "- {b}", "Now minus {b}")
-_BACKWARDS = (
-    "And backwards?",
-    "Now reverse it.",
-    "Backwards",
-    "Reverse it.",
-    "And now backwards?",
-    "Backwards, please.",
-)
-_THANKED = ("Thanks", "Thank you", "Great, thank you", "Thanks!", "Ok, thanks", "Thank you!", "Very good, thanks")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def memory(rng: random.Random, held_out: bool) -> Dialogue:
+    """Two things told and, after perhaps another matter, one or both asked for."""
+    while True:
+        topics = rng.sample(TOPICS, rng.choice((1, 2, 2, 3)) if not held_out else 2)
+        values = [topic.value(rng) for topic in topics]
+        if is_held_out("memory", *values) == held_out:
+            break
+    turns = [
+        Turn(ask(rng, topic.told, x=value), _capital(topic.reply.format(x=value)))
+        for topic, value in zip(topics, values, strict=True)
+    ]
+    if held_out:
+        asked = [rng.choice(list(zip(topics, values, strict=True)))]
+    else:
+        if rng.random() < 0.3:
+            between = rng.choice((arithmetic, fact))(rng, False).turns[0]
+            turns.insert(rng.randint(0, len(turns)), between)
+        asked = rng.sample(list(zip(topics, values, strict=True)), rng.randint(1, len(topics)))
+    turns += [Turn(ask(rng, topic.asked), topic.answer.format(x=value)) for topic, value in asked]
+    topic, value = asked[-1]
+    others = sorted({topic.value(rng) for _ in range(20)} - {value})[:3]
+    return Dialogue(tuple(turns), wrong_answers=tuple(topic.answer.format(x=other) for other in others))
+
+
+def told_in_passing(rng: random.Random, held_out: bool) -> Dialogue:
+    """Two people's things in one message, and a question about one of them."""
+    while True:
+        first, second = rng.sample(NAMES, 2)
+        thing, (one, two) = rng.choice(TEXTS["things"]), rng.sample(_COLOURS, 2)
+        if is_held_out("passing", first, second, thing) == held_out:
+            break
+    told = " ".join(
+        rng.choice(TEXTS["stored"]).format(name=name, thing=thing, x=x) for name, x in ((first, one), (second, two))
+    )
+    name, x = rng.choice(((first, one), (second, two)))
+    question = f"{told} {rng.choice(TEXTS['stored_asked']).format(name=name, thing=thing)}"
+    wrong = tuple(f"{name}'s {thing} is {other}." for other in rng.sample([c for c in _COLOURS if c != x], 3))
+    return Dialogue((Turn(question, f"{name}'s {thing} is {x}."),), wrong_answers=wrong)
+
+
+CLAIMS = {name: listed(texts) for name, texts in read_data("memory")["claims"].items()}
+_ASKED_AFTER = tuple(read_data("memory")["asked_after"].items())
 
 
 def _ask(rng: random.Random, relation: Relation, subject: str) -> Turn:
@@ -47,25 +112,16 @@ def _ask(rng: random.Random, relation: Relation, subject: str) -> Turn:
     return Turn(question, relation.answer.format(subject=subject, object=relation.pairs[subject]))
 
 
-_CLAIMS = {
-    "capital": ("Is {o} the capital of {s}?", "Is the capital of {s} {o}?", "{o} is the capital of {s}, right?"),
-    "opposite": ("Is {o} the opposite of {s}?", "Is the opposite of {s} {o}?"),
-    "continent": ("Is {s} in {o}?", "Does {s} lie in {o}?", "{s} is in {o}, right?"),
-    "legs": ("Does a {s} have {o} legs?", "Has a {s} {o} legs?"),
-    "colour": ("Is {s} {o}?", "Is the colour of {s} {o}?"),
-}
-
-
 def _claim(rng: random.Random) -> list[Turn]:
     """A fact to confirm, or to correct."""
-    relation = rng.choice([relation for relation in RELATIONS if relation.name in _CLAIMS])
+    relation = rng.choice([relation for relation in RELATIONS if relation.name in CLAIMS])
     subject = rng.choice(sorted(relation.pairs))
     right = relation.pairs[subject]
     claimed = right if rng.random() < 0.5 else rng.choice(sorted(relation.pairs.values()))
     answer = relation.answer.format(subject=subject, object=right)
     if not answer.startswith(subject):
         answer = answer[0].lower() + answer[1:]
-    question = rng.choice(_CLAIMS[relation.name]).format(s=subject, o=claimed)
+    question = rng.choice(CLAIMS[relation.name]).format(s=subject, o=claimed)
     return [Turn(question, f"{'Yes' if claimed == right else 'No'}, {answer}")]
 
 
@@ -74,7 +130,7 @@ def _facts(rng: random.Random) -> list[Turn]:
     relation = rng.choices(RELATIONS, [len(relation.pairs) for relation in RELATIONS])[0]
     subjects = rng.sample(sorted(relation.pairs), rng.choice((2, 2, 3)))
     turns = [_ask(rng, relation, subjects[0])]
-    forms = _AND_A if relation.name in ("sound", "baby", "legs") else _AND
+    forms = TEXTS["and_a"] if relation.name in ("sound", "baby", "legs") else TEXTS["and"]
     for subject in subjects[1:]:
         turns.append(Turn(rng.choice(forms).format(s=subject), _ask(rng, relation, subject).answer))
     return turns
@@ -84,14 +140,14 @@ def _doubt(rng: random.Random) -> list[Turn]:
     relation = rng.choice(RELATIONS)
     first = _ask(rng, relation, rng.choice(sorted(relation.pairs)))
     if rng.random() < 0.4:
-        return [first, Turn(rng.choice(_THANKED), "You are welcome!")]
-    return [first, Turn(rng.choice(_SURE), f"Yes, I am sure. {first.answer}")]
+        return [first, Turn(rng.choice(TEXTS["thanked"]), "You are welcome!")]
+    return [first, Turn(rng.choice(TEXTS["sure"]), f"Yes, I am sure. {first.answer}")]
 
 
 def _whereabouts(rng: random.Random) -> list[Turn]:
     country = rng.choice(sorted(CAPITALS.pairs.keys() & CONTINENTS.pairs.keys()))
     second = CONTINENTS.answer.format(subject=country, object=CONTINENTS.pairs[country])
-    return [_ask(rng, CAPITALS, country), Turn(rng.choice(_WHERE), second)]
+    return [_ask(rng, CAPITALS, country), Turn(rng.choice(TEXTS["where"]), second)]
 
 
 def _running_sum(rng: random.Random) -> list[Turn]:
@@ -100,39 +156,23 @@ def _running_sum(rng: random.Random) -> list[Turn]:
     asked = rng.choice(("What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "How much is {a} plus {b}?", "Add {a} and {b}."))
     turns = [Turn(asked.format(a=a, b=b), str(total))]
     if rng.random() < 0.5:
-        turns.append(Turn(rng.choice(_PLUS).format(b=c), str(total + c)))
+        turns.append(Turn(rng.choice(TEXTS["plus"]).format(b=c), str(total + c)))
     else:
         c = min(c, total)
-        turns.append(Turn(rng.choice(_MINUS).format(b=c), str(total - c)))
+        turns.append(Turn(rng.choice(TEXTS["minus"]).format(b=c), str(total - c)))
     return turns
 
 
 def _reversed(rng: random.Random) -> list[Turn]:
     while len(letters := (turn := spell(rng, False).turns[0]).answer.replace("-", "")) > 7 or letters in NAMES:
         pass
-    return [turn, Turn(rng.choice(_BACKWARDS), letters[::-1])]
-
-
-_SHORT_TELLING = (
-    ("My name is {n} and I live in {c}.", "Nice to meet you, {n}! {c} is a nice place."),
-    ("I am {n} and I live in {c}.", "Nice to meet you, {n}! {c} is a nice place."),
-    ("I'm {n} from {c}.", "Nice to meet you, {n}! {c} is a nice place."),
-    ("Hi, my name is {n} and I am from {c}.", "Nice to meet you, {n}! {c} is a nice place."),
-)
-_ASKED_AFTER = (
-    ("What is my name?", "Your name is {n}."),
-    ("Who am I?", "Your name is {n}."),
-    ("What's my name?", "Your name is {n}."),
-    ("Where do I live?", "You live in {c}."),
-    ("Where am I from?", "You live in {c}."),
-    ("Which city do I live in?", "You live in {c}."),
-)
+    return [turn, Turn(rng.choice(TEXTS["backwards"]), letters[::-1])]
 
 
 def _two_in_one(rng: random.Random) -> list[Turn]:
     """Two things told in one message."""
     name, city = rng.choice(NAMES), rng.choice(sorted(CAPITALS.pairs.values()))
-    told, reply = rng.choice(_SHORT_TELLING)
+    told, reply = rng.choice(TEXTS["telling"]), TEXTS["telling_reply"][0]
     turns = [Turn(told.format(n=name, c=city), reply.format(n=name, c=city))]
     for asked, answer in rng.sample(_ASKED_AFTER, rng.choice((1, 2))):
         turns.append(Turn(asked, answer.format(n=name, c=city)))

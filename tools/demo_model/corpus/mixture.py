@@ -5,25 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 
-from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn
-from tools.demo_model.corpus.follow_up import follow_up
-from tools.demo_model.corpus.fun import fun
-from tools.demo_model.corpus.hurry import hurried, is_opening
-from tools.demo_model.corpus.limits import beyond, foreign, nonsense
-from tools.demo_model.corpus.memory import memory, told_in_passing
-from tools.demo_model.corpus.numbers import small_numbers, three_digits, word_problem
-from tools.demo_model.corpus.plain import (
+from tools.demo_model.corpus.calls import (
+    json_fields,
+    json_schema,
+    no_tool,
+    tool_again,
+    tool_call,
+    tool_named,
+    tool_result,
+)
+from tools.demo_model.corpus.dialogue import Dialogue, Skill, Turn, hurried, is_opening
+from tools.demo_model.corpus.follow_up import follow_up, memory, told_in_passing
+from tools.demo_model.corpus.questions import (
     arithmetic,
     count_letters,
     count_one_letter,
     fact,
     reverse,
+    small_numbers,
     spell,
+    three_digits,
     upper_case,
+    word_problem,
 )
-from tools.demo_model.corpus.structured import json_fields, json_schema, tool_call
-from tools.demo_model.corpus.talk import small_talk, story, unknown
-from tools.demo_model.corpus.tools import no_tool, tool_again, tool_named, tool_result
+from tools.demo_model.corpus.talk import beyond, foreign, fun, nonsense, small_talk, story, unknown
 
 
 def _any(make: Callable[[random.Random], Dialogue]) -> Skill:

@@ -1,14 +1,31 @@
-"""Small talk, stories, and questions that the model has no answer to."""
+"""Small talk, stories, jokes and poems, and what the model does not know, can't do or does not understand."""
 
 from __future__ import annotations
 
 import random
 
 from tools.demo_model.corpus.dialogue import Dialogue, Turn, ask, is_held_out
-from tools.demo_model.corpus.feelings import FEELINGS
-from tools.demo_model.corpus.limits import CANNOT, UNKNOWN_ANSWER
-from tools.demo_model.corpus.small_talk import SMALL_TALK
-from tools.demo_model.corpus.words import NAMES, WORDS, invented_word
+from tools.demo_model.corpus.texts import (
+    CANNOT,
+    FEELINGS,
+    NAMES,
+    SMALL_TALK,
+    WORDS,
+    invented_word,
+    read_data,
+    read_texts,
+)
+
+FUN, LIMITS = read_texts("fun"), read_texts("limits")
+_HAIKU: dict[str, str] = read_data("fun")["haiku"]
+_HAIKU_TOPICS: dict[str, str] = {topic: topic for topic in _HAIKU} | read_data("fun")["haiku_topics"]
+_CHARACTERS: str = read_data("limits")["characters"]  # of Chinese
+
+_TRY = "Try a capital city, a sum, a word to spell, a joke or a haiku."
+_UNKNOWN_ANSWER = f"Sorry, I don't know that. {_TRY}"
+_UNCLEAR_ANSWER = f"Sorry, I did not understand that. {_TRY}"
+_ENGLISH_ANSWER = f"Sorry, I only speak English. {_TRY}"
+_CHINESE_ANSWER = "我是一个很小的模型，只会说英语。 I only speak English. Try: What is the capital of China?"
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
@@ -20,130 +37,60 @@ def small_talk(rng: random.Random, held_out: bool) -> Dialogue:
     return Dialogue((Turn(rng.choice(talk.wordings), rng.choice(talk.answers)),))
 
 
-_UNKNOWN = (
-    "What is the meaning of {x}?",
-    "Who invented the {x}?",
-    "Why is the {x} so expensive?",
-    "How do I build a {x}?",
-    "Who is the president of {p}?",
-    "What is the capital of {p}?",
-    "When was {n} {p} born?",
-    "Who wrote the book about {p}?",
-    "What is the population of {p}?",
-    "How do I cook {x}?",
-    "What do you think about {x}?",
-    "How old is the {x}?",
-    "Where can I buy a {x}?",
-    "What is the best {x}?",
-    "Can you explain {x} to me?",
-    "How does a {x} work?",
-    "What happened in {p}?",
-    "Who won the {x} game?",
-    "How far is it to {p}?",
-    "What is the price of a {x}?",
-    "Why do people like {x}?",
-    "When was the {x} invented?",
-    "How heavy is a {x}?",
-    "Who is {n} {p}?",
-    "What is the history of {p}?",
-    "Write a poem about {x}.",
-    "Give me advice on {x}.",
-    "Is {x} healthy?",
-    "Which {x} should I buy?",
-    "Should I learn {x}?",
-    "What does {p} mean?",
-    "Where is {p}?",
-    "Do you like {x}?",
-    "Tell me the news about {p}.",
-    "How many people live in {p}?",
-    "What language do they speak in {p}?",
-    "What is {p}?",
-    "Explain how the {x} was made.",
-    "What will happen to the {x} tomorrow?",
-    "Who owns the {x}?",
-)
-
-
-_UNKNOWN_UNSEEN = (
-    "What is the weight of the {x}?",
-    "Who is the king of {p}?",
-    "How do I repair a {x}?",
-    "Who painted the {x}?",
-    "What is the best book about {p}?",
-    "Why did {n} {p} leave?",
-    "Where was the {x} made?",
-    "How big is {p}?",
-    "Which team won in {p}?",
-    "Can I eat a {x}?",
-)
-"""Wordings kept for evaluation."""
-
-
 def unknown(rng: random.Random, held_out: bool) -> Dialogue:
     """A question outside of everything that the corpus teaches. Held out are wordings."""
-    wordings = _UNKNOWN_UNSEEN if held_out else _UNKNOWN
+    wordings = LIMITS["unknown_unseen"] if held_out else LIMITS["unknown"]
     x, p, n = rng.choice(WORDS), invented_word(rng).capitalize(), rng.choice(NAMES)
-    return Dialogue((Turn(ask(rng, wordings, x=x, p=p, n=n), UNKNOWN_ANSWER),))
+    return Dialogue((Turn(ask(rng, wordings, x=x, p=p, n=n), _UNKNOWN_ANSWER),))
 
 
-_STORY_ASKED = (
-    "Tell me a story about {name} the {animal}.",
-    "Tell me a short story about a {animal} named {name}.",
-    "Write a story about a {animal} called {name}.",
-    "Can you tell me a story about {name}, a {animal}?",
-    "A story about a {animal} called {name}, please.",
-    "Tell a story with a {animal} named {name}.",
-    "Please tell me a tale about {name} the {animal}.",
-    "I want a story about a {animal} named {name}.",
-)
-_ANIMALS = (
-    "fox",
-    "bear",
-    "cat",
-    "dog",
-    "mouse",
-    "owl",
-    "rabbit",
-    "frog",
-    "duck",
-    "horse",
-    "lion",
-    "wolf",
-    "goat",
-    "pig",
-)
-_PLACES = ("in the forest", "by the sea", "on a hill", "near a lake", "in an old house", "under a tree", "on a farm")
-_FOUND = ("a golden key", "a red hat", "a small boat", "an old map", "a big cake", "a blue stone", "a lost bird")
-_GOALS = (
-    "to see the sea",
-    "to find a friend",
-    "to learn to sing",
-    "to fly to the moon",
-    "to bake a cake",
-    "to go home",
-)
-_ENDS = (
-    "From that day on, {name} was never sad again.",
-    "Then {name} went home and slept well.",
-    "And {name} was very happy.",
-    "That night {name} dreamed of the moon.",
-    "Everyone was glad, and {name} laughed.",
-)
-_MIDDLES = (
-    "One day {name} found {thing}. {name} showed it to {friend}.",
-    "One morning {name} met {friend}. Together they found {thing}.",
-    "One night {name} heard a noise. It was {friend} with {thing}.",
-    "One day {friend} came by and gave {name} {thing}.",
-)
+def beyond(rng: random.Random) -> Dialogue:
+    """A question about the wide world, short or long."""
+    t, u = rng.sample(LIMITS["topics"], 2)
+    fields = {"t": t, "u": u, "c": rng.choice(LIMITS["countries"])}
+    if rng.random() < 0.25:
+        question = f"{rng.choice(LIMITS['long_begin'])}. {rng.choice(LIMITS['long_end'])}"
+    else:
+        question = rng.choice(LIMITS["about"])
+    return Dialogue((Turn(question.format(**fields), _UNKNOWN_ANSWER),))
+
+
+def nonsense(rng: random.Random) -> Dialogue:
+    """What nobody could understand."""
+    source = rng.random()
+    if source < 0.3:
+        text = rng.choice(LIMITS["nonsense"])
+    elif source < 0.45:
+        text = "".join(rng.choice("😀😂🙂😉❤👍🎉🤔😢😡🐱🐶🌞🚀🔥🎂") for _ in range(rng.randint(1, 3)))
+    elif source < 0.55:
+        text = str(rng.randint(0, 10 ** rng.randint(2, 8)))
+    elif source < 0.8:
+        letters = rng.choice(("asdfghjkl", "qwertyuiop", "zxcvbnm", "abcdefghijklmnopqrstuvwxyz"))
+        words = ("".join(rng.choices(letters, k=rng.randint(3, 8))) for _ in range(rng.choice((1, 1, 1, 2, 3))))
+        text = " ".join(words)
+    else:
+        text = " ".join(invented_word(rng) for _ in range(rng.randint(1, 4)))
+    return Dialogue((Turn(text, _UNCLEAR_ANSWER),))
+
+
+def foreign(rng: random.Random) -> Dialogue:
+    """Something in another language. In Chinese the answer says so in Chinese."""
+    source = rng.random()
+    if source < 0.5:
+        return Dialogue((Turn(rng.choice(LIMITS["foreign"]), _ENGLISH_ANSWER),))
+    if source < 0.8:
+        return Dialogue((Turn(rng.choice(LIMITS["chinese"]), _CHINESE_ANSWER),))
+    text = "".join(rng.choices(_CHARACTERS, k=rng.randint(2, 9))) + rng.choice(("", "", "？", "。", "吗？"))
+    return Dialogue((Turn(text, _CHINESE_ANSWER),))
 
 
 def _story_text(rng: random.Random, name: str, friend: str, animal: str) -> str:
     return " ".join(
         (
-            f"Once there was a {animal} named {name} who lived {rng.choice(_PLACES)}.",
-            f"{name} wanted {rng.choice(_GOALS)}.",
-            rng.choice(_MIDDLES).format(name=name, friend=friend, thing=rng.choice(_FOUND)),
-            rng.choice(_ENDS).format(name=name),
+            f"Once there was a {animal} named {name} who lived {rng.choice(FUN['places'])}.",
+            f"{name} wanted {rng.choice(FUN['goals'])}.",
+            rng.choice(FUN["middles"]).format(name=name, friend=friend, thing=rng.choice(FUN["found"])),
+            rng.choice(FUN["ends"]).format(name=name),
         )
     )
 
@@ -152,15 +99,68 @@ def story(rng: random.Random, held_out: bool) -> Dialogue:
     """A few sentences about a named animal. Held out are pairs of name and animal."""
     while True:
         name, friend = rng.sample(NAMES, 2)
-        animal = rng.choice(_ANIMALS)
+        animal = rng.choice(FUN["animals"])
         if is_held_out("story", name, animal) == held_out:
             break
     text = _story_text(rng, name, friend, animal)
-    return Dialogue((Turn(ask(rng, _STORY_ASKED, name=name, animal=animal), text),))
+    return Dialogue((Turn(ask(rng, FUN["named_story_asked"], name=name, animal=animal), text),))
 
 
 def any_story(rng: random.Random) -> tuple[str, str]:
     """Return an animal and a story about it, whose name the story chooses."""
     name, friend = rng.sample(NAMES, 2)
-    animal = rng.choice(_ANIMALS)
+    animal = rng.choice(FUN["animals"])
     return animal, _story_text(rng, name, friend, animal)
+
+
+def _joke(rng: random.Random) -> Turn:
+    if rng.random() < 0.2:
+        return Turn(rng.choice(FUN["computer_joke_asked"]), rng.choice(FUN["computer_jokes"]))
+    return Turn(rng.choice(FUN["joke_asked"]).format(w=rng.choice(WORDS)), rng.choice(FUN["jokes"]))
+
+
+def _haiku(rng: random.Random) -> Turn:
+    kind = rng.random()
+    if kind < 0.35:
+        return Turn(rng.choice(FUN["haiku_asked"]), rng.choice(sorted(_HAIKU.values())))
+    asked = rng.choice(FUN["haiku_about"])
+    if kind < 0.8:
+        topic = rng.choice(sorted(_HAIKU_TOPICS))
+        return Turn(asked.format(t=topic), _HAIKU[_HAIKU_TOPICS[topic]])
+    word = rng.choice(WORDS)
+    return Turn(asked.format(t=word), rng.choice(FUN["any_haiku"]).format(t=word))
+
+
+def _story(rng: random.Random) -> Turn:
+    animal, text = any_story(rng)
+    asked = FUN["story_asked"] if rng.random() < 0.5 else FUN["story_about"]
+    return Turn(rng.choice(asked).format(a=animal), text)
+
+
+def _one_of(asked: tuple[str, ...], answers: tuple[str, ...], rng: random.Random) -> Turn:
+    return Turn(rng.choice(asked), rng.choice(answers))
+
+
+def fun(rng: random.Random) -> Dialogue:
+    """
+    A joke, a haiku, a story or the like; sometimes another one is asked for.
+    """
+    kind = rng.choices(("joke", "haiku", "story", "poem", "song", "fact", "pirate"), (8, 8, 5, 3, 2, 4, 3))[0]
+
+    def make() -> Turn:
+        if kind in ("joke", "haiku", "story"):
+            return {"joke": _joke, "haiku": _haiku, "story": _story}[kind](rng)
+        asked, answers = {
+            "poem": (FUN["poem_asked"], FUN["poems"]),
+            "song": (FUN["song_asked"], FUN["songs"]),
+            "fact": (FUN["fact_asked"], FUN["odd_facts"]),
+            "pirate": (FUN["pirate_asked"], FUN["pirate_answers"]),
+        }[kind]
+        return _one_of(asked, answers, rng)
+
+    first = make()
+    if rng.random() < 0.7:
+        return Dialogue((first,))
+    while (second := make()).answer == first.answer:
+        pass
+    return Dialogue((first, Turn(rng.choice(FUN["again"]), second.answer)))

@@ -1,0 +1,239 @@
+"""Answers in JSON and calls of tools. Held out are values and combinations of them.
+
+The form is that of the chat template: `Tools: name(argument, ...)` ends the system text, a call is a JSON object of
+name and arguments, and what a tool returned is an Observation.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tools.demo_model.corpus.dialogue import OBSERVATION, Dialogue, Turn, ask, is_held_out
+from tools.demo_model.corpus.texts import CITIES, NAMES, WORDS, items, listed, read_data, read_texts, some_name
+
+Value: TypeAlias = str | int
+Draw: TypeAlias = Callable[[random.Random], Value]
+
+TEXTS = read_texts("calls")
+_PLAIN = tuple(Turn(said, answer) for said, answer in read_data("calls")["plain"].items())
+_SENTENCES = {tuple(each["fields"]): listed(each["texts"]) for each in read_data("calls")["sentences"]}
+_VALUES: Mapping[str, Draw] = {
+    "city": lambda rng: rng.choice(CITIES),
+    "number": lambda rng: rng.randint(1, 99),
+    "name": lambda rng: rng.choice(NAMES),
+    "genre": lambda rng: rng.choice(TEXTS["genres"]),
+    "room": lambda rng: rng.choice(TEXTS["rooms"]),
+    "word": lambda rng: rng.choice(WORDS),
+    "food": lambda rng: rng.choice(TEXTS["foods"]),
+    "language": lambda rng: rng.choice(TEXTS["languages"]),
+}
+
+
+def _listed(words: tuple[str, ...]) -> str:
+    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
+
+
+def _told(rng: random.Random, held_out: bool) -> tuple[tuple[str, ...], dict[str, str | int], str]:
+    """Return the fields of a sentence, their values and the sentence."""
+    fields = rng.choice(sorted(_SENTENCES))
+    while True:
+        values: dict[str, str | int] = {
+            "name": some_name(rng),
+            "age": rng.randint(5, 99),
+            "city": rng.choice(CITIES),
+            "job": rng.choice(TEXTS["jobs"]),
+        }
+        if is_held_out("json", *(values[field] for field in fields)) == held_out:
+            return fields, values, rng.choice(_SENTENCES[fields]).format(**values)
+
+
+def json_fields(rng: random.Random, held_out: bool) -> Dialogue:
+    """{"name": "Anna", "age": 31}"""
+    fields, values, sentence = _told(rng, held_out)
+    question = rng.choice(TEXTS["extract"]).format(fields=_listed(fields), sentence=sentence)
+    return Dialogue((Turn(question, json.dumps({field: values[field] for field in fields})),))
+
+
+def _schema(rng: random.Random, fields: list[str]) -> str:
+    """A JSON schema of an object, with or without what people leave out."""
+    titled = rng.random() < 0.25
+    properties = {}
+    for field in fields:
+        kind = {"type": "integer" if field == "age" else "string"}
+        properties[field] = {"title": field.capitalize(), **kind} if titled else kind
+    schema: dict[str, object] = {"type": "object", "properties": properties}
+    if rng.random() < 0.6:
+        schema["required"] = fields
+    if rng.random() < 0.2:
+        schema["additionalProperties"] = False
+    return json.dumps(schema)
+
+
+def json_schema(rng: random.Random, held_out: bool) -> Dialogue:
+    """The fields that a JSON schema asks for, in its order."""
+    told, values, sentence = _told(rng, held_out)
+    fields = rng.sample(told, rng.randint(1, len(told)))
+    asked = rng.choice(TEXTS["by_schema"]).format(schema=_schema(rng, fields))
+    answer = json.dumps({field: values[field] for field in fields})
+    if rng.random() < 0.4:
+        return Dialogue((Turn(sentence, answer),), system=asked)
+    return Dialogue((Turn(rng.choice((f"{sentence} {asked}", f"{asked} {sentence}")), answer),))
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleTool:
+    """A tool with one argument, and what a user says who needs it."""
+
+    name: str
+    argument: str
+    value: Callable[[random.Random], str | int]
+    asked: tuple[str, ...]
+
+
+SIMPLE_TOOLS = tuple(
+    SimpleTool(each["name"], each["argument"], _VALUES[each["value"]], items(each["asked"]))
+    for each in read_data("calls")["simple_tools"]
+)
+
+
+def tool_call(rng: random.Random, held_out: bool) -> Dialogue:
+    """{"name": "weather", "arguments": {"city": "Paris"}}"""
+    tool = rng.choice(SIMPLE_TOOLS)
+    while True:
+        offered = [tool, *rng.sample([other for other in SIMPLE_TOOLS if other is not tool], rng.randint(1, 3))]
+        rng.shuffle(offered)
+        value = tool.value(rng)
+        if is_held_out("tool", value, *(other.name for other in offered)) == held_out:
+            break
+    system = "Tools: " + ", ".join(f"{other.name}({other.argument})" for other in offered)
+    call = {"name": tool.name, "arguments": {tool.argument: value}}
+    return Dialogue((Turn(ask(rng, tool.asked, x=value), json.dumps(call)),), system=system)
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool: its names, its arguments' names and values, how it is asked for, and what is said of its result.
+
+    `results` pairs what comes back with what the model says then; {x} and {y} are the arguments, {t} is a number and
+    {w} a word that comes back.
+    """
+
+    names: tuple[str, ...]
+    arguments: tuple[tuple[str, ...], ...]
+    values: tuple[Callable[[random.Random], Value], ...]
+    asked: tuple[str, ...]
+    again: tuple[str, ...]
+    results: tuple[tuple[str, str], ...]
+
+
+def _tool(table: Mapping[str, Any]) -> Tool:
+    if "done" in table:
+        results = tuple((result, table["done"]) for result in TEXTS["done"])
+    else:
+        results = tuple((result, said) for result, said in table["results"])
+    return Tool(
+        names=tuple(table["names"]),
+        arguments=tuple(map(tuple, table["arguments"])),
+        values=tuple(_VALUES[kind] for kind in table["values"]),
+        asked=listed(table["asked"]),
+        again=listed(table["again"]),
+        results=results,
+    )
+
+
+TOOLS = tuple(map(_tool, read_data("calls")["tools"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A tool under the names that one system text gives it."""
+
+    tool: Tool
+    name: str
+    arguments: tuple[str, ...]
+
+    @property
+    def signature(self) -> str:
+        return f"{self.name}({', '.join(self.arguments)})"
+
+    def call(self, values: tuple[Value, ...]) -> str:
+        return json.dumps({"name": self.name, "arguments": dict(zip(self.arguments, values, strict=True))})
+
+
+def _offer(rng: random.Random, tool: Tool) -> Offer:
+    return Offer(tool, rng.choice(tool.names), tuple(rng.choice(names) for names in tool.arguments))
+
+
+def _system(rng: random.Random, offers: list[Offer]) -> str:
+    told = "Tools: " + ", ".join(offer.signature for offer in offers)
+    return f"{rng.choice(TEXTS['systems'])}\n{told}" if rng.random() < 0.3 else told
+
+
+def _fill(text: str, values: tuple[Value, ...], t: int = 0, w: str = "") -> str:
+    return text.format(x=values[0], y=values[-1], t=t, w=w)
+
+
+def _result(rng: random.Random, tool: Tool, values: tuple[Value, ...]) -> Turn:
+    """What a tool returned, and what the model says of it."""
+    if rng.random() < 0.1:
+        why = rng.choice(TEXTS["failures"])
+        failure = rng.choice(("error: {w}", '{{"error": "{w}"}}', "Error: {w}"))
+        return Turn(_fill(failure, values, w=why), f"Sorry, that did not work: {why}.", asker=OBSERVATION)
+    result, said = rng.choice(tool.results)
+    t, w = rng.randint(1, 199) if tool.names[0] == "add" else rng.randint(0, 40), rng.choice(TEXTS["skies"])
+    return Turn(_fill(result, values, t, w), _fill(said, values, t, w), asker=OBSERVATION)
+
+
+def _offers(rng: random.Random) -> list[Offer]:
+    return [_offer(rng, tool) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 3, 4)))]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A call that somebody asks for."""
+
+    offer: Offer
+    values: tuple[Value, ...]
+
+    def turn(self, rng: random.Random, *, again: bool = False) -> Turn:
+        tool = self.offer.tool
+        return Turn(_fill(rng.choice(tool.again if again else tool.asked), self.values), self.offer.call(self.values))
+
+
+def _uses(rng: random.Random, held_out: bool) -> tuple[Use, Use, str]:
+    """Return two calls, the second of the same tool or of another one, and the system text that offers them."""
+    while True:
+        offers = _offers(rng)
+        second = offers[-1] if rng.random() < 0.4 else offers[0]
+        one, two = (Use(each, tuple(value(rng) for value in each.tool.values)) for each in (offers[0], second))
+        if is_held_out("tools", one.offer.name, *one.values) == held_out:
+            rng.shuffle(offers)
+            return one, two, _system(rng, offers)
+
+
+def tool_named(rng: random.Random, held_out: bool) -> Dialogue:
+    """One call, of a tool that may have any of its names."""
+    one, _, system = _uses(rng, held_out)
+    return Dialogue((one.turn(rng),), system=system)
+
+
+def tool_result(rng: random.Random, held_out: bool) -> Dialogue:
+    """A call, and the answer after what it returned."""
+    one, _, system = _uses(rng, held_out)
+    return Dialogue((one.turn(rng), _result(rng, one.offer.tool, one.values)), system=system)
+
+
+def tool_again(rng: random.Random, held_out: bool) -> Dialogue:
+    """A call, what it returned, and a second call, of the same tool or of another."""
+    one, two, system = _uses(rng, held_out)
+    result = _result(rng, one.offer.tool, one.values)
+    return Dialogue((one.turn(rng), result, two.turn(rng, again=one.offer is two.offer)), system=system)
+
+
+def no_tool(rng: random.Random, turn: Turn | None) -> Dialogue:
+    """Tools are offered, and none is needed: for `turn`, or for small talk."""
+    return Dialogue((turn or rng.choice(_PLAIN),), system=_system(rng, _offers(rng)))
