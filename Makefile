@@ -64,15 +64,10 @@ types: setup-dev ## Check types
 types-windows: setup-dev ## Check types as they are on Windows
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 rnn_engine server shaders states
 
-# Replicas on Ray mostly wait, so their tests run beside the others; what they print is shown at the end.
+# Ray gives its processes seconds to start, so its tests run when the others have ended.
 unit: setup-dev $(NODE_MODULES) ## Run the tests
-	@mkdir -p build; \
-	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET) >build/fleet-tests.txt 2>&1 & fleet=$$!; \
-	trap 'kill $$fleet' INT TERM; \
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet; status=$$?; \
-	wait $$fleet || status=1; \
-	cat build/fleet-tests.txt; \
-	exit $$status
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --ignore tests/fleet
+	$(BIN)/pytest --over fleet tests/fleet $(OVER_FLEET)
 
 # Tests of the server that run over a fleet, too; all pass over one: pytest --over fleet tests/server
 OVER_FLEET = $(patsubst %,tests/server/test_%.py,cancellations completions errors full_queue real_engine states streams)
