@@ -55,7 +55,11 @@ def test_a_tree_that_keeps_the_rules_has_no_breach(tmp_path: Path) -> None:
         ("rnn_engine/model/__init__.py", "from .. import engine", "layer 1) may not import from a higher layer"),
         ("states/a.py", "import rnn_engine.model.names", "both in layer 1"),
         ("server/apis/tgi.py", "from server.apis.ollama import routes", "server.apis.tgi may import of the APIs"),
-        ("server/apis/openai/a.py", "import server.apis.engine.x", "may import of the APIs server.apis.common and itself"),
+        (
+            "server/apis/openai/a.py",
+            "import server.apis.engine.x",
+            "may import of the APIs server.apis.common and itself",
+        ),
         ("server/apis/common/a.py", "import server.apis.openai.x", "may import of the APIs none and itself"),
         ("server/core/bodies.py", "import server.apis.common.x", "may import an API"),
         ("server/a.py", "from rnn_engine.cli import main", "both in layer 9"),

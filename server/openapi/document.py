@@ -353,17 +353,17 @@ def _error_name(form: ErrorForm, status: int) -> str:
     return f"{getattr(form, '__name__', 'error')}_{status}"
 
 
-_DIVIDED = ("engine", "openai")  # packages of which each module is a group of its own
+_DIVIDED = ("server.apis.engine", "server.apis.openai")  # packages of which each module is a group of its own
 
 
 def _tag(route: Route) -> tuple[str, str]:
-    """Return the name of the route's group, and what it is: the module, or package, that has the handler."""
-    parts = route.handler.__module__.removeprefix("server.").removeprefix("apis.").split(".")
-    name = parts[1] if parts[0] in _DIVIDED else parts[0]
-    above = f"server.apis.{parts[0]}" if parts[0] in _DIVIDED else "server.apis" if parts[0] != "web" else "server"
-    module = f"{above}.{name}"
-    words = (sys.modules[module].__doc__ or "").split("\n", maxsplit=1)[0]
-    return name.replace("_", "-"), words
+    """Return the name of the route's group, and what it is: the API, or package of the server, that has the handler."""
+    parts = route.handler.__module__.split(".")
+    length = 3 if parts[1] == "apis" else 2
+    if ".".join(parts[:length]) in _DIVIDED:
+        length += 1
+    words = (sys.modules[".".join(parts[:length])].__doc__ or "").split("\n", maxsplit=1)[0]
+    return parts[length - 1].replace("_", "-"), words
 
 
 def _path_parameters(path: str) -> Iterator[dict[str, Any]]:

@@ -71,10 +71,11 @@ async def sideways_scroll(page: Page) -> int:
 
 
 async def wait_until_kept(page: Page, draft: str, text: str) -> None:
-    """Wait until the browser has kept a draft that holds `text`."""
+    """Have the page write its drafts at once, as when it is left, and wait until one is kept that holds `text`."""
     await page.evaluate(
         """async ([draft, text]) => {
             const {readRecords} = await import("/web/storage.js");
+            dispatchEvent(new Event("pagehide"));
             const has = (record) => record.id === draft && JSON.stringify(record).includes(text);
             while (!(await readRecords("drafts")).some(has)) await new Promise((resolve) => setTimeout(resolve, 20));
         }""",
