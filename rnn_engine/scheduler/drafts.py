@@ -17,10 +17,10 @@ from typing import TypeAlias
 from rnn_engine.requests import Event, Finished, GenerateRequest, TokenInfo
 from rnn_engine.sampling import Mask, RowSource, RunRows, stack_masks
 from rnn_engine.scheduler.draft_sources import EarlierText, Experience, Lookup
-from rnn_engine.scheduler.member import DraftDemand, GivenTokens, Member
 from rnn_engine.scheduler.meter import StepCosts, StepTimes
+from rnn_engine.scheduler.phases import AnyPhase, Decode, Draft, DraftDemand, Given, HostDecode
 from rnn_engine.scheduler.queue import TokenDemand
-from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.text import Ending
 from rnn_engine.types import Runner, TokenRun
 
@@ -279,7 +279,7 @@ def _find_longest(
 # A sequence whose text is drafted: it runs several tokens in a step that its model has not drawn yet.
 
 
-class DraftingSequence(LiveSequence):
+class DraftingSequence(SamplingSequence):
     """Draws each token from the row and with the random number that it would be drawn with one token at a time.
 
     What it has drawn and not run, its certain tokens, come first in a run, and its draft behind them. Where a token was
@@ -287,77 +287,30 @@ class DraftingSequence(LiveSequence):
     """
 
     drafter: Drafter  # to be set before anything is run
-    _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, where there is a grammar
+    _stays_on_device = False  # a draft may begin behind any token
+    _row_masks: Sequence[Mask | None] = ()  # of the draft's rows, if there is a grammar
+
+    def _make_decode(self) -> Decode[SamplingSequence]:
+        return _DraftingDecode()
+
+    def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
+        return _DraftingGiven(end, unscored, events)
 
     @property
     def may_draft(self) -> bool:
-        if self.drafter.is_off or self._awaits_draw:
+        """Whether the next run may have a draft behind the tokens that were drawn."""
+        if self.drafter.is_off or self.answer.ending is not None:
             return False
-        return (self.decodes or self._given is not None) and self._answer.ending is None
+        return isinstance(self.phase, (_DraftingDecode, _DraftingGiven))
 
     @property
     def num_certain(self) -> int:
         """How many tokens that were drawn are still to be run."""
-        return self._prompt_length + len(self._generated) - self._submitted
+        return self.end - self.submitted
 
     @property
-    def demand(self) -> TokenDemand:
-        if (self.decodes and not self.drafter.draft) or not self.may_draft:
-            return super().demand
-        num_drafted = len(self.drafter.draft)
-        return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
-
-    @property
-    def draws_ahead(self) -> bool:
-        return super().draws_ahead and not self.drafter.draft
-
-    def run(self, count: int, num_draws: int = 0) -> TokenRun:
-        draft, self.drafter.draft = self.drafter.draft, ()
-        if self.decodes and not draft:
-            return super().run(count, num_draws)
-        num_certain = self.num_certain
-        draft = draft[: max(count - num_certain, 0)]
-        if not draft or not self._branch():
-            return super().run(min(count, num_certain) if self.may_draft else count, num_draws)
-        self.runs_in_flight += 1
-        self._submitted += num_certain + len(draft)
-        self._counters.draft_tokens += len(draft)
-        self.drafter.num_drafted += len(draft)
-        row_masks = self._row_masks[: 1 + len(draft)]
-        masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
-        return TokenRun(self.slot, [*self._generated[-num_certain:], *draft], rows=1 + len(draft), masks=masks)
-
-    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        if self.drafter.spare is None:
-            return super().advance(run, rows)
-        num_certain = len(run.tokens) - len(rows) + 1
-        draft, before = run.tokens[num_certain:], self.position
-        num_run, goes_on = self._draw_along(draft, rows)
-        self._given, self.decodes = None, True
-        self.position += num_certain + num_run  # those that count
-        if num_run == len(draft):
-            self.drafter.join()
-            if goes_on and (end := self._end_of_run(None, ())) > self.position + 1:  # with what is forced
-                self._given, self.decodes = GivenTokens(end), False
-            return self._go_on_or_end() if goes_on else self._follow(rows.last)
-        self.drafter.go_back(self.slot)
-        events = self._go_on_or_end() if goes_on else self._answer.events()
-        ending = None if goes_on else self._answer.ending
-        self._given, self.decodes = GivenTokens(self._end_of_run(ending, ())), False
-        self.position = self._submitted = before
-        return events
-
-    def drop_draft(self) -> bool:
-        if self.drafter.spare is None:
-            return False
-        self.drafter.go_back(self.slot)
-        self.drafter.is_off = True
-        self._submitted = self.position
-        return True
-
-    @property
-    def _awaits_draw(self) -> bool:
-        return self._num_drawing > 0 or self.drafter.spare is not None
+    def awaits_draw(self) -> bool:
+        return super().awaits_draw or isinstance(self.phase, Draft)
 
     def close(self) -> None:
         super().close()
@@ -366,11 +319,11 @@ class DraftingSequence(LiveSequence):
     @property
     def foretells(self) -> bool:
         """Whether there is anything to draft that may follow the tokens that there are."""
-        return self.drafter.look(self._generated)
+        return self.drafter.look(self.generated)
 
     def propose(self, most: int) -> list[int]:
-        """Return a draft of at most so many tokens, where the sequence `foretells` any."""
-        return self.drafter.propose(len(self._generated), most)
+        """Return a draft of at most `most` tokens. Only if the sequence `foretells` any."""
+        return self.drafter.propose(len(self.generated), most)
 
     def prepare(self, draft: Sequence[int]) -> None:
         """Have the next run go on with as much of `draft` as may come next."""
@@ -384,14 +337,29 @@ class DraftingSequence(LiveSequence):
             self._counters.mask_seconds.add(time.perf_counter() - begun)
         self.drafter.draft = draft
 
-    def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        drafter = self.drafter
-        return replace(
-            super()._finish(ending, row), draft_tokens=drafter.num_drafted, accepted_tokens=drafter.num_accepted
-        )
+    @property
+    def draft_demand(self) -> DraftDemand:
+        """The certain tokens, and the draft behind them."""
+        num_drafted = len(self.drafter.draft)
+        return DraftDemand(self.num_certain + num_drafted, 1 + num_drafted)
+
+    def run_draft(self, count: int) -> TokenRun | None:
+        """Return a run of `count` tokens if it takes in a part of the draft, which is used up; None without a draft."""
+        draft, self.drafter.draft = self.drafter.draft, ()
+        draft = draft[: max(count - self.num_certain, 0)]
+        if not draft or not self._branch():
+            return None
+        self.in_flight.append(self.enter(_DraftInFlight(self.phase)))
+        certain = self.generated[-self.num_certain :]
+        self.submitted += len(certain) + len(draft)
+        self._counters.draft_tokens += len(draft)
+        self.drafter.num_drafted += len(draft)
+        row_masks = self._row_masks[: 1 + len(draft)]
+        masks = partial(stack_masks, row_masks) if any(mask is not None for mask in row_masks) else None
+        return TokenRun(self.slot, [*certain, *draft], rows=1 + len(draft), masks=masks)
 
     def _branch(self) -> bool:
-        """Copy the state before a draft is run; return False where the device refuses."""
+        """Copy the state before a draft is run; return False if the device refuses."""
         try:
             self.drafter.branch(self.slot)
         except Exception:
@@ -399,10 +367,50 @@ class DraftingSequence(LiveSequence):
             return False
         return True
 
+    def take_draft(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        """Draw along the draft that `run` has; go on behind it, or from the state before it if a token is wrong."""
+        num_certain = len(run.tokens) - len(rows) + 1
+        draft, before = run.tokens[num_certain:], self.position
+        num_run, goes_on = self._draw_along(draft, rows)
+        self.position += num_certain + num_run  # those that count
+        self.enter(self.decode)
+        if num_run == len(draft):
+            self.drafter.join()
+            if not goes_on:
+                return self._follow(rows.last)
+            if self.end > self.position + 1:  # with what is forced
+                self.enter(self._make_given(self.end))
+            return self._go_on_or_end()
+        end = self._end_of_run(self.answer.ending, ())
+        self.drafter.go_back(self.slot)
+        self.position = self.submitted = before
+        if not goes_on:
+            self._close(end)
+            return self.answer.events()
+        self.enter(self._make_given(end))
+        return self._go_on_or_end()
+
+    def drop_draft(self) -> bool:
+        phase = self.phase
+        if not isinstance(phase, _DraftInFlight):
+            return False
+        self.in_flight.clear()
+        self.drafter.go_back(self.slot)
+        self.drafter.is_off = True
+        self.submitted = self.position
+        self.enter(phase.before)
+        return True
+
+    def _finish(self, ending: Ending, row: RowSource) -> Finished:
+        drafter = self.drafter
+        return replace(
+            super()._finish(ending, row), draft_tokens=drafter.num_drafted, accepted_tokens=drafter.num_accepted
+        )
+
     def _draw_along(self, draft: Sequence[int], rows: RunRows) -> tuple[int, bool]:
         """Take the tokens that are drawn while `draft` has them, and one more; and those that are forced behind each.
 
-        Return how many of `draft` lie before the last that was drawn, or all where only forced ones follow them, and
+        Return how many of `draft` lie before the last that was drawn, or all if only forced ones follow them, and
         whether the text goes on.
         """
         place = 0
@@ -412,8 +420,8 @@ class DraftingSequence(LiveSequence):
             forced: Sequence[TokenInfo] = ()
             if self._take(draw, row) and self._mask is not None:
                 self._mask.advance()
-                forced = self._take_given(self._mask)
-            goes_on = self._answer.ending is None
+                forced = self._take_forced(self._mask)
+            goes_on = self.answer.ending is None
             if place == len(draft) or draw.token != draft[place]:
                 return place, goes_on
             num_right = min(1 + len(forced), len(draft) - place)
@@ -426,9 +434,56 @@ class DraftingSequence(LiveSequence):
                 return place, True
 
 
-def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
+class _DraftingDecode(HostDecode):
+    """Runs the token that was drawn last, and a draft behind it if there is one."""
+
+    def demand(self, sequence: SamplingSequence) -> TokenDemand:
+        drafting = _drafting(sequence)
+        return drafting.draft_demand if drafting.drafter.draft else super().demand(sequence)
+
+    def draws_ahead(self, sequence: SamplingSequence) -> bool:
+        return super().draws_ahead(sequence) and not _drafting(sequence).drafter.draft
+
+    def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
+        if not _drafting(sequence).drafter.draft:
+            return super().run(sequence, count, num_draws)
+        return _drafting(sequence).run_draft(count) or super().run(sequence, 1, num_draws)
+
+
+class _DraftingGiven(Given):
+    """Runs tokens that are known, and a draft behind them if there is one."""
+
+    def demand(self, sequence: SamplingSequence) -> TokenDemand:
+        drafting = _drafting(sequence)
+        return drafting.draft_demand if drafting.may_draft else super().demand(sequence)
+
+    def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
+        drafting = _drafting(sequence)
+        return drafting.run_draft(count) or super().run(sequence, min(count, drafting.num_certain), num_draws)
+
+
+class _DraftInFlight(Draft):
+    """A run of a draft is in flight; a spare slot has the state before it."""
+
+    def __init__(self, before: AnyPhase) -> None:
+        self.before = before
+
+    def take(self, sequence: SamplingSequence, run: TokenRun, rows: RunRows) -> list[Event]:
+        return _drafting(sequence).take_draft(run, rows)
+
+    def check(self, sequence: SamplingSequence) -> None:
+        super().check(sequence)
+        assert _drafting(sequence).drafter.spare is not None
+
+
+def _drafting(sequence: SlotSequence) -> DraftingSequence:
+    assert isinstance(sequence, DraftingSequence), "only such a sequence has these phases"
+    return sequence
+
+
+def awaits_draft(drafts: Drafts, live: Sequence[SlotSequence]) -> bool:
     """Whether a sequence of the next step is likely to draft as soon as the tokens in flight are known."""
-    num_answering = sum(one.decodes for one in live)
+    num_answering = sum(isinstance(one.phase, HostDecode) for one in live)
     if not drafts.may_pay(num_answering):
         return False
     foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells]
@@ -438,11 +493,11 @@ def awaits_draft(drafts: Drafts, live: Sequence[Member]) -> bool:
     return any(plan.take(len(one.propose(plan.room)), one.drafter.chance) for one in foretelling)
 
 
-def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
+def choose_drafts(drafts: Drafts, live: Sequence[SlotSequence]) -> None:
     """Say what the sequences of a step draft, where it pays."""
     if not drafts.is_on:
         return
-    num_answering = sum(one.decodes or one.may_draft for one in live)
+    num_answering = sum(isinstance(one.phase, HostDecode) or _may_draft(one) for one in live)
     if not drafts.may_pay(num_answering):
         return
     foretelling = [one for one in live if isinstance(one, DraftingSequence) and one.foretells and one.may_draft]
@@ -455,3 +510,7 @@ def choose_drafts(drafts: Drafts, live: Sequence[Member]) -> None:
             return
         draft = one.propose(plan.room)
         one.prepare(draft[: plan.take(len(draft), one.drafter.chance)])
+
+
+def _may_draft(one: SlotSequence) -> bool:
+    return isinstance(one, DraftingSequence) and one.may_draft

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from rnn_engine.scheduler.member import DECODE, TAKE_IN, DraftDemand
+from rnn_engine.scheduler.phases import DECODE, TAKE_IN, DraftDemand
 from rnn_engine.scheduler.queue import TokenDemand, running_mean
 from rnn_engine.telemetry import EngineCounters, Timing
 

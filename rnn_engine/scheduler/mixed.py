@@ -8,21 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.requests import Event, GenerateRequest, StateMix, TokenInfo
-from rnn_engine.sampling import Draw, LogitRow, RowSource, RunRows, mix_logits
-from rnn_engine.scheduler.member import DECODE, TAKE_IN, Member
+from rnn_engine.sampling import LogitRow, RunRows, mix_logits
+from rnn_engine.scheduler.phases import AwaitSequences, Decode, TakeIn
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.scheduler.text import Ending
+from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.types import F32, TokenRun
 
 
-class MixedSequence(LiveSequence):
+class MixedSequence(SamplingSequence):
     """What is run from the first state; draws for all."""
 
     _followers: tuple[Follower, ...] = ()
 
+    def _make_decode(self) -> Decode[SamplingSequence]:
+        return Decode()
+
     @property
-    def members(self) -> tuple[Member, ...]:
+    def sequences(self) -> tuple[SlotSequence, ...]:
         return (self, *self._followers)
 
     def join(self, request: GenerateRequest, slot: int, start: Start) -> None:
@@ -30,22 +32,21 @@ class MixedSequence(LiveSequence):
         self._followers = (*self._followers, Follower(self, request, slot, start))
 
     def begin(self) -> list[Event]:
-        for member in self.members:
-            member.row = member.start.logits
-        return [*self._progress(), *self._draw_mixed()]
+        for sequence in self.sequences:
+            if sequence.start.logits is not None:
+                _hold_row(sequence, sequence.start.logits)
+        return [*self.progress(), *self._draw_mixed()]
 
-    def take_row(self, member: Member, row: LogitRow) -> list[Event]:
-        """Take in the next token's row of a member; return the events that follow once all have theirs."""
-        member.row = row.read_full().copy()
+    def take_rows(self, rows: RunRows) -> list[Event]:
+        return self.take_row(self, rows.last())
+
+    def take_row(self, sequence: SlotSequence, row: LogitRow) -> list[Event]:
+        """Take in the next token's row of a sequence; return the events that follow once all have theirs."""
+        _hold_row(sequence, row.read_full().copy())
         return self._draw_mixed()
 
-    def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
-        events = super().take_draw(draw, row)
-        self.decodes = False
-        return events
-
-    def go_on(self) -> list[Event]:
-        events = super().go_on()
+    def draw_late(self) -> list[Event]:
+        events = super().draw_late()
         self._leave_rows()
         return events
 
@@ -53,28 +54,32 @@ class MixedSequence(LiveSequence):
     def own_logits(self) -> F32 | None:
         return self.row
 
-    def _leave_run(self, rows: RunRows) -> list[Event]:
-        return self.take_row(self, rows.last())
+    def _end_here(self) -> None:
+        super()._end_here()
+        if isinstance(self.phase, Decode):
+            self.enter(TakeIn())
 
-    def _run_given(self, end: int, ending: Ending | None, unscored: Sequence[TokenInfo], events: list[Event]) -> None:  # noqa: ARG002
-        self._decode_demand = DECODE if ending is None else TAKE_IN
+    def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:  # noqa: ARG002
+        self.enter(TakeIn())
 
-    def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
+    def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
         return None  # the mask is for the mixed row
 
     def _draw_mixed(self) -> list[Event]:
-        rows = [member.row for member in self.members if member.row is not None]
-        if len(rows) < len(self.members):
+        rows = [sequence.row for sequence in self.sequences if sequence.row is not None]
+        if len(rows) < len(self.sequences):
             return []
         events = self._go_on_whole(mix_logits(rows, self._mix.weights, self._mix.kind))
         self._leave_rows()
         return events
 
     def _leave_rows(self) -> None:
-        """Forget the rows from which a token was drawn, but for those at the end."""
+        """Forget the rows from which a token was drawn, except those at the end."""
         if not self.finished and not self.awaits_mask:
-            for member in self.members:
-                member.row = None
+            self.row = None
+            for follower in self._followers:
+                follower.row = None
+                follower.enter(follower.decode)
 
     @property
     def _mix(self) -> StateMix:
@@ -82,23 +87,30 @@ class MixedSequence(LiveSequence):
         return self.request.mix
 
 
-class Follower(Member):
+class Follower(SlotSequence):
     """Runs what `first` has drawn from a further state, and hands it the row of each next token."""
 
     def __init__(self, first: MixedSequence, request: GenerateRequest, slot: int, start: Start) -> None:
         super().__init__(first.key, request, slot, start, first.context)
         self._first = first
-        self._generated = first._generated
-        self._decode_demand = TAKE_IN
+        self.generated = first.generated
+        self.decode = TakeIn()
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        return self._first.members
+    def sequences(self) -> tuple[SlotSequence, ...]:
+        return self._first.sequences
 
     @property
     def awaits_mask(self) -> bool:
         return self._first.awaits_mask
 
-    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        self.position += len(run.tokens)
-        return [] if self.position < self._prompt_length else self._first.take_row(self, rows.last())
+    def leave_prompt(self, run: TokenRun, num_draws: int) -> None:  # noqa: ARG002
+        self.enter(self.decode)
+
+    def take_rows(self, rows: RunRows) -> list[Event]:
+        return self._first.take_row(self, rows.last())
+
+
+def _hold_row(sequence: SlotSequence, row: F32) -> None:
+    sequence.row = row
+    sequence.enter(AwaitSequences())

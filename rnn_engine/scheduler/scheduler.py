@@ -16,11 +16,10 @@ from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.drafts import NO_DRAFTS, Drafts, DraftSettings, awaits_draft, choose_drafts
 from rnn_engine.scheduler.inboxes import Delivery, step_error
 from rnn_engine.scheduler.mask_threads import WAIT_SECONDS, MaskThreads
-from rnn_engine.scheduler.member import Member
 from rnn_engine.scheduler.meter import Meter, StepSeconds, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, allocate_tokens
-from rnn_engine.scheduler.sequence import LiveSequence
+from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
 from rnn_engine.scheduler.slots import LEAST_TOKENS, Admission, FailedStart, Slots
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
@@ -42,7 +41,7 @@ class StepInFlight:
 
     ticket: Ticket
     times: StepTimes
-    live: Sequence[Member]  # whose runs are those of `batch`
+    live: Sequence[SlotSequence]  # whose runs are those of `batch`
     batch: Sequence[TokenRun]
 
 
@@ -50,7 +49,7 @@ class StepInFlight:
 class RunOutcome:
     """What follows from a run: events, or an error that ends its request alone."""
 
-    live: Member
+    live: SlotSequence
     row: RowSource  # the last of the run
     events: Sequence[Event] = ()
     error: Exception | None = None
@@ -69,7 +68,7 @@ def take_in(
 ) -> Iterator[RunOutcome]:
     """Give each run of a step its rows, and yield what follows from those that are still wanted.
 
-    An outcome must be concluded before the next one is asked for, since it may release the members of its request.
+    An outcome must be concluded before the next one is asked for, since it may release the sequences of its request.
     """
     drawing: list[tuple[RunOutcome, RunRows]] = []
     first = 0
@@ -79,7 +78,6 @@ def take_in(
         first += run.rows
         if live.released or drawn.num_run == 0:
             continue
-        live.runs_in_flight -= 1
         outcome = RunOutcome(live, rows.last)
         if not is_sound and live.drop_draft():  # without it, the numbers may be finite
             yield outcome
@@ -95,7 +93,7 @@ def take_in(
     samplers = [outcome.live.draws for outcome, _ in drawing if outcome.live.draws is not None]
     joint = draws.draw(samplers, [rows for _, rows in drawing])
     for (outcome, rows), sampler, draw in zip(drawing, samplers, joint, strict=True):
-        assert isinstance(outcome.live, LiveSequence), "no other member draws"
+        assert isinstance(outcome.live, SamplingSequence), "no other sequence draws"
         try:
             events = outcome.live.take_draw(draw or sampler.draw(rows.last()), rows.last)
             outcome.events = [*outcome.events, *events] if outcome.events else events
@@ -104,13 +102,13 @@ def take_in(
         yield outcome
 
 
-def go_on(live: LiveSequence) -> RunOutcome:
+def go_on(live: SamplingSequence) -> RunOutcome:
     """Return what follows from a row whose mask is there now; to be concluded as those of a step."""
     logits = live.own_logits
     assert logits is not None, "asked of one that awaits its mask"
     outcome = RunOutcome(live, partial(LogitRow.of_full, logits, 1))
     try:
-        outcome.events = live.go_on()
+        outcome.events = live.draw_late()
     except Exception as error:
         _fail(outcome, error)
     return outcome
@@ -124,7 +122,7 @@ def _advance(outcome: RunOutcome, run: TokenRun, drawn: Drawn, rows: RunRows) ->
         if run.draw is None:
             outcome.events = live.advance(run, rows)
         else:
-            assert isinstance(live, LiveSequence), "no other member draws"
+            assert isinstance(live, SamplingSequence), "no other sequence draws"
             outcome.events = live.advance_drawn(run, run.draw.count, drawn, rows)
     except Exception as error:
         _fail(outcome, error)
@@ -322,6 +320,11 @@ class Scheduler:
             logger.exception("the device does not run a single token")
             return False
 
+    def check(self) -> None:
+        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        assert len(self._steps) <= 2
+        self._slots.check()
+
     def close(self) -> None:
         """Let the threads end on which masks are made. No request may hold a slot."""
         self._mask_threads.close()
@@ -371,7 +374,7 @@ class Scheduler:
             deliveries += self._submit_step(live)
         return deliveries + self._collect()
 
-    def _runnable_ahead(self) -> list[Member]:
+    def _runnable_ahead(self) -> list[SlotSequence]:
         """Return what to run in a step that is submitted before the one in flight is done.
 
         Nothing where that one gives a token that the host has to see, for the sequence that waits for it would then
@@ -381,22 +384,22 @@ class Scheduler:
         live = self._slots.runnable_ahead() if len(self._steps) == 1 else []
         if not live or awaits_draft(self._drafts, live):
             return []
-        num_tokens = None if all(one.draws_ahead for one in live) else self._runner.max_tokens
+        num_tokens = None if all(one.phase.draws_ahead(one) for one in live) else self._runner.max_tokens
         in_flight = self._steps[0].times
         both = (None if in_flight.is_decode else in_flight.tokens, num_tokens)
         return live if all(self._step_seconds.is_short(tokens) for tokens in both) else []
 
-    def _submit_step(self, live: list[Member]) -> list[Delivery]:
+    def _submit_step(self, live: list[SlotSequence]) -> list[Delivery]:
         """Submit a step of sequences that can run; return the errors of those that it fails."""
         if not live:
             return []
         begun = self._clock()
         choose_drafts(self._drafts, live)
-        demands = [one.demand for one in live]
+        demands = [one.phase.demand(one) for one in live]
         clients = [one.request.client for one in live] if len(self._slots.held) > 1 else ()
         counts = allocate_tokens(demands, self._runner.max_tokens, self._runner.max_rows, clients)
         num_draws = self._count_draws(live)
-        batch = [one.run(count, num_draws) for one, count in zip(live, counts, strict=True)]
+        batch = [one.phase.run(one, count, num_draws) for one, count in zip(live, counts, strict=True)]
         num_steps = max([run.draw.count for run in batch if run.draw is not None], default=1)
         times = StepTimes(begun, demands, counts, num_steps)
         if self._mask_threads.added:
@@ -410,7 +413,7 @@ class Scheduler:
         self._steps.append(StepInFlight(ticket, times, live, batch))
         return []
 
-    def _count_draws(self, live: Sequence[Member]) -> int:
+    def _count_draws(self, live: Sequence[SlotSequence]) -> int:
         """Return how many tokens the device may draw for each of `live` before the host sees them.
 
         More than one where all decode, nobody waits for a slot that is free, and they come within a short time.
@@ -418,7 +421,7 @@ class Scheduler:
         most = min(self._max_draws, self._runner.max_draws)
         if most <= 1 or self._admission.can_start:
             return min(most, 1)
-        return self._step_seconds.count_draws(most) if all(one.draws_ahead for one in live) else 1
+        return self._step_seconds.count_draws(most) if all(one.phase.draws_ahead(one) for one in live) else 1
 
     def _collect(self) -> list[Delivery]:
         """Wait for the oldest step in flight, if there is one; return what follows from it."""
@@ -452,7 +455,7 @@ class Scheduler:
         self._slots.set_leaving(victims)
         if not victims:
             return []
-        in_flight = {member.key for step in self._steps for member in step.live}
+        in_flight = {sequence.key for step in self._steps for sequence in step.live}
         deliveries: list[Delivery] = []
         for live in victims:
             if live.key in in_flight:
@@ -476,7 +479,7 @@ class Scheduler:
                 deliveries += started.context.run(self._begin, started)
         return deliveries
 
-    def _begin(self, live: LiveSequence) -> list[Delivery]:
+    def _begin(self, live: SamplingSequence) -> list[Delivery]:
         """Return the events that are ready before the first step of a sequence."""
         try:
             events = live.begin()
@@ -514,23 +517,23 @@ class Scheduler:
         for event in outcome.events:
             deliveries.append(Delivery(live.key, event))
 
-    def _keep(self, live: Member, point: CheckpointPoint, read_logits: Callable[[], F32]) -> None:
+    def _keep(self, live: SlotSequence, point: CheckpointPoint, read_logits: Callable[[], F32]) -> None:
         live.context.run(self._prefixes.keep, live.request, live.tokens_run, live.slot, point, read_logits)
 
-    def _end(self, live: Member) -> None:
-        """Keep the states at the end of the other members, whose rows came before, and release the request."""
-        for member in live.members:
-            if member is not live and member.row is not None and (point := member.due) is not None:
-                self._keep(member, point, member.row.copy)
+    def _end(self, live: SlotSequence) -> None:
+        """Keep the states at the end of the other sequences, whose rows came before, and release the request."""
+        for other in live.sequences:
+            if other is not live and other.row is not None and (point := other.due) is not None:
+                self._keep(other, point, other.row.copy)
         self._slots.release(live)
 
-    def _fail_step(self, live: Sequence[Member], error: Exception) -> list[Delivery]:
+    def _fail_step(self, live: Sequence[SlotSequence], error: Exception) -> list[Delivery]:
         """End the requests that still want the outcome of a step that failed."""
         self._meter.failed()
         self.failed_in_a_row += 1
         self.failure = str(error)
         return [self._fail(one, error) for one in live if not one.released]
 
-    def _fail(self, live: Member, error: Exception) -> Delivery:
+    def _fail(self, live: SlotSequence, error: Exception) -> Delivery:
         self._slots.release(live)
         return Delivery(live.key, step_error(error))

@@ -1,11 +1,19 @@
-"""One request on its way through the model: what it runs next, and the events that follow from what was run."""
+"""One request on its way through the model: the tokens that it runs in a slot, and the events that follow.
+
+A request is one sequence, or of a mix one for each state (`mixed.py`). What a sequence runs next is said by its phase
+(`phases.py`); here is what it knows, and what follows from the row after all of its tokens.
+"""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,20 +39,169 @@ from rnn_engine.sampling import (
     random_seed,
     top_logprobs,
 )
+from rnn_engine.scheduler.checkpoints import CheckpointPoint
 from rnn_engine.scheduler.mask_threads import MaskThreads
-from rnn_engine.scheduler.member import DECODE, TAKE_IN, GivenTokens, Member, begin_scores
+from rnn_engine.scheduler.phases import (
+    AnyPhase,
+    AwaitMask,
+    Closing,
+    Decode,
+    DeviceDecode,
+    Done,
+    Given,
+    HostDecode,
+    Prompt,
+    PromptScores,
+    begin_scores,
+    may_follow,
+)
 from rnn_engine.scheduler.prefixes import Start
-from rnn_engine.scheduler.queue import TokenDemand
 from rnn_engine.scheduler.text import CUT, Answer, Ending, TokenInfos
-from rnn_engine.telemetry import EngineCounters, Timing
-from rnn_engine.types import F32, Drawn, State, TokenDraw, TokenRun
+from rnn_engine.telemetry import EngineCounters, SlotUse, Timing
+from rnn_engine.types import F32, Drawn, State, TokenRun
+from states.cache.checkpoint import CheckpointKind
 
 _CANDIDATES = 128  # that are sorted at once of a whole row
-_NOT_KNOWN = (0,)  # the token of a run that follows one in flight
+Next = TypeVar("Next", bound=AnyPhase)
 
 
-class LiveSequence(Member):
-    """A prompt and what was generated after it; draws the tokens."""
+class SlotSequence(ABC):
+    """A prompt and what was generated after it, run in `slot`.
+
+    The scheduler calls `phase.run` for each step and, when the step is done, `advance` and then `passed`.
+    """
+
+    scores: PromptScores | None = None
+
+    def __init__(self, key: int, request: GenerateRequest, slot: int, start: Start, context: Context) -> None:
+        """`request` says what this sequence runs. `key` and `context`, the caller's, are those of the whole request."""
+        self.key = key
+        self.request = request
+        self.slot = slot
+        self.start = start
+        self.context = context
+        self.prompt_length = len(request.prompt)
+        self.plan = start.plan
+        self.generated = array("I")  # 4 bytes a token: a text may be as long as its client likes
+        self.position = start.cached_tokens  # tokens that have been run
+        self.submitted = start.cached_tokens  # tokens that have been run or are in flight
+        self.in_flight: deque[AnyPhase] = deque()  # the phase of each run in flight that does something, oldest first
+        self.phase: AnyPhase = Prompt()
+        self.draws: SequenceSampler | None = None  # what must draw the next token from the row that just came
+        self.row: F32 | None = None  # [V] of a mix: the row of the next token, until that is drawn
+        self.released = False  # it has no slot, and nobody wants the outcome of its runs in flight
+
+    @property
+    @abstractmethod
+    def sequences(self) -> tuple[SlotSequence, ...]:
+        """All sequences of the request, which begin, pause and end together; the one that draws comes first."""
+
+    @abstractmethod
+    def take_rows(self, rows: RunRows) -> list[Event]:
+        """Take in the rows of a run from whose last row the next token is drawn; return the events that follow."""
+
+    @abstractmethod
+    def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
+        """Enter the next phase because `run`, which is about to be submitted, is the last of the prompt."""
+
+    def enter(self, phase: Next) -> Next:
+        """Go over to `phase`, and return it. Only a phase that may follow the present one is allowed."""
+        assert may_follow(type(self.phase), type(phase)), f"{phase} may not follow {self.phase}"
+        self.phase = phase
+        return phase
+
+    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
+        """Take in the rows of `run`, the oldest in flight; return the events that follow."""
+        return self.in_flight.popleft().take(self, run, rows)
+
+    @property
+    def end(self) -> int:
+        """The position after all tokens of the prompt and the answer."""
+        return self.prompt_length + len(self.generated)
+
+    @property
+    def finished(self) -> bool:
+        return isinstance(self.phase, Done)
+
+    @property
+    def tokens_run(self) -> list[int]:
+        """The tokens that the slot's state has taken in since the request's start."""
+        return [*self.request.prompt, *self.generated][: self.position]
+
+    @property
+    def allowed(self) -> AllowedTokens | None:
+        """The tokens that the next one may be; None allows all. Raises what the mask has raised."""
+        return None
+
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether a row has come before the mask of the token that is drawn from it."""
+        return isinstance(self.phase, AwaitMask)
+
+    @property
+    def may_be_due(self) -> bool:
+        """Whether a checkpoint may be `due` at this position: never within an answer."""
+        return self.position <= self.prompt_length or self.finished
+
+    @property
+    def due(self) -> CheckpointPoint | None:
+        """The checkpoint that must be made of the slot's present state, if any."""
+        if (point := self.plan.at(self.position)) is not None:
+            return point
+        if self.finished and self.position > self.prompt_length:
+            return CheckpointPoint(self.position, CheckpointKind.GENERATION_END, logits=True)
+        return None
+
+    def passed(self) -> None:
+        """Note that the checkpoint that was due at this moment, if any, has been kept."""
+        if self.plan.position < self.prompt_length:
+            self.plan.advance(self.position)
+
+    def use(self, *, paused: bool) -> SlotUse:
+        """Return what the slot is used for at this moment. For any thread."""
+        return SlotUse(
+            slot=self.slot,
+            request=self.key,
+            scope=self.request.cache_scope,
+            paused=paused,
+            prompt_tokens=self.prompt_length,
+            cached_tokens=self.start.cached_tokens,
+            run_tokens=self.position,
+            generated_tokens=len(self.generated),
+            max_tokens=self.request.max_tokens,
+        )
+
+    def drop_draft(self) -> bool:
+        """Undo the run whose outcome has come if it had a draft, and make no more drafts; return True if it had."""
+        return False
+
+    def close(self) -> None:
+        """Release those who wait for it: it runs no more, whatever it has reached."""
+        self.plan.close()
+
+    def progress(self) -> list[Event]:
+        """Return the event that reports how far the prompt has come, if the request wants it."""
+        return []
+
+    def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:  # noqa: ARG002
+        """Return what makes the masks of a run whose last row the next token is drawn from; None if it has none."""
+        return None
+
+    def check(self) -> None:
+        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        assert not self.released
+        assert self.draws is None
+        assert 0 <= self.position <= self.submitted
+        assert (self.position < self.submitted) == (len(self.in_flight) > 0)
+        assert len(self.in_flight) <= 2
+        assert len(self.generated) <= self.request.max_tokens
+        self.phase.check(self)
+
+
+class SamplingSequence(SlotSequence):
+    """A sequence that draws its tokens, and makes their events."""
+
+    _stays_on_device = True  # once the device draws, it goes on
 
     def __init__(
         self,
@@ -65,13 +222,12 @@ class LiveSequence(Member):
         penalises_on_device: bool = False,
         max_draw_logprobs: int = 0,
     ) -> None:
-        """`read_state` gives the state that a slot holds. `note_prompt_end` is called when the prompt has been run,
-        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take,
-        which are made on `mask_threads`.
+        """`read_state` reads the state of a slot. `note_prompt_end` is called when the prompt has been run, and
+        `note_whole_row` when a draw has read a whole row. `counters` count tokens and the seconds that masks take;
+        `mask_threads` make the masks.
 
-        `context` is that of whoever asked. `halts` are the tokens that may end the text, as `Halts` makes them; None
-        where the device is to draw nothing. `penalises_on_device` says whether its draws may have penalties,
-        `max_draw_logprobs` how many tokens it tells with each.
+        `halts` are the tokens that may end the text, as `Halts` makes them; None if the device may draw nothing. Its
+        draws may have penalties if `penalises_on_device`, and `max_draw_logprobs` log-probabilities each.
         """
         super().__init__(key, request, slot, start, context)
         self._read_state = read_state
@@ -83,250 +239,165 @@ class LiveSequence(Member):
         )
         self._mask = _make_mask(request, vocab_size)
         self._mask_threads = mask_threads
-        self._undrawn: F32 | None = None  # [V] the row from which a token is drawn when its mask is there
-        self._undrawn_since = 0.0  # by `time.monotonic`
-        self._answer = Answer(request, self._generated, self._mask, infos, counters)
+        self.answer = Answer(request, self.generated, self._mask, infos, counters)
         is_plain = self._mask is None and request.mix is None and (request.logprobs or 0) <= max_draw_logprobs
         self._all_halts = halts if is_plain else None
-        self._halts = self._find_halts(penalises_on_device=penalises_on_device)
-        self._num_drawing = 0  # tokens that the runs in flight draw where they come to their ends
-        self._is_cut = False  # the text ends after these
-        self._given: GivenTokens | None = None  # what is to be run before the next token is drawn, but for the last one
-        self._scores = begin_scores(request, _CANDIDATES, infos.data)
+        self.halts = self._find_halts(penalises_on_device=penalises_on_device)
+        self.is_cut = False  # the text ends after the tokens that are known or being drawn now
+        self.scores = begin_scores(request, _CANDIDATES, infos.data)
+        self.device = DeviceDecode()
+        self.decode = self._make_decode()
+
+    def _make_decode(self) -> Decode[SamplingSequence]:
+        """Return the phase in which the host draws."""
+        return HostDecode()
+
+    def _make_given(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> AnyPhase:
+        """Return the phase that runs the known tokens up to `end`."""
+        return Given(end, unscored, events)
 
     @property
-    def members(self) -> tuple[Member, ...]:
+    def sequences(self) -> tuple[SlotSequence, ...]:
         return (self,)
 
     def move(self, slots: Sequence[int], read_state: Callable[[int], State], *, penalises_on_device: bool) -> None:
-        """Go on in `slots`, one for each member, which hold the states that the members had in theirs.
+        """Go on in `slots`, one for each sequence of the request, which hold the states of the slots before.
 
         No run is in flight. `read_state` and `penalises_on_device` are as in the constructor.
         """
         self._read_state = read_state
-        for member, slot in zip(self.members, slots, strict=True):
-            member.slot = slot
-        self._halts = self._find_halts(penalises_on_device=penalises_on_device)
+        if self.phase is self.device:
+            self.enter(self.decode)
+        for sequence, slot in zip(self.sequences, slots, strict=True):
+            sequence.slot = slot
+        self.halts = self._find_halts(penalises_on_device=penalises_on_device)
 
     def _find_halts(self, *, penalises_on_device: bool) -> NDArray[np.uint32] | None:
-        """Return the tokens at which the device stops to draw; None where it is to draw nothing."""
+        """Return the tokens at which the device stops drawing; None if it draws nothing."""
         if self._all_halts is None or not self.sampler.draws_on_device(has_penalties=penalises_on_device):
             return None
         return self._all_halts
 
     def begin(self) -> list[Event]:
-        """Return the events that are ready before the first step: a token, where the prompt's logits are known."""
+        """Return the events before the first step; they have a token if the prompt's logits are known."""
         if self.start.logits is None:
-            return self._progress()
-        return [*self._progress(), *self._go_on_whole(self.start.logits)]
+            return self.progress()
+        return [*self.progress(), *self._go_on_whole(self.start.logits)]
 
-    @property
-    def demand(self) -> TokenDemand:
-        if self.decodes:
-            return DECODE
-        if self._given is None:
-            return super().demand
-        left = self._given.end - self._submitted
-        if left == 1 and self._answer.ending is not None:
-            return TAKE_IN
-        return TokenDemand(left, 1 if self._given.is_scored else left)
+    def leave_prompt(self, run: TokenRun, num_draws: int) -> None:
+        if num_draws and self.halts is not None and self.request.max_tokens > 0:
+            self.enter(self.device).draw(self, run, 1)
+        else:
+            self.enter(self.decode)
 
-    @property
-    def draws_ahead(self) -> bool:
-        return (self.decodes or self._num_drawing > 0) and self._halts is not None
-
-    @property
-    def awaits_token(self) -> bool:
-        if self._num_drawing:  # the next run follows it, but for a state that is to be kept
-            return self._submitted <= self._prompt_length and self._plan.at(self._submitted) is not None
-        return super().awaits_token
-
-    @property
-    def can_run(self) -> bool:
-        if self._undrawn is not None:
-            return False
-        if self._num_drawing:
-            return not self._is_cut and self._num_left > 0 and not self.awaits_token
-        return super().can_run
-
-    @property
-    def _awaits_draw(self) -> bool:
-        """Whether a run in flight gives tokens of the text that nobody has seen."""
-        return self._num_drawing > 0
-
-    @property
-    def _num_left(self) -> int:
-        """How many more tokens may be drawn."""
-        return self.request.max_tokens - len(self._generated) - self._num_drawing
-
-    def run(self, count: int, num_draws: int = 0) -> TokenRun:
-        if self.decodes or self._num_drawing:
-            self.runs_in_flight += 1
-            self._submitted += 1
-            if num_draws and self._halts is not None:
-                return self._run_and_draw(num_draws, self._halts)
-            masks = None if self._mask is None else self._make_masks(1)
-            return TokenRun(self.slot, (self._generated[-1],), rows=1, masks=masks)
-        if self._given is None:
-            return self._run_prompt(count, num_draws)
-        self.runs_in_flight += 1
-        start = self._submitted - self._prompt_length
-        end = start + count
-        self._submitted += count
-        tokens = self._generated[start:end]
-        if not self._given.is_scored:
-            targets = self._generated[start + 1 : end + 1]
-            targets.extend(tokens[-1:] if len(targets) < count else ())  # the next token is not known yet
-            return TokenRun(self.slot, tokens, rows=count, targets=targets, masks=self._make_masks(count))
-        is_last = self._submitted == self._given.end
-        return TokenRun(self.slot, tokens, rows=int(is_last), masks=self._make_masks(1) if is_last else None)
-
-    def _run_and_draw(self, num_draws: int, halts: NDArray[np.uint32]) -> TokenRun:
-        follows = self._num_drawing > 0
-        draw = self._draw_on_device(min(num_draws, self._num_left), halts, ahead=self._num_drawing)
-        self._num_drawing += draw.count
-        tokens = _NOT_KNOWN if follows else (self._generated[-1],)
-        return TokenRun(self.slot, tokens, rows=1, draw=draw, follows=follows)
-
-    def _run_prompt(self, count: int, num_draws: int) -> TokenRun:
-        in_prompt = self._submitted < self._prompt_length
-        run = super().run(count)
-        at_end = in_prompt and self._submitted == self._prompt_length
-        if at_end and num_draws and self._halts is not None and self.request.max_tokens > 0:
-            self._num_drawing = 1
-            run.draw = self._draw_on_device(1, self._halts)
-        return run
-
-    def _draw_on_device(self, count: int, halts: NDArray[np.uint32], ahead: int = 0) -> TokenDraw:
-        draw = self.sampler.device_draw(count, halts, ahead)
-        draw.logprobs = self.request.logprobs
-        return draw
-
-    def advance(self, run: TokenRun, rows: RunRows) -> list[Event]:
-        if self.decodes:
-            self.position += 1
-            self._draw_from(rows.last)
-            return []
-        in_prompt = self.position < self._prompt_length
-        if in_prompt and self._scores is not None and run.targets is not None:
-            self._scores.take(rows)
-        self.position += len(run.tokens)
-        progress = self._progress() if in_prompt else []
-        if self.position < self._prompt_length:
-            return progress
-        if self._given is not None:
-            if run.targets is not None:
-                self._given.score(rows)
-            if self.position < self._given.end:
-                return []
-        events = self._leave_run(rows)
-        return [*progress, *events] if progress else events
-
-    def _leave_run(self, rows: RunRows) -> list[Event]:
-        """Return the events at the end of a run from whose last row the next token is drawn."""
-        return self._go_on(rows.last)
+    def take_rows(self, rows: RunRows) -> list[Event]:
+        return self.go_on(rows.last)
 
     def advance_drawn(self, run: TokenRun, count: int, drawn: Drawn, rows: RunRows) -> list[Event]:
-        """Do as `advance`, and take in what the device has drawn after `run` of `count` tokens that it might.
+        """Do as `advance`, and take in what the device drew after `run`: up to `count` tokens.
 
-        The row is that of the last token that was run. The host is to draw from it where `draws` is set then.
+        The last of `rows` is that of the last token that was run. The host draws from it if `draws` is set then.
         """
         events = self.advance(run, rows)
         num_more = drawn.num_run - 1
         self.position += num_more
-        self._submitted += num_more
-        self._num_drawing -= count
+        self.submitted += num_more
+        self.device.num_drawing -= count
         if not drawn.goes_on:  # runs in flight that follow do nothing
-            self._submitted = self.position
-            self._num_drawing = self.runs_in_flight = 0
+            self.submitted = self.position
+            self.device.num_drawing = 0
+            self.in_flight.clear()
         self.sampler.drew_on_device(drawn.tokens)
-        goes_on = not drawn.tokens or self._answer.take_all(drawn.tokens, drawn.logprobs)
+        goes_on = not drawn.tokens or self.answer.take_all(drawn.tokens, drawn.logprobs)
+        if self.device.num_drawing == 0 and not (goes_on and drawn.is_settled and self._stays_on_device):
+            self.enter(self.decode)
         if not drawn.is_settled:
             return events
-        self.draws, self.decodes = None, True
+        self.draws = None
         more = self._go_on_or_end() if goes_on else self._follow(rows.last)
         return [*events, *more] if events else more
 
     def take_draw(self, draw: Draw, row: RowSource) -> list[Event]:
-        """Take in the token that was drawn from `row`, and those that are given after it; return the events."""
+        """Take in the token that was drawn from `row`, and those that are forced after it; return the events."""
         self.draws = None
-        self.decodes = True
+        if self.phase is not self.decode:
+            self.enter(self.decode)
         if not self._take(draw, row):
             return self._follow(row)
         if self._mask is None:
             return self._go_on_or_end()
         self._mask.advance()
-        return self._follow(row, self._take_given(self._mask))
+        return self._follow(row, self._take_forced(self._mask))
 
     def _take(self, draw: Draw, row: RowSource) -> bool:
-        """Take in a token that was drawn from `row`; return False where the text ends there."""
+        """Take in a token that was drawn from `row`; return False if the text ends there."""
         logprobs = self.request.logprobs
-        info = self._answer.describe(draw.token)
+        info = self.answer.describe(draw.token)
         if logprobs is not None:
             info.logprob, info.top = draw.logprob, top_logprobs(row(), logprobs)
-        return self._answer.take(info)
+        return self.answer.take(info)
 
     def cut(self) -> bool:
-        """End the text after the tokens that there are, in the next step; return False where there is none yet."""
-        if self._generated and self._answer.ending is None:
-            self._is_cut = True
-            if self._undrawn is not None:
-                self._answer.end(CUT)
-            elif not self._awaits_draw:
+        """End the text after the tokens that there are, in the next step; return False if there is none yet."""
+        if self.generated and self.answer.ending is None:
+            self.is_cut = True
+            if self.awaits_mask:
+                self.answer.end(CUT)
+            elif not self.awaits_draw:
                 self._end_here()
-        return len(self._generated) > 0
+        return len(self.generated) > 0
+
+    @property
+    def awaits_draw(self) -> bool:
+        """Whether a run in flight gives tokens of the text that the host does not know."""
+        return self.device.num_drawing > 0
 
     def _end_here(self) -> None:
-        """End the text after the tokens that there are, of which the last has not been run."""
-        self._answer.end(CUT)
-        self._decode_demand, self.decodes = TAKE_IN, False
+        """End the text after the tokens that are known; those that were not run are run for the state at the end."""
+        self.answer.end(CUT)
+        if isinstance(self.phase, HostDecode):
+            self.enter(Closing(self.end))
 
     def _go_on_or_end(self) -> list[Event]:
         """Return the events of the tokens that were taken, which do not end the text by themselves."""
-        if self._is_cut and not self._awaits_draw:
+        if self.is_cut and not self.awaits_draw:
             self._end_here()
-        return self._answer.events()
+        return self.answer.events()
 
     @property
     def allowed(self) -> AllowedTokens | None:
         return None if self._mask is None or self._mask.is_late else self._mask.current
 
     @property
-    def awaits_mask(self) -> bool:
-        """Whether a row has come, and the mask of the token that is to be drawn from it has not."""
-        return self._undrawn is not None
-
-    @property
     def can_go_on(self) -> bool:
-        """Whether one that awaits its mask does so no longer: it is there, or the text was cut."""
-        return self._answer.ending is not None or self._mask is None or self._mask.is_known
-
-    def go_on(self) -> list[Event]:
-        """Draw the token that waited for its mask, and return the events that follow. Only if `can_go_on`."""
-        assert self._undrawn is not None, "asked of one that awaits its mask"
-        logits, self._undrawn = self._undrawn, None
-        if self._answer.ending is not None:
-            row = LogitRow.of_full(logits, _CANDIDATES)
-            return [*self._answer.events(), self._finish(self._answer.ending, lambda: row)]
-        if self._mask is not None:
-            self._counters.mask_seconds.add(self._mask.last_seconds)
-            self._counters.late_mask_seconds.add(time.monotonic() - self._undrawn_since)
-            self._mask.is_late = False
-        return self._draw_whole(logits)
+        """Whether a sequence that awaited its mask does so no longer: the mask is there, or the text was cut."""
+        return self.answer.ending is not None or self._mask is None or self._mask.is_known
 
     @property
     def own_logits(self) -> F32 | None:
-        """[V] those after all tokens that were run, where one awaits its mask."""
-        return self._undrawn
+        """[V] the logits after all tokens that were run, while the sequence awaits its mask."""
+        return self.phase.logits if isinstance(self.phase, AwaitMask) else None
 
-    def _progress(self) -> list[Event]:
-        """Return the event that tells how far the prompt has come, where it is asked for."""
+    def draw_late(self) -> list[Event]:
+        """Draw the token that waited for its mask, and return the events that follow. Only if `can_go_on`."""
+        phase = self.phase
+        assert isinstance(phase, AwaitMask), "asked of a sequence that awaits its mask"
+        if self.answer.ending is not None:
+            row = LogitRow.of_full(phase.logits, _CANDIDATES)
+            return [*self.answer.events(), self._finish(self.answer.ending, lambda: row)]
+        if self._mask is not None:
+            self._counters.mask_seconds.add(self._mask.last_seconds)
+            self._counters.late_mask_seconds.add(time.monotonic() - phase.since)
+            self._mask.is_late = False
+        return self._draw_whole(phase.logits)
+
+    def progress(self) -> list[Event]:
         if not self.request.report_progress:
             return []
-        return [PromptProgress(self._prompt_length, self.start.cached_tokens, self.position)]
+        return [PromptProgress(self.prompt_length, self.start.cached_tokens, self.position)]
 
-    def _make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:
-        if self._mask is None or self._mask.forced or self._answer.ending is not None:  # nothing is drawn from the row
+    def make_masks(self, num_rows: int) -> Callable[[], NDArray[np.uint32] | None] | None:
+        if self._mask is None or self._mask.forced or self.answer.ending is not None:  # nothing is drawn from the row
             return None
         self._mask_threads.add(self._mask)
         return partial(self._masks_for_last, self._mask, num_rows)
@@ -339,66 +410,61 @@ class LiveSequence(Member):
 
     def _go_on_whole(self, logits: F32) -> list[Event]:
         """Return the events that follow from a whole row [V], from which a token is drawn as soon as it may be."""
-        if self._mask is not None and not self._mask.forced and self._answer.ending is None:
+        if self._mask is not None and not self._mask.forced and self.answer.ending is None:
             self._mask_threads.make(self._mask)
         row = LogitRow.of_full(logits, _CANDIDATES)
-        events = self._go_on(lambda: row)
+        events = self.go_on(lambda: row)
         return [*events, *self._draw_whole(logits)] if self.draws else events
 
     def _draw_whole(self, logits: F32) -> list[Event]:
         row = LogitRow.of_full(logits, _CANDIDATES, None if self.allowed is None else self.allowed.mask)
         return self.take_draw(self.sampler.draw(row), lambda: row)
 
-    def _draw_from(self, row: RowSource) -> None:
-        """Have the next token drawn from `row`: by whoever asks for `draws`, or once its mask is there."""
+    def draw_from(self, row: RowSource) -> None:
+        """Set `draws`, so that the scheduler has the next token drawn from `row`; or await its mask."""
         if self._mask is None or not self._mask.is_late:
             self.draws = self.sampler
         else:
-            self._undrawn, self._undrawn_since = row().read_full().copy(), time.monotonic()
+            self.enter(AwaitMask(row().read_full().copy()))
 
-    def _go_on(self, row: RowSource) -> list[Event]:
-        """Return the events that follow from the row after all tokens that there are, up to the draw of the next."""
-        events: list[Event] = []
-        if self._given is not None:
-            events, self._given = self._given.events, None
-        elif not self._generated:
-            events = self._leave_prompt()
-        if self._answer.ending is not None:
-            return [*events, *self._answer.events(), self._finish(self._answer.ending, row)]
+    def go_on(self, row: RowSource) -> list[Event]:
+        """Return the events that follow from `row`, which is after all tokens, up to the draw of the next token."""
+        events = [] if self.generated else self._end_prompt()
+        if self.answer.ending is not None:
+            return [*events, *self.answer.events(), self._finish(self.answer.ending, row)]
         if self._mask is not None and self._mask.forced:
-            return [*events, *self._follow(row, self._take_given(self._mask))]
-        self._draw_from(row)
+            return [*events, *self._follow(row, self._take_forced(self._mask))]
+        self.draw_from(row)
         return events
 
-    def _leave_prompt(self) -> list[Event]:
+    def _end_prompt(self) -> list[Event]:
         """Return the events at the prompt's end."""
-        events: list[Event] = [Started(self._prompt_length, self.start.cached_tokens, self._note_prompt_end())]
-        if self._scores is not None:
-            events.append(PromptScored(self._scores.infos))
+        events: list[Event] = [Started(self.prompt_length, self.start.cached_tokens, self._note_prompt_end())]
+        if self.scores is not None:
+            events.append(PromptScored(self.scores.infos))
         if self.request.max_tokens == 0:
-            self._answer.end(CUT)
+            self.answer.end(CUT)
         return events
 
-    def _take_given(self, mask: SequenceMask) -> list[TokenInfo]:
-        """Take the tokens that come next whatever the model says; return them."""
+    def _take_forced(self, mask: SequenceMask) -> list[TokenInfo]:
+        """Take the tokens that the mask forces next, whatever the model says; return them."""
         infos: list[TokenInfo] = []
         while mask.forced:
             for token in mask.forced:
-                infos.append(self._answer.describe(token))
+                infos.append(self.answer.describe(token))
                 self.sampler.given(token)
-                if not self._answer.take(infos[-1]):
+                if not self.answer.take(infos[-1]):
                     return infos
             mask.advance()
         return infos
 
-    def _follow(self, row: RowSource, given: Sequence[TokenInfo] = ()) -> list[Event]:
-        """Return the events of the tokens that were taken, and of the end where that is reached."""
-        events, ending = self._answer.events(), self._answer.ending
-        if ending is None and not given:
+    def _follow(self, row: RowSource, forced: Sequence[TokenInfo] = ()) -> list[Event]:
+        """Return the events of the tokens that were taken, the last of which are `forced`, and of the text's end."""
+        events, ending = self.answer.events(), self.answer.ending
+        if ending is None and not forced:
             return events
-        self.decodes = False
-        unscored: Sequence[TokenInfo] = () if self.request.logprobs is None else given
-        if unscored and len(given) == len(self._generated):  # the first of all, which the prompt's last row scores
+        unscored: Sequence[TokenInfo] = () if self.request.logprobs is None else forced
+        if unscored and len(forced) == len(self.generated):  # the first of all, which the prompt's last row scores
             first, *unscored = unscored
             scored_by = row()
             first.logprob = scored_by.read_full().item(first.token) - scored_by.logsumexp
@@ -406,31 +472,34 @@ class LiveSequence(Member):
         end = self._end_of_run(ending, unscored)
         if ending is not None and end <= self.position:
             return [*events, self._finish(ending, row)]
-        self._run_given(end, ending, unscored, events)
+        waiting = events if unscored else ()
+        if ending is None:
+            self.enter(self._make_given(end, unscored, waiting))
+        else:
+            self._close(end, unscored, waiting)
         return [] if unscored else events
 
-    def _run_given(self, end: int, ending: Ending | None, unscored: Sequence[TokenInfo], events: list[Event]) -> None:  # noqa: ARG002
-        """Have the tokens up to `end` run; `events` are told behind those that are `unscored`."""
-        self._given = GivenTokens(end, unscored, self.request.logprobs or 0, events if unscored else ())
+    def _close(self, end: int, unscored: Sequence[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
+        """Have the last tokens run, up to `end`; `events` wait until those that are `unscored` have their scores."""
+        self.enter(Closing(end, unscored, events))
 
     def _end_of_run(self, ending: Ending | None, unscored: Sequence[TokenInfo]) -> int:
         """Return up to which position tokens are run before the next one is drawn, or before the end."""
-        end = self._prompt_length + len(self._generated)
         if ending is None:
-            return end
+            return self.end
         if self.request.keep_end:  # the state at the end has taken in all but what ended the text
-            return end if ending.stop is None else end - 1
-        return end - 1 if unscored else self.position
+            return self.end if ending.stop is None else self.end - 1
+        return self.end - 1 if unscored else self.position
 
     def _finish(self, ending: Ending, row: RowSource) -> Finished:
-        """End the sequence, where `row` is what follows from the slot's state."""
-        for member in self.members:
-            member.finished = True
+        """End the request; `row` is what follows from the slot's state."""
+        for sequence in self.sequences:
+            sequence.enter(Done())
         end = None
         if self.request.keep_end:
             logits = row().read_full().copy() if self.row is None else self.row
             end = EndState(tuple(self.tokens_run), self._read_state(self.slot), logits)
-        return Finished(ending.reason, len(self._generated), self._seed, ending.stop, end, ending.stop_token)
+        return Finished(ending.reason, len(self.generated), self._seed, ending.stop, end, ending.stop_token)
 
 
 def _make_mask(request: GenerateRequest, vocab_size: int) -> SequenceMask | None:

@@ -17,23 +17,22 @@ from rnn_engine.requests import Client, GenerateRequest
 from rnn_engine.sampling import JointDraws
 from rnn_engine.scheduler.drafts import DraftingSequence, Drafts
 from rnn_engine.scheduler.mask_threads import MaskThreads
-from rnn_engine.scheduler.member import Halts, Member
 from rnn_engine.scheduler.meter import Meter
 from rnn_engine.scheduler.mixed import MixedSequence
 from rnn_engine.scheduler.prefixes import Prefixes, Start
 from rnn_engine.scheduler.queue import Queue, Waiting
-from rnn_engine.scheduler.sequence import LiveSequence
-from rnn_engine.scheduler.text import TokenInfos
+from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
+from rnn_engine.scheduler.text import Halts, TokenInfos
 from rnn_engine.telemetry import SlotUse
 from rnn_engine.types import PendingState, Runner
 
 
 class Slots:
-    """Free slots and live requests. A slot that was taken is given back, or held by a member until its release."""
+    """Free slots and live requests. A slot that was taken is given back, or held by a sequence until its release."""
 
     def __init__(self, count: int) -> None:
-        self.live: dict[int, LiveSequence] = {}  # by request, oldest first; none that was released
-        self._members: dict[int, Member] = {}  # by slot, oldest first: all members of those
+        self.live: dict[int, SamplingSequence] = {}  # by request, oldest first; none that was released
+        self._sequences: dict[int, SlotSequence] = {}  # by slot, oldest first: all of those requests
         self.held: Counter[Client] = Counter()  # slots; no client without any
         self._paused: set[int] = set()  # keys of live ones that take part in no step
         self._leaving: set[int] = set()  # keys of those that are to be suspended, which take part in no further step
@@ -49,7 +48,7 @@ class Slots:
     def num_advancing(self) -> int:
         """How many slots are held by requests that are not paused, and do not await their masks."""
         resting = self._paused | self._late if self._late else self._paused
-        return len(self._members) - sum(len(self.live[key].members) for key in resting)
+        return len(self._sequences) - sum(len(self.live[key].sequences) for key in resting)
 
     @property
     def num_late(self) -> int:
@@ -57,7 +56,7 @@ class Slots:
         return len(self._late)
 
     @property
-    def ready(self) -> list[LiveSequence]:
+    def ready(self) -> list[SamplingSequence]:
         """Those that awaited their masks and can go on."""
         return [self.live[key] for key in sorted(self._late) if self.live[key].can_go_on]
 
@@ -74,13 +73,13 @@ class Slots:
         """Make a slot free that was taken and in which no sequence runs."""
         heapq.heappush(self._free, slot)
 
-    def hold(self, live: LiveSequence) -> None:
-        """Let the members of a request hold the slots that were taken for them."""
+    def hold(self, live: SamplingSequence) -> None:
+        """Let the sequences of a request hold the slots that were taken for them."""
         self.live[live.key] = live
-        self.held[live.request.client] += len(live.members)
+        self.held[live.request.client] += len(live.sequences)
         self._since[live.key] = live.position
-        for member in live.members:
-            self._members[member.slot] = member
+        for sequence in live.sequences:
+            self._sequences[sequence.slot] = sequence
         self.note_mask(live)
 
     def pause(self, key: int, paused: bool) -> None:
@@ -90,68 +89,79 @@ class Slots:
         else:
             self._paused.discard(key)
 
-    def note_mask(self, live: Member) -> None:
+    def note_mask(self, live: SlotSequence) -> None:
         """Take note of whether the request of `live`, which is live, awaits its mask."""
         if live.awaits_mask:
             self._late.add(live.key)
         else:
             self._late.discard(live.key)
 
-    def runnable(self) -> list[Member]:
-        """The members that a step that is submitted now can run."""
-        return self._taking_part([one for one in self._members.values() if one.can_run])
+    def runnable(self) -> list[SlotSequence]:
+        """The sequences that a step that is submitted now can run."""
+        return self._taking_part([one for one in self._sequences.values() if one.phase.can_run(one)])
 
     def uses(self) -> list[SlotUse]:
         """What each slot that is held is used for, the oldest request first. For any thread."""
-        return [member.use(paused=member.key in self._paused) for member in list(self._members.values())]
+        return [one.use(paused=one.key in self._paused) for one in list(self._sequences.values())]
 
-    def runnable_ahead(self) -> list[Member]:
+    def runnable_ahead(self) -> list[SlotSequence]:
         """The same while a step is in flight; none where it gives a token that the host has to see first."""
-        members = []
-        for one in self._members.values():
-            if one.can_run:
-                members.append(one)
-            elif one.awaits_token:
+        runnable = []
+        for one in self._sequences.values():
+            if one.phase.can_run(one):
+                runnable.append(one)
+            elif one.phase.awaits_token(one):
                 return []
-        return self._taking_part(members)
+        return self._taking_part(runnable)
 
     def is_paused(self, key: int) -> bool:
         """Whether a request is live and takes part in no step."""
         return key in self._paused
 
-    def tokens_since(self, live: LiveSequence) -> int:
+    def tokens_since(self, live: SamplingSequence) -> int:
         """Return how many tokens a request has run since it got its slots."""
         return live.position - self._since[live.key]
 
-    def set_leaving(self, leaving: Iterable[LiveSequence]) -> None:
+    def set_leaving(self, leaving: Iterable[SamplingSequence]) -> None:
         """Leave these requests, and no others but the paused ones, out of `runnable`."""
         self._leaving = {live.key for live in leaving}
 
-    def release(self, live: Member) -> None:
+    def release(self, live: SlotSequence) -> None:
         """Take the request of `live` out for good and free its slots."""
         self.suspend(live)
-        for member in live.members:
-            member.released = True
+        for sequence in live.sequences:
+            sequence.released = True
 
-    def suspend(self, live: Member) -> None:
+    def suspend(self, live: SlotSequence) -> None:
         """Take the request of `live` out and free its slots. It may be held again in others."""
         del self.live[live.key], self._since[live.key]
         self._paused.discard(live.key)
         self._leaving.discard(live.key)
         self._late.discard(live.key)
         client = live.request.client
-        self.held[client] -= len(live.members)
+        self.held[client] -= len(live.sequences)
         if self.held[client] == 0:
             del self.held[client]
-        for member in live.members:
-            del self._members[member.slot]
-            member.close()
-            self.give_back(member.slot)
+        for sequence in live.sequences:
+            del self._sequences[sequence.slot]
+            sequence.close()
+            self.give_back(sequence.slot)
 
-    def _taking_part(self, members: list[Member]) -> list[Member]:
+    def check(self) -> None:
+        """Raise AssertionError if what must hold between two steps does not. For tests."""
+        held = [sequence.slot for live in self.live.values() for sequence in live.sequences]
+        assert sorted(held) == sorted(self._sequences)
+        assert not set(held) & set(self._free)
+        assert self.held.total() == len(held)
+        assert self._late == {key for key, live in self.live.items() if live.awaits_mask}
+        assert self._paused | self._leaving <= self.live.keys()
+        for sequence in self._sequences.values():
+            sequence.check()
+
+    def _taking_part(self, runnable: list[SlotSequence]) -> list[SlotSequence]:
         if not self._paused and not self._leaving:
-            return members
-        return [one for one in members if one.key not in self._paused and one.key not in self._leaving]
+            return runnable
+        return [one for one in runnable if one.key not in self._paused and one.key not in self._leaving]
 
 
 # Requests that give up their slots before their end, so that those of other clients get their share, and go on later.
@@ -166,8 +176,8 @@ LEAST_TOKENS = 64  # that a request of a client of weight 1 runs in its slots un
 class Suspended:
     """A request that has begun and waits to go on. See `Queued`."""
 
-    live: LiveSequence
-    states: Sequence[PendingState]  # of its members
+    live: SamplingSequence
+    states: Sequence[PendingState]  # of its sequences
     paused: bool  # its reader is far behind
 
     @property
@@ -180,7 +190,7 @@ class Suspended:
 
     @property
     def num_slots(self) -> int:
-        return len(self.live.members)
+        return len(self.live.sequences)
 
     @property
     def ready(self) -> bool:
@@ -196,7 +206,7 @@ class Suspended:
         self.states = ()
 
 
-def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[LiveSequence]:
+def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[SamplingSequence]:
     """Return the live requests that are to be suspended, so that the next ones of `queue` can start.
 
     A request is suspended for one of another client that holds no more slots for its weight than its own client does
@@ -213,9 +223,9 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[LiveSequ
         for live in slots.live.values()
         if slots.is_paused(live.key) or slots.tokens_since(live) >= least_tokens * live.request.client.weight
     ]
-    victims: list[LiveSequence] = []
+    victims: list[SamplingSequence] = []
     for queued in queue.ready(held):
-        client, chosen = queued.request.client, list[LiveSequence]()
+        client, chosen = queued.request.client, list[SamplingSequence]()
         while num_free < queued.num_slots:
             having_more = [live for live in candidates if _has_more(live, client, held)]
             if not having_more:
@@ -223,8 +233,8 @@ def find_victims(queue: Queue, slots: Slots, least_tokens: int) -> list[LiveSequ
             victim = max(having_more, key=lambda live: _claim(live, held, slots))
             candidates.remove(victim)
             chosen.append(victim)
-            held[victim.request.client] -= len(victim.members)
-            num_free += len(victim.members)
+            held[victim.request.client] -= len(victim.sequences)
+            num_free += len(victim.sequences)
         victims += chosen
         num_free -= queued.num_slots
         held[client] += queued.num_slots
@@ -239,14 +249,14 @@ def _any_has_less(clients: Sequence[Client], held: Counter[Client]) -> bool:
     return least <= max((count - 1) / client.weight for client, count in held.items())
 
 
-def _has_more(live: LiveSequence, client: Client, held: Counter[Client]) -> bool:
+def _has_more(live: SamplingSequence, client: Client, held: Counter[Client]) -> bool:
     """Whether the client of `live` holds no less than `client` for its weight when `live` is suspended."""
     owner = live.request.client
-    left = held[owner] - len(live.members)
+    left = held[owner] - len(live.sequences)
     return owner != client and left / owner.weight >= held[client] / client.weight
 
 
-def _claim(live: LiveSequence, held: Counter[Client], slots: Slots) -> tuple[float, bool, int]:
+def _claim(live: SamplingSequence, held: Counter[Client], slots: Slots) -> tuple[float, bool, int]:
     owner = live.request.client
     return held[owner] / owner.weight, slots.is_paused(live.key), slots.tokens_since(live)
 
@@ -339,7 +349,7 @@ class Admission:
         """Whether a request waits and has had no slot yet."""
         return isinstance(self._queue.find(key), Waiting)
 
-    def suspended(self, key: int) -> LiveSequence | None:
+    def suspended(self, key: int) -> SamplingSequence | None:
         """Return a request that has had slots and waits to go on; None for another one."""
         queued = self._queue.find(key)
         return queued.live if isinstance(queued, Suspended) else None
@@ -355,19 +365,19 @@ class Admission:
         if isinstance(queued, Suspended):
             queued.paused = paused
 
-    def find_victims(self) -> list[LiveSequence]:
+    def find_victims(self) -> list[SamplingSequence]:
         """Return the live requests that are to be suspended for others that wait."""
         return find_victims(self._queue, self._slots, self._least_tokens)
 
-    def suspend(self, live: LiveSequence) -> None:
+    def suspend(self, live: SamplingSequence) -> None:
         """Free the slots of a request that no step in flight runs, and queue it to go on. Raises as the device does."""
-        states = [self._runner.start_read(member.slot) for member in live.members]
+        states = [self._runner.start_read(sequence.slot) for sequence in live.sequences]
         paused = self._slots.is_paused(live.key)
         self._draws.leave(live.sampler)
         self._slots.suspend(live)
         self._queue.add(Suspended(live, states, paused), has_begun=True)
 
-    def start_ready(self) -> Iterator[LiveSequence | FailedStart]:
+    def start_ready(self) -> Iterator[SamplingSequence | FailedStart]:
         """Start requests as long as there are slots for the next one, and let suspended ones go on.
 
         Yields those that begin, and those that fail. Slots may be given back meanwhile.
@@ -387,7 +397,7 @@ class Admission:
     def _resume(self, suspended: Suspended) -> FailedStart | None:
         """Put a suspended request into slots; return what has failed."""
         live = suspended.live
-        slots = [self._slots.take() for _ in live.members]
+        slots = [self._slots.take() for _ in live.sequences]
         try:
             for slot, state in zip(slots, suspended.states, strict=True):
                 self._runner.write_state(slot, state.result())
@@ -401,7 +411,7 @@ class Admission:
         self._slots.hold(live)
         return None
 
-    def _start(self, waiting: Waiting) -> LiveSequence | FailedStart:
+    def _start(self, waiting: Waiting) -> SamplingSequence | FailedStart:
         slots = [self._slots.take() for _ in waiting.members]
         starts: list[Start] = []
         try:
@@ -421,13 +431,13 @@ class Admission:
                 self._prefixes.hold_back(other)
         return live
 
-    def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> LiveSequence:
+    def _make_live(self, waiting: Waiting, slots: Sequence[int], starts: list[Start]) -> SamplingSequence:
         """Put the states of a request into `slots`, and add to `starts` how far they have taken it."""
         started = self._meter.started(waiting.arrived)
         for member, slot in zip(waiting.members, slots, strict=True):
             starts.append(self._prefixes.begin(member, slot))
         drafter = self._drafts.drafter_of(waiting.request, self._prefixes.find_earlier)
-        kind = LiveSequence if waiting.request.mix is None else MixedSequence
+        kind = SamplingSequence if waiting.request.mix is None else MixedSequence
         live = (kind if drafter is None else DraftingSequence)(
             waiting.key,
             waiting.request,

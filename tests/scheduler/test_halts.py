@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rnn_engine.requests import GenerateRequest
-from rnn_engine.scheduler.member import Halts
+from rnn_engine.scheduler.text import Halts
 from rnn_engine.types import unpack_masks
 
 TEXTS = [b"", b"a", b"ab", b"b.", b".", b"\n\nx", b"\xc3", b"\xa9", *([b"z"] * 40)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rnn_engine.scheduler.member import DECODE
 from rnn_engine.scheduler.meter import StepSeconds, StepTimes
+from rnn_engine.scheduler.phases import DECODE
 from rnn_engine.scheduler.queue import TokenDemand
 
 MOST = 8

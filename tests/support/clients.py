@@ -107,6 +107,7 @@ class Clients:
 
     def step(self) -> list[Delivery]:
         deliveries = self.scheduler.step()
+        self.scheduler.check()
         self.take(deliveries)
         return deliveries
 

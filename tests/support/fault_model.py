@@ -179,6 +179,7 @@ class FaultModel:
             self.scheduler.submit(-1 - number, GenerateRequest([1], initial_state=start, max_tokens=0), self.now)
         self._fake.batches.clear()
         self.scheduler.step()
+        self.scheduler.check()
         assert {run.slot for run in self._fake.batches[-1]} == set(range(NUM_SLOTS))
         self.parts.close()
 

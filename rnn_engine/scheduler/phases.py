@@ -1,0 +1,401 @@
+"""The phases of a sequence: what it runs next, and what becomes of the rows that its runs give.
+
+A sequence is in one phase at a time. Up to two of its runs are in flight, and each is taken in by the phase that
+submitted it, although the sequence may be a phase further by then. `FOLLOWS`, at the end, says which phase may follow
+which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from rnn_engine.requests import Event, GenerateRequest, TokenInfo
+from rnn_engine.sampling import LogitRow, RunRows, top_logprobs
+from rnn_engine.scheduler.queue import TokenDemand
+from rnn_engine.types import F32, TokenRun
+
+if TYPE_CHECKING:
+    from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
+
+Of = TypeVar("Of", bound="SlotSequence")
+
+DECODE = TokenDemand(1)  # the token that was drawn last; the next one is drawn from its row
+TAKE_IN = TokenDemand(1)  # the token that was drawn last; only the state after it is wanted
+_NOT_KNOWN = (0,)  # stands for the token of a run that follows one in flight
+
+
+class DraftDemand(TokenDemand):
+    """Tokens that were drawn, and behind them a draft of the next ones."""
+
+    __slots__ = ()
+
+
+class Phase(Generic[Of]):
+    """What a sequence runs next. The scheduler asks for the `demand` of one that `can_run`, and then calls `run`.
+
+    A phase does not refer to its sequence, which is passed to each call, so that one object may serve many sequences.
+    """
+
+    def draws_ahead(self, sequence: Of) -> bool:
+        """Whether the device can draw the token that follows the next run, and run that token too."""
+        return False
+
+    def demand(self, sequence: Of) -> TokenDemand:
+        """What would be run next."""
+        raise NotImplementedError
+
+    def can_run(self, sequence: Of) -> bool:
+        """Whether the next run can be submitted before those in flight are taken in."""
+        return not sequence.in_flight
+
+    def awaits_token(self, sequence: Of) -> bool:
+        """Whether the runs in flight give a token that the host must see before the next run."""
+        return len(sequence.in_flight) > 0
+
+    def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
+        """Return the next `count` tokens as a run of the step that is submitted now.
+
+        The device draws up to `num_draws` of the tokens that follow if it can.
+        """
+        raise NotImplementedError
+
+    def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
+        """Take in the rows of a run that this phase submitted, the oldest in flight; return the events that follow.
+
+        If the sequence's `draws` is set then, a token must be drawn from the last row, and more events follow from it.
+        """
+        raise NotImplementedError
+
+    def check(self, sequence: Of) -> None:
+        """Raise AssertionError if the sequence is not what this phase promises between two steps."""
+        raise NotImplementedError
+
+
+AnyPhase: TypeAlias = "Phase[Any]"
+
+
+class PromptScores:
+    """Scores a prompt's `tokens`, in their order, by the rows before them."""
+
+    def __init__(self, tokens: Sequence[int], alternatives: int, token_bytes: Callable[[int], bytes]) -> None:
+        self._unscored = iter(tokens)
+        self._alternatives = alternatives
+        self._token_bytes = token_bytes
+        self._infos: list[TokenInfo] = []
+
+    @property
+    def infos(self) -> tuple[TokenInfo, ...]:
+        """An entry for each token that was scored."""
+        return tuple(self._infos)
+
+    def take(self, rows: RunRows) -> None:
+        """Score the next tokens by `rows`, whose targets are these tokens; leave out a row after the last."""
+        for index in range(len(rows)):
+            self.take_row(rows.row(index), rows.target_logit(index))
+
+    def take_row(self, row: LogitRow, logit: float) -> None:
+        """Score the next token, if there is one, by the row before it, whose logit at the token is `logit`."""
+        token = next(self._unscored, None)
+        if token is not None:
+            top = top_logprobs(row, self._alternatives)
+            self._infos.append(TokenInfo(token, self._token_bytes(token), logit - row.logsumexp, top))
+
+    def take_unknown(self) -> None:
+        """Leave the next token without a score because no row before it is known."""
+        token = next(self._unscored)
+        self._infos.append(TokenInfo(token, self._token_bytes(token), None))
+
+
+def begin_scores(
+    request: GenerateRequest, num_candidates: int, token_bytes: Callable[[int], bytes]
+) -> PromptScores | None:
+    """Return the scores of a request's prompt; None if it asks for none.
+
+    No row of a step scores the prompt's first token. The logits that the request starts from score it, if it has some;
+    `num_candidates` of them are sorted.
+    """
+    first = request.score_from
+    if first is None:
+        return None
+    tokens = request.prompt[first:]
+    scores = PromptScores(tokens, request.logprobs or 0, token_bytes)
+    if first > 0 or len(tokens) == 0:
+        return scores
+    logits = None if request.initial_state is None else request.initial_state.logits
+    if logits is None:
+        scores.take_unknown()
+    else:
+        scores.take_row(LogitRow.of_full(logits, num_candidates), logits.item(tokens[0]))
+    return scores
+
+
+class Prompt(Phase["SlotSequence"]):
+    """Runs the prompt in chunks that end where a state is to be kept. Two may be in flight."""
+
+    def demand(self, sequence: SlotSequence) -> TokenDemand:
+        point, request = sequence.plan.next(), sequence.request
+        end = sequence.prompt_length if point is None else point.position
+        return TokenDemand(end - sequence.submitted, max(_count_scored(request, sequence.submitted, end), 1))
+
+    def can_run(self, sequence: SlotSequence) -> bool:
+        """A run never passes a checkpoint: the slot's state must be kept before it changes."""
+        return not sequence.in_flight or sequence.plan.at(sequence.submitted) is None
+
+    def awaits_token(self, sequence: SlotSequence) -> bool:
+        return False
+
+    def run(self, sequence: SlotSequence, count: int, num_draws: int) -> TokenRun:
+        request, prompt = sequence.request, sequence.request.prompt
+        sequence.in_flight.append(self)
+        start = sequence.submitted
+        end = sequence.submitted = start + count
+        at_end = end == sequence.prompt_length
+        sequence.plan.submit(end)
+        run = TokenRun(sequence.slot, prompt[start:end])
+        if (rows := _count_scored(request, start, end)) > 0:
+            # The prompt's last row has no target of its own; its logit at the last token is not used.
+            run.targets = (*prompt[end - rows + 1 : end + 1], prompt[-1])[:rows]
+        else:
+            # A state that is kept gets a row too, because its logits show whether the state is sound.
+            rows = int(at_end or sequence.plan.at(end) is not None)
+            run.embeddings = None if request.embeddings is None else request.embeddings[start:end]
+        run.rows = rows
+        if at_end:
+            run.masks = sequence.make_masks(rows)
+            sequence.leave_prompt(run, num_draws)
+        return run
+
+    def take(self, sequence: SlotSequence, run: TokenRun, rows: RunRows) -> list[Event]:
+        if sequence.scores is not None and run.targets is not None:
+            sequence.scores.take(rows)
+        sequence.position += len(run.tokens)
+        progress = sequence.progress()
+        if sequence.position < sequence.prompt_length:
+            return progress
+        events = sequence.take_rows(rows)
+        return [*progress, *events] if progress else events
+
+    def check(self, sequence: SlotSequence) -> None:
+        assert sequence.submitted < sequence.prompt_length
+        assert len(sequence.generated) == 0
+
+
+def _count_scored(request: GenerateRequest, start: int, end: int) -> int:
+    """Return how many of a prompt's rows from `start` to `end` score a token: the one after the row's own."""
+    first = request.score_from
+    return 0 if first is None else max(end - max(start, first - 1), 0)
+
+
+class Decode(Phase[Of]):
+    """Runs the token that was drawn last, or awaits the row from which the first one is drawn."""
+
+    _demand = DECODE
+
+    def demand(self, sequence: Of) -> TokenDemand:
+        return self._demand
+
+    def run(self, sequence: Of, count: int, num_draws: int) -> TokenRun:
+        sequence.in_flight.append(self)
+        sequence.submitted += 1
+        return TokenRun(sequence.slot, (sequence.generated[-1],), rows=1, masks=sequence.make_masks(1))
+
+    def take(self, sequence: Of, run: TokenRun, rows: RunRows) -> list[Event]:
+        sequence.position += 1
+        return sequence.take_rows(rows)
+
+    def check(self, sequence: Of) -> None:
+        assert sequence.submitted == sequence.end - (0 if sequence.in_flight else 1)
+
+
+class TakeIn(Decode["SlotSequence"]):
+    """Runs the token that was drawn last, for the state after it: another sequence draws, or the text has ended."""
+
+    _demand = TAKE_IN
+
+
+class AwaitSequences(Phase["SlotSequence"]):
+    """Has its row of the next token, which is drawn when all sequences of the mix have theirs."""
+
+    def can_run(self, sequence: SlotSequence) -> bool:
+        return False
+
+    def check(self, sequence: SlotSequence) -> None:
+        assert not sequence.in_flight
+        assert sequence.row is not None
+        assert sequence.position == sequence.end
+
+
+class HostDecode(Decode["SamplingSequence"]):
+    """The host draws from the row of each run, unless the device can."""
+
+    def draws_ahead(self, sequence: SamplingSequence) -> bool:
+        return sequence.halts is not None
+
+    def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
+        if num_draws and sequence.halts is not None:
+            return sequence.enter(sequence.device).run(sequence, count, num_draws)
+        return super().run(sequence, count, num_draws)
+
+    def take(self, sequence: SamplingSequence, run: TokenRun, rows: RunRows) -> list[Event]:
+        sequence.position += 1
+        if sequence.answer.ending is not None:  # the text was cut while the run was in flight
+            return sequence.go_on(rows.last)
+        sequence.draw_from(rows.last)
+        return []
+
+
+class DeviceDecode(HostDecode):
+    """The device draws what follows each run. The next run may follow a draw that is in flight."""
+
+    def __init__(self) -> None:
+        self.num_drawing = 0  # tokens that the runs in flight draw if nothing ends the text
+
+    def draws_ahead(self, sequence: SamplingSequence) -> bool:
+        return True
+
+    def can_run(self, sequence: SamplingSequence) -> bool:
+        return not sequence.is_cut and self._num_left(sequence) > 0 and not self.awaits_token(sequence)
+
+    def awaits_token(self, sequence: SamplingSequence) -> bool:
+        """The prompt's last state may have to be kept before the first token is run."""
+        in_flight = self.num_drawing > 0 and sequence.submitted <= sequence.prompt_length
+        return in_flight and sequence.plan.at(sequence.submitted) is not None
+
+    def _num_left(self, sequence: SamplingSequence) -> int:
+        """How many more tokens may be drawn."""
+        return sequence.request.max_tokens - len(sequence.generated) - self.num_drawing
+
+    def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
+        sequence.in_flight.append(self)
+        sequence.submitted += 1
+        follows = self.num_drawing > 0
+        tokens = _NOT_KNOWN if follows else (sequence.generated[-1],)
+        run = TokenRun(sequence.slot, tokens, rows=1, follows=follows)
+        self.draw(sequence, run, min(num_draws, self._num_left(sequence)))
+        return run
+
+    def draw(self, sequence: SamplingSequence, run: TokenRun, count: int) -> None:
+        """Have the device draw `count` tokens after `run`."""
+        assert sequence.halts is not None, "the device draws for the sequence"
+        run.draw = sequence.sampler.device_draw(count, sequence.halts, self.num_drawing)
+        run.draw.logprobs = sequence.request.logprobs
+        self.num_drawing += count
+
+    def check(self, sequence: SamplingSequence) -> None:
+        assert (self.num_drawing > 0) == (len(sequence.in_flight) > 0)
+        assert sequence.in_flight or sequence.submitted == sequence.end - 1
+
+
+class Given(Phase["SamplingSequence"]):
+    """Runs tokens of the answer that are known up to position `end`, such as those that a grammar forces.
+
+    `unscored` are tokens that still lack their log-probabilities: each is scored by the row of the token before it. The
+    `events` of the tokens wait for that.
+    """
+
+    def __init__(self, end: int, unscored: Iterable[TokenInfo] = (), events: Sequence[Event] = ()) -> None:
+        self._end = end
+        self._unscored = deque(unscored)
+        self._events = list(events)
+
+    def demand(self, sequence: SamplingSequence) -> TokenDemand:
+        num_left = self._end - sequence.submitted
+        return TokenDemand(num_left, num_left if self._unscored else 1)
+
+    def run(self, sequence: SamplingSequence, count: int, num_draws: int) -> TokenRun:
+        sequence.in_flight.append(self)
+        start = sequence.submitted - sequence.prompt_length
+        sequence.submitted += count
+        tokens = sequence.generated[start : start + count]
+        if self._unscored:
+            targets = sequence.generated[start + 1 : start + count + 1]
+            targets.extend(tokens[-1:] if len(targets) < count else ())  # the next token is not known yet
+            return TokenRun(sequence.slot, tokens, rows=count, targets=targets, masks=sequence.make_masks(count))
+        is_last = sequence.submitted == self._end
+        return TokenRun(sequence.slot, tokens, rows=int(is_last), masks=sequence.make_masks(1) if is_last else None)
+
+    def take(self, sequence: SamplingSequence, run: TokenRun, rows: RunRows) -> list[Event]:
+        sequence.position += len(run.tokens)
+        if run.targets is not None:
+            self._score(sequence, rows)
+        if sequence.position < self._end:
+            return []
+        return [*self._events, *sequence.go_on(rows.last)]
+
+    def _score(self, sequence: SamplingSequence, rows: RunRows) -> None:
+        """Score the next tokens by the rows before them, whose targets are these tokens."""
+        for index in range(len(rows)):
+            if not self._unscored:  # the last row is that of the token which is drawn next
+                return
+            info, row = self._unscored.popleft(), rows.row(index)
+            info.logprob = rows.target_logit(index) - row.logsumexp
+            info.top = top_logprobs(row, sequence.request.logprobs or 0)
+
+    def check(self, sequence: SamplingSequence) -> None:
+        assert sequence.position < self._end <= sequence.end
+
+
+class Closing(Given):
+    """Runs the last tokens of a text that has ended, for the state after them."""
+
+    def demand(self, sequence: SamplingSequence) -> TokenDemand:
+        return TAKE_IN if self._end - sequence.submitted == 1 else super().demand(sequence)
+
+    def check(self, sequence: SamplingSequence) -> None:
+        super().check(sequence)
+        assert sequence.answer.ending is not None
+
+
+class AwaitMask(Phase["SamplingSequence"]):
+    """Has the row [V] from which the next token is drawn when its mask is there."""
+
+    def __init__(self, logits: F32) -> None:
+        self.logits = logits
+        self.since = time.monotonic()
+
+    def can_run(self, sequence: SamplingSequence) -> bool:
+        return False
+
+    def check(self, sequence: SamplingSequence) -> None:
+        assert not sequence.in_flight
+        assert sequence.position == sequence.end
+
+
+class Done(Phase["SlotSequence"]):
+    """The text has ended, and nothing more is run."""
+
+    def can_run(self, sequence: SlotSequence) -> bool:
+        return False
+
+    def check(self, sequence: SlotSequence) -> None:
+        raise AssertionError("a sequence that is done holds no slot")
+
+
+class Draft(Phase["SamplingSequence"]):
+    """A run of drafted tokens is in flight; see `drafts.py`."""
+
+    def check(self, sequence: SamplingSequence) -> None:
+        assert list(sequence.in_flight) == [self]
+
+
+FOLLOWS: Mapping[type[AnyPhase], tuple[type[AnyPhase], ...]] = {
+    Prompt: (Decode, Given, AwaitMask, AwaitSequences, Done),
+    Decode: (TakeIn, AwaitSequences, Done),
+    AwaitSequences: (Decode, AwaitMask, Done),
+    HostDecode: (DeviceDecode, Given, Draft, AwaitMask, Done),
+    DeviceDecode: (HostDecode, Given),
+    Given: (HostDecode, Given, Draft, AwaitMask, Done),
+    Draft: (HostDecode, Given),
+    AwaitMask: (Decode, Done),
+    Done: (),
+}
+"""Which phases may follow one. A kind of phase that is not listed counts as its base class."""
+
+
+def may_follow(before: type[AnyPhase], after: type[AnyPhase]) -> bool:
+    """Return True if a sequence may go from phase `before` to phase `after`."""
+    allowed = next(FOLLOWS[kind] for kind in before.__mro__ if kind in FOLLOWS)
+    return issubclass(after, allowed)
