@@ -1,7 +1,8 @@
 """Read and write .safetensors (and ai00's .st), also with quantised matrices.
 
-The safetensors package maps the file to read it, which this project does not do; so the header is judged here, as
-strictly as there: every tensor as long as its shape and type say, one behind the other, up to the file's last byte.
+The safetensors package does not serve here: it maps a file to read it (a mapped file that is cut short ends the
+process), reads no metadata from bytes, and writes only what is in memory as a whole. So the header is read and checked
+here, as strictly as there: every tensor is as long as its shape and type say, and they fill the file without gaps.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -250,20 +252,24 @@ _ALIGNMENT: Final = 8
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> None:
-    """Write `entries` in their order."""
+def encode_header(tensors: Iterable[tuple[str, Sequence[int], np.dtype[Any]]], metadata: Mapping[str, str]) -> bytes:
+    """Return all of a safetensors file except the bytes of `tensors`, which follow in their order.
+
+    Each is given by name, shape and type.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for entry in entries:
-        start, end = end, end + entry.info.num_bytes
-        header[entry.name] = {
-            "dtype": _NAMES[entry.info.dtype],
-            "shape": list(entry.info.shape),
-            "data_offsets": [start, end],
-        }
+    for name, shape, dtype in tensors:
+        start, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    file.write(len(encoded).to_bytes(8, "little") + encoded)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
+
+
+def write_safetensors(file: IO[bytes], entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> None:
+    """Write `entries` in their order."""
+    file.write(encode_header([(entry.name, entry.info.shape, entry.info.dtype) for entry in entries], metadata))
     for entry in entries:
         entry.write(file)
 

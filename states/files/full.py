@@ -24,7 +24,7 @@ from rnn_engine.files import atomic_file
 from rnn_engine.tensor_files.binary_file import BinaryFile, ByteSource, MemoryFile
 from rnn_engine.tensor_files.formats import read_source
 from rnn_engine.tensor_files.pth_file import PthFile
-from rnn_engine.tensor_files.safetensors_file import SafetensorsFile
+from rnn_engine.tensor_files.safetensors_file import SafetensorsFile, encode_header
 from rnn_engine.tensor_files.source import TensorSource
 from rnn_engine.types import ModelShape
 from states.frozen import Payload, check_array, check_fields, check_shape, check_state
@@ -73,33 +73,18 @@ def modified(path: Path) -> float:
         return 0.0
 
 
-_DTYPE_NAMES = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint32): "U32"}
-
-
-def encode_header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Everything of a safetensors file but the tensors' bytes, which follow in the mapping's order."""
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, array in tensors.items():
-        begin, end = end, end + array.nbytes
-        entries[name] = {
-            "dtype": _DTYPE_NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _header(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
+    return encode_header([(name, array.shape, array.dtype) for name, array in tensors.items()], metadata)
 
 
 def file_bytes(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> int:
     """The exact size of the file that `write_file` makes."""
-    return len(encode_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
+    return len(_header(tensors, metadata)) + sum(array.nbytes for array in tensors.values())
 
 
 def file_parts(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file, piece by piece."""
-    yield encode_header(tensors, metadata)
+    yield _header(tensors, metadata)
     for array in tensors.values():
         yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -104,7 +104,8 @@ def find_breaches(root: Path) -> list[str]:
     breaches += [(found, rule) for found in product for rule in _api_breaches(found)]
     breaches += [(found, rule) for found in everything for rule in _restriction_breaches(found)]
     breaches += [(found, rule) for found in product for rule in _undeclared(found, declared)]
-    return sorted({f"{found.place}: imports {found.target}: {rule}" for found, rule in breaches} | _strays(root))
+    lines = {f"{found.place}: imports {found.target}: {rule}" for found, rule in breaches}
+    return sorted(lines | _strays(root) | _unused(declared, product))
 
 
 def unit_of(module: str) -> str:
@@ -167,8 +168,20 @@ def _restriction_breaches(found: Import) -> Iterator[str]:
 def _undeclared(found: Import, declared: frozenset[str]) -> Iterator[str]:
     top = found.target.partition(".")[0]
     known = top in sys.stdlib_module_names or top in PRODUCT or top in DEVELOPMENT
-    if not known and not any(f"{name}_".startswith(f"{top.lower()}_") for name in declared):
+    if not known and not any(_has_module(name, top) for name in declared):
         yield f"pyproject.toml does not list {top} among its dependencies"
+
+
+def _unused(declared: frozenset[str], product: Iterable[Import]) -> set[str]:
+    """Dependencies that nothing imports."""
+    tops = {found.target.partition(".")[0] for found in product}
+    unused = {name for name in declared if not any(_has_module(name, top) for top in tops)}
+    return {f"pyproject.toml:1: nothing imports {name}" for name in unused}
+
+
+def _has_module(distribution: str, top: str) -> bool:
+    """Whether a distribution's name, as a module name, begins with that of a module."""
+    return f"{distribution}_".startswith(f"{top.lower()}_")
 
 
 def _declared_distributions(root: Path) -> frozenset[str]:
