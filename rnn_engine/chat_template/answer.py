@@ -18,7 +18,7 @@ _OPEN: Final = f"{THINK_BEGINS}>"
 THINK_CLOSES: Final = f"{THINK_ENDS}>"
 
 
-class Part(Enum):
+class AnswerPart(Enum):
     """What a piece of an answer belongs to."""
 
     MARKUP = "markup"  # what stands around and between the others
@@ -32,7 +32,7 @@ class Part(Enum):
 class Piece:
     """A part of what the model wrote. `length` is how many characters of it the piece stands for."""
 
-    part: Part
+    part: AnswerPart
     text: str
     length: int
 
@@ -106,22 +106,22 @@ class AnswerReader:
         if not last and (not text or (thought is None and _OPEN.startswith(text))):
             return []  # more may belong to what is to be left out
         self._read = self._read_thoughts if thought else self._read_content
-        return [] if thought is None else self._take(len(self._held) - len(text), Part.MARKUP)
+        return [] if thought is None else self._take(len(self._held) - len(text), AnswerPart.MARKUP)
 
     def _read_thoughts(self, last: bool) -> list[Piece]:
         end = self._held.find(THINK_CLOSES)
         if end < 0:
-            return self._take(len(self._held) if last else _certain(self._held, THINK_CLOSES), Part.REASONING)
+            return self._take(len(self._held) if last else _certain(self._held, THINK_CLOSES), AnswerPart.REASONING)
         self._read, self._blank = self._read_content, True
-        pieces = self._take(len(self._held[:end].rstrip()), Part.REASONING)
-        return pieces + self._take(self._held.index(THINK_CLOSES) + len(THINK_CLOSES), Part.MARKUP)
+        pieces = self._take(len(self._held[:end].rstrip()), AnswerPart.REASONING)
+        return pieces + self._take(self._held.index(THINK_CLOSES) + len(THINK_CLOSES), AnswerPart.MARKUP)
 
     def _read_content(self, last: bool) -> list[Piece]:
         if self._blank and (blank := len(self._held) - len(self._held.lstrip())) > 0:
-            return self._take(blank, Part.MARKUP)
+            return self._take(blank, AnswerPart.MARKUP)
         self._blank = False
         if not self._form.names:
-            return self._take(len(self._held), Part.CONTENT)
+            return self._take(len(self._held), AnswerPart.CONTENT)
         first = self._form.tools.opening[:1] if self._form.tools and self._form.tools.opening else "{"
         start = self._held.find(first)
         while start >= 0:
@@ -132,30 +132,30 @@ class AnswerReader:
                 break
             start = self._held.find(first, start + 1)
         end = len(self._held) if start < 0 else start
-        return self._take(end if last else len(self._held[:end].rstrip()), Part.CONTENT)
+        return self._take(end if last else len(self._held[:end].rstrip()), AnswerPart.CONTENT)
 
     def _begin_call(self, start: int, match: _Match) -> list[Piece]:
         self._read, self._json = self._read_arguments, _JsonObject()
         self.num_calls += 1
-        before = self._take(len(self._held[:start].rstrip()), Part.CONTENT)
+        before = self._take(len(self._held[:start].rstrip()), AnswerPart.CONTENT)
         length = match.end - sum(piece.length for piece in before)
         self._held = self._held[length:]
-        return [*before, Piece(Part.CALL, match.words[4].strip('"'), length)]
+        return [*before, Piece(AnswerPart.CALL, match.words[4].strip('"'), length)]
 
     def _read_arguments(self, _last: bool) -> list[Piece]:
         length = self._json.feed(self._held)
         if self._json.is_complete:
             self._read = self._read_end
-        return self._take(length, Part.ARGUMENTS)
+        return self._take(length, AnswerPart.ARGUMENTS)
 
     def _read_end(self, last: bool) -> list[Piece]:
         match = self._closing.match(self._held, 0)
         if match is not None and not match.is_whole and not last:
             return []
         self._read, self._blank = self._read_content, True
-        return [] if match is None else self._take(match.end, Part.MARKUP)
+        return [] if match is None else self._take(match.end, AnswerPart.MARKUP)
 
-    def _take(self, length: int, part: Part) -> list[Piece]:
+    def _take(self, length: int, part: AnswerPart) -> list[Piece]:
         text, self._held = self._held[:length], self._held[length:]
         return [Piece(part, text, length)] if text else []
 

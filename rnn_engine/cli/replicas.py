@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from rnn_engine.cli.session import EngineChoice, load_engine
 from rnn_engine.engine import Engine
-from rnn_engine.fleet.settings import FleetSettings, Place, device_at
+from rnn_engine.fleet.settings import FleetSettings, ReplicaPlace, device_at
 from rnn_engine.forward import Progress
 from rnn_engine.loading.parts import model_name
 from rnn_engine.loading.settings import LoadSettings, StateSettings
@@ -49,7 +49,7 @@ def front_opener(choice: EngineChoice) -> Callable[[], Front]:
     )
 
 
-async def load_replica(choice: EngineChoice, place: Place) -> Engine:
+async def load_replica(choice: EngineChoice, place: ReplicaPlace) -> Engine:
     """Load the engine of a replica, in its process. Each has a device, and a folder of its own in that of the cache.
 
     It refuses requests later than the front, which bounds its own: a place that is free there is not always free here

@@ -9,7 +9,13 @@ from typing import IO, Final
 
 from rnn_engine.convert.llama_cpp import write_llama_cpp
 from rnn_engine.convert.prefab import write_prefab
-from rnn_engine.convert.writers import Source, write_blinkdl_pth, write_blinkdl_safetensors, write_fla, write_st
+from rnn_engine.convert.writers import (
+    ConversionSource,
+    write_blinkdl_pth,
+    write_blinkdl_safetensors,
+    write_fla,
+    write_st,
+)
 from rnn_engine.errors import InvalidRequestError, ModelError
 from rnn_engine.files import atomic_file, atomic_folder
 from rnn_engine.forward import Progress
@@ -24,7 +30,7 @@ class FileFormat:
     """A format of one file."""
 
     title: str
-    write: Callable[[IO[bytes], Source], None]  # raises ModelError for what the format can't hold
+    write: Callable[[IO[bytes], ConversionSource], None]  # raises ModelError for what the format can't hold
 
 
 FILE_FORMATS: Final[Mapping[str, FileFormat]] = {
@@ -74,7 +80,9 @@ def convert_model(
         raise InvalidRequestError(field, str(target), "a new name, or a file to replace")
     specs = versions.get(model.shape.version).layout.list_specs(model.names)
     present = [spec for spec in specs if model.has(spec.name)]
-    source = Source(model, present, parse_weights(weights, target.suffix).of(model.shape.num_layers), progress)
+    source = ConversionSource(
+        model, present, parse_weights(weights, target.suffix).of(model.shape.num_layers), progress
+    )
     try:
         if file_format is None:
             with atomic_folder(target, field) as folder:

@@ -13,14 +13,14 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.writers import F32, Source, is_matrix
+from rnn_engine.convert.writers import F32, ConversionSource, is_matrix
 from rnn_engine.errors import ModelError
 from rnn_engine.model.ggml import list_llama_cpp_names, locate_llama_cpp
 from rnn_engine.model.layout import TensorSpec
-from rnn_engine.model.stored import Part, Rows, StoredTensor
+from rnn_engine.model.stored import Rows, StoredPart, StoredTensor
 from rnn_engine.quantised import BlockFormat
 from rnn_engine.tensor_files.ggml_file import keeps_blocks, write_blocks
-from rnn_engine.tensor_files.gguf_file import Metadata, Value, Vocabulary, write_gguf
+from rnn_engine.tensor_files.gguf_file import GgufVocabulary, Metadata, Value, write_gguf
 from rnn_engine.tensor_files.source import TensorEntry, TensorInfo
 from rnn_engine.tokenizer import Tokenizer, load_tokenizer
 from rnn_engine.types import ModelShape
@@ -34,7 +34,7 @@ _STAND_INS: Final = {f"time_mix_v{number}.weight": f"time_mix_a{number}.weight" 
 """What layer 0 of RWKV-7 has under names that it has no use for."""
 
 
-def write_llama_cpp(file: IO[bytes], source: Source) -> None:
+def write_llama_cpp(file: IO[bytes], source: ConversionSource) -> None:
     """Write a GGUF file, with the vocabulary that the engine finds for the model where it is one of byte strings.
 
     Raises ModelError for a version that llama.cpp does not know, and for a tuned state.
@@ -91,21 +91,21 @@ def _metadata(shape: ModelShape) -> dict[str, Value]:
     return values
 
 
-def _vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary | None:
+def _vocabulary(tokenizer: Tokenizer, size: int) -> GgufVocabulary | None:
     """Return the byte strings of World, or of another GGUF file; None for a tokenizer of another kind."""
     if tokenizer.name not in ("world", "gguf"):
         return None
     pieces = [tokenizer.decode_bytes(token) for token in range(size)]
     tokens = [_escape(piece) if piece else f"[PAD{token}]".encode() for token, piece in enumerate(pieces)]
     kinds = [_NORMAL if piece else _UNUSED for piece in pieces]
-    return Vocabulary([b"<s>", *tokens[1:]], [_CONTROL, *kinds[1:]])
+    return GgufVocabulary([b"<s>", *tokens[1:]], [_CONTROL, *kinds[1:]])
 
 
 def _escape(piece: bytes) -> bytes:
     return repr(piece)[2:-1].encode()
 
 
-def _entries(source: Source, metadata: Metadata) -> Iterator[TensorEntry]:
+def _entries(source: ConversionSource, metadata: Metadata) -> Iterator[TensorEntry]:
     """Yield each tensor, by the places where a reader of the file would look for those of the model."""
     specs = {spec.name: spec for spec in source.specs}
     names = list(list_llama_cpp_names(metadata["general.architecture"], source.shape.num_layers))
@@ -126,10 +126,10 @@ def _entries(source: Source, metadata: Metadata) -> Iterator[TensorEntry]:
 
 def _index(place: StoredTensor) -> int | None:
     """Return which of several tensors this is that lie in one."""
-    return next((step.index for step in place.steps if isinstance(step, Part)), None)
+    return next((step.index for step in place.steps if isinstance(step, StoredPart)), None)
 
 
-def _stacked(source: Source, name: str, specs: list[TensorSpec]) -> TensorEntry:
+def _stacked(source: ConversionSource, name: str, specs: list[TensorSpec]) -> TensorEntry:
     def read() -> NDArray[Any]:
         return np.stack([source.read(spec, F32) for spec in specs]).reshape(info.shape)
 
@@ -137,7 +137,7 @@ def _stacked(source: Source, name: str, specs: list[TensorSpec]) -> TensorEntry:
     return TensorEntry(name, info, read)
 
 
-def _single(source: Source, name: str, spec: TensorSpec, place: StoredTensor) -> TensorEntry:
+def _single(source: ConversionSource, name: str, spec: TensorSpec, place: StoredTensor) -> TensorEntry:
     if place.swapped:
         return source.swapped(spec, name, dtype=F32)
     if any(isinstance(step, Rows) for step in place.steps):
@@ -149,7 +149,7 @@ def _single(source: Source, name: str, spec: TensorSpec, place: StoredTensor) ->
     return source.entry(spec, name, dtype=None if is_matrix(spec) else F32)
 
 
-def _in_blocks(source: Source, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
+def _in_blocks(source: ConversionSource, name: str, spec: TensorSpec, block_format: BlockFormat) -> TensorEntry:
     """Return a matrix in GGUF's own blocks. Raises ModelError where it has none for these."""
     block_type = block_format.name.upper()
     shape = source.model.tensors[spec.name].shape

@@ -11,7 +11,7 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
-from rnn_engine.convert.writers import F16, Source, check_ai00, model_info
+from rnn_engine.convert.writers import F16, ConversionSource, check_ai00, model_info
 from rnn_engine.errors import ModelError
 from rnn_engine.model.layout import TensorSpec
 from rnn_engine.tensor_files.prefab_file import MATRICES, V6_MIXES
@@ -34,7 +34,7 @@ class _Array:
     read: Callable[[], NDArray[Any]]
 
 
-def write_prefab(file: IO[bytes], source: Source) -> None:
+def write_prefab(file: IO[bytes], source: ConversionSource) -> None:
     """Write a prefab. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
     check_ai00(source, "a prefab")
     for spec in source.specs:
@@ -58,7 +58,7 @@ def write_prefab(file: IO[bytes], source: Source) -> None:
 class _Tree:
     """The tensors of a model as web-rwkv nests them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ConversionSource) -> None:
         self._source = source
         self._version = source.shape.version[:2]
         self._is_v7 = self._version == "v7"

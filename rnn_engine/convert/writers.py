@@ -51,7 +51,7 @@ def is_matrix(spec: TensorSpec) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ConversionSource:
     """A model that is to be written."""
 
     model: OpenModel
@@ -143,7 +143,7 @@ def _cast(name: str, tensor: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]
 # Files in BlinkDL's names: safetensors and .pth.
 
 
-def write_blinkdl_safetensors(file: IO[bytes], source: Source) -> None:
+def write_blinkdl_safetensors(file: IO[bytes], source: ConversionSource) -> None:
     """Write a safetensors file, with matrices in blocks where that is chosen; see `tensor_files.quantised_file`."""
     formats = {spec.name: source.block_format(spec) for spec in source.specs}
     plain = [source.entry(spec, spec.name) for spec in source.specs if formats[spec.name] is None]
@@ -158,7 +158,9 @@ def write_blinkdl_safetensors(file: IO[bytes], source: Source) -> None:
     write_safetensors(file, [*widest_first(plain), *quantised], {"format": "pt", **noted})
 
 
-def _quantised(source: Source, spec: TensorSpec, matrix: StoredMatrix, num_rows: int) -> Iterator[TensorEntry]:
+def _quantised(
+    source: ConversionSource, spec: TensorSpec, matrix: StoredMatrix, num_rows: int
+) -> Iterator[TensorEntry]:
     """Yield the codes and the figures of a matrix, which is read with the codes and forgotten with the figures."""
     read: list[Blocks] = []
 
@@ -171,12 +173,12 @@ def _quantised(source: Source, spec: TensorSpec, matrix: StoredMatrix, num_rows:
     yield TensorEntry(spec.name + FIGURES, TensorInfo(shapes[FIGURES], F16), lambda: read.pop().figures)
 
 
-def write_blinkdl_pth(file: IO[bytes], source: Source) -> None:
+def write_blinkdl_pth(file: IO[bytes], source: ConversionSource) -> None:
     """Write a .pth file."""
     write_pth(file, _entries(source))
 
 
-def _entries(source: Source) -> list[TensorEntry]:
+def _entries(source: ConversionSource) -> list[TensorEntry]:
     return [source.entry(spec, spec.name) for spec in source.specs]
 
 
@@ -217,13 +219,13 @@ def model_info(shape: ModelShape) -> Ai00ModelInfo:
     }
 
 
-def write_st(file: IO[bytes], source: Source) -> None:
+def write_st(file: IO[bytes], source: ConversionSource) -> None:
     """Write an `.st` file. Raises ModelError for a version that ai00 does not know, and for weights in another type."""
     check_ai00(source, "an .st file")
     write_safetensors(file, list(_ai00_entries(source)), {})
 
 
-def check_ai00(source: Source, file: str) -> None:
+def check_ai00(source: ConversionSource, file: str) -> None:
     """Raise ModelError for a version that ai00 does not know, and for weights other than f16 in a kind of its files."""
     if source.shape.version not in _VERSIONS:
         raise ModelError(f"ai00 does not run RWKV {source.shape.version}; expected one of {', '.join(_VERSIONS)}")
@@ -233,7 +235,7 @@ def check_ai00(source: Source, file: str) -> None:
             raise ModelError(f"{spec.name} can't be {chosen.name} in {file}; expected --weights f16")
 
 
-def _ai00_entries(source: Source) -> Iterator[TensorEntry]:
+def _ai00_entries(source: ConversionSource) -> Iterator[TensorEntry]:
     for spec in source.specs:
         name = spec.ai00_name or spec.name
         if isinstance(source.shape, ShapeV5) and spec.dims == ("H",):
@@ -244,7 +246,7 @@ def _ai00_entries(source: Source) -> Iterator[TensorEntry]:
             yield source.entry(spec, name, dtype=F16)
 
 
-def _repeated(source: Source, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
+def _repeated(source: ConversionSource, spec: TensorSpec, shape: ShapeV5) -> TensorEntry:
     """Return a number a head as one a channel, which makes RWKV-5.1 what ai00 knows as RWKV-5."""
     size = (shape.num_heads, shape.head_size)
     return source.entry(
@@ -262,7 +264,7 @@ _NORM_EPSILON: Final = 1e-5
 _THREE_DIMENSIONS: Final = (".att.x_r", ".att.x_w", ".att.x_k", ".att.x_v", ".att.x_a", ".att.x_g")
 
 
-def write_fla(folder: Path, source: Source) -> None:
+def write_fla(folder: Path, source: ConversionSource) -> None:
     """Write into an empty folder.
 
     Raises ModelError for a version that flash-linear-attention's names do not cover, and for another epsilon of the
@@ -291,7 +293,7 @@ def _is_unused(spec: TensorSpec) -> bool:
     return spec.name in {f"blocks.0.att.v{number}" for number in "012"}
 
 
-def _entry(source: Source, spec: TensorSpec) -> TensorEntry:
+def _entry(source: ConversionSource, spec: TensorSpec) -> TensorEntry:
     name = fla_name(spec.name)
     if is_transposed(spec.name):
         return source.swapped(spec, name)
@@ -301,7 +303,7 @@ def _entry(source: Source, spec: TensorSpec) -> TensorEntry:
     return source.entry(spec, name)
 
 
-def _config(shape: ShapeV7, source: Source) -> dict[str, Any]:
+def _config(shape: ShapeV7, source: ConversionSource) -> dict[str, Any]:
     return {
         "architectures": ["RWKV7ForCausalLM"],
         "model_type": "rwkv7",

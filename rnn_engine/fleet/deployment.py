@@ -11,11 +11,11 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.replica import Replica
-from rnn_engine.fleet.settings import Place, Resources, Scaling
+from rnn_engine.fleet.settings import ReplicaPlace, Resources, Scaling
 from rnn_engine.fleet.wire import ReplicaLostError
 from rnn_engine.loading.parts import freeze_modules
 
-LoadReplica: TypeAlias = Callable[[Place], Awaitable[Engine]]
+LoadReplica: TypeAlias = Callable[[ReplicaPlace], Awaitable[Engine]]
 """Loads a replica's engine in its process. Can be pickled."""
 
 NAME = "replica"  # of the deployment in its application
@@ -32,7 +32,7 @@ class EngineReplica:
         freeze_modules()
         context = serve.get_replica_context()
         gpus = get_runtime_context().get_accelerator_ids()["GPU"]
-        self._engine = await load(Place(context.rank.rank, context.rank.local_rank, tuple(map(str, gpus))))
+        self._engine = await load(ReplicaPlace(context.rank.rank, context.rank.local_rank, tuple(map(str, gpus))))
         self._replica = Replica(self._engine, context.replica_id.unique_id)
 
     async def run(self, _replica: str, front: str, key: int, call: bytes) -> None:

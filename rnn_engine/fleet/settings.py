@@ -60,7 +60,7 @@ class FleetSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReplicaPlace:
     """What Ray gave a replica."""
 
     number: int  # among all replicas, from 0; one that is gone leaves it to the next
@@ -68,7 +68,7 @@ class Place:
     gpus: tuple[str, ...] = ()  # that Ray has set aside for it, by their numbers on the machine
 
 
-def device_at(place: Place, choice: str) -> str:
+def device_at(place: ReplicaPlace, choice: str) -> str:
     """Return the device of a replica as `--device` would say it.
 
     WebGPU does not read what Ray hides a process's GPUs by (CUDA_VISIBLE_DEVICES), so the device is named. Of several

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.matmul import BoundMatMul, MatMul, MatMulBuffers, MatMulKernels
-from rnn_engine.forward.segments import Matrix, Weights
+from rnn_engine.forward.segments import Matrix, SegmentWeights
 from rnn_engine.forward.slot_states import StateLayout
 from rnn_engine.forward.stages import KernelStage
 from rnn_engine.forward.step import StepBuffers, StepLimits, StepSize
@@ -37,22 +37,22 @@ class BuildContext:
     state_layout: StateLayout
     states: Sequence[Buffer]  # for each layer [slots, state_layout.stride] f32
 
-    def weights(self, name: str, *, transposed: bool = False) -> Weights:
+    def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
         """Return the matrix that the tensor `name` holds as [R, C], or as [C, R] where it is `transposed`."""
         chosen = self.format_of(name)
         if not transposed and (weights := self._kept_blocks(name, chosen)) is not None:
             return weights
         tensor = self.model.tensor(name)
         chosen = chosen or stored_format(tensor.dtype, self.model.block_type(name))
-        return Weights(tensor.T if transposed else tensor, chosen)
+        return SegmentWeights(tensor.T if transposed else tensor, chosen)
 
-    def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> Weights | None:
+    def _kept_blocks(self, name: str, chosen: WeightFormat | None) -> SegmentWeights | None:
         """Return the blocks in which the model has a matrix, where no other format is `chosen`."""
         stored = WEIGHT_FORMATS.get((self.model.block_type(name) or "").lower())
         if stored is None or (chosen is not None and chosen.name != stored.name):
             return None
         blocks = self.model.blocks(name)
-        return None if blocks is None else Weights(blocks, chosen or stored)
+        return None if blocks is None else SegmentWeights(blocks, chosen or stored)
 
     def kernel_stage(
         self,

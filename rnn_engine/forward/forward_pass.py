@@ -133,7 +133,7 @@ class Head:
             lambda step: (step.num_rows, 1),
         )
         matmul = self._matmul.bind(MatMulBuffers(buffers.batch, self._norm.buffer, buffers.normed, outputs.logits))
-        candidates = Candidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
+        candidates = FindCandidates(self._candidates(outputs, masks=False), self._candidates(outputs, masks=True))
         return HeadStages((norm, matmul), candidates, self._draw(outputs))
 
     def _candidates(self, outputs: HeadOutputs, *, masks: bool) -> KernelStage:
@@ -186,7 +186,7 @@ class HeadStages:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class FindCandidates:
     """The stage that reduces rows to candidates, by a quicker kernel where no row has a mask."""
 
     without_masks: KernelStage

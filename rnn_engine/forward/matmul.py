@@ -12,7 +12,7 @@ from rnn_engine.forward.segments import (
     SEGMENT_WORDS,
     Activation,
     Matrix,
-    Part,
+    SegmentPart,
     create_weight_buffers,
     split_matrices,
     upload_rows,
@@ -152,7 +152,7 @@ class MatMul:
         )
         return packed, stage
 
-    def _load(self, part: Part, memory: Memory) -> LoadedPart:
+    def _load(self, part: SegmentPart, memory: Memory) -> LoadedPart:
         buffers = create_weight_buffers(memory, self._label, part.format, part.num_blocks)
         for segment in part.segments:
             upload_rows(memory, buffers, part.format, segment.rows, segment.weights_start)

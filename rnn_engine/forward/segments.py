@@ -39,7 +39,7 @@ class Activation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class SegmentWeights:
     """The weights of a matrix, and how the device is to store them."""
 
     values: NDArray[Any] | Blocks  # [R, C], any float type, or in blocks
@@ -63,7 +63,7 @@ class Matrix:
     An operand is what the activation combines a sum with: a bias, or a factor of each token.
     """
 
-    weights: Weights
+    weights: SegmentWeights
     inputs_start: int
     inputs_stride: int  # a multiple of 4, no less than C rounded up to 8
     outputs_start: int
@@ -117,7 +117,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentPart:
     """What one dispatch computes: segments of one weight format, whose weights fit one binding."""
 
     format: WeightFormat
@@ -139,13 +139,13 @@ class Part:
         return last.weights_start + round_up(last.end - last.start, ROW_ALIGNMENT) * last.row_blocks
 
 
-def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[Part]:
+def split_matrices(matrices: Sequence[Matrix], max_bytes: int) -> Iterator[SegmentPart]:
     """Share out `matrices` to parts of one format each, whose weights are at most `max_bytes` in any buffer."""
     formats = {matrix.weights.format.name: matrix.weights.format for matrix in matrices}
     for name, weights in formats.items():
         max_blocks = max_bytes // max(weights.block_bytes.values())
         alike = [matrix for matrix in matrices if matrix.weights.format.name == name]
-        yield from (Part(weights, segments) for segments in _split_rows(alike, max_blocks))
+        yield from (SegmentPart(weights, segments) for segments in _split_rows(alike, max_blocks))
 
 
 def _split_rows(matrices: Sequence[Matrix], max_blocks: int) -> Iterator[tuple[Segment, ...]]:

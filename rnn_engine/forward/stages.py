@@ -55,7 +55,7 @@ _THREADS: Final = 64  # of a workgroup
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Source:
+class BufferSource:
     """Inputs of one or more matrices, where they lie as floats. Counts floats."""
 
     start: int
@@ -63,7 +63,7 @@ class Source:
     num_columns: int
 
     @classmethod
-    def of(cls, matrix: Matrix) -> Source:
+    def of(cls, matrix: Matrix) -> BufferSource:
         return cls(matrix.inputs_start, matrix.inputs_stride, matrix.num_columns)
 
     @property
@@ -75,11 +75,11 @@ class Source:
 class QuantisedInputs:
     """The inputs of some matrices as blocks: those of a token side by side, token after token."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[BufferSource, ...]
 
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> QuantisedInputs:
-        return cls(tuple(dict.fromkeys(map(Source.of, matrices))))
+        return cls(tuple(dict.fromkeys(map(BufferSource.of, matrices))))
 
     @property
     def num_blocks(self) -> int:
@@ -92,7 +92,7 @@ class QuantisedInputs:
 
     def read_by(self, matrix: Matrix) -> Matrix:
         """Return `matrix` with its inputs where they lie as blocks."""
-        before = self.sources[: self.sources.index(Source.of(matrix))]
+        before = self.sources[: self.sources.index(BufferSource.of(matrix))]
         start = _BLOCK_WORDS * sum(source.num_blocks for source in before)
         return replace(matrix, inputs_start=start, inputs_stride=_BLOCK_WORDS * self.num_blocks)
 

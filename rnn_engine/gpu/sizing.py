@@ -29,7 +29,7 @@ class SizingDevice(Device):
     """A device to which a model is loaded in order to read `allocated_bytes` of its runner; no step can run on it."""
 
     def __init__(self, info: DeviceInfo, limits: Mapping[str, int]) -> None:
-        super().__init__(info, _Adapter(limits), checked=True)
+        super().__init__(info, _CountingAdapter(limits), checked=True)
 
     @classmethod
     def like(cls, choice: str) -> SizingDevice:
@@ -79,7 +79,7 @@ class _WgpuDevice:
         return lambda **_: None
 
 
-class _Adapter:
+class _CountingAdapter:
     """The part of a `wgpu.GPUAdapter` that opening a device uses."""
 
     features: frozenset[str] = frozenset()

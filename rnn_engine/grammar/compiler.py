@@ -32,7 +32,7 @@ QUICK_SECONDS: Final = 0.25  # of the processor's time that a grammar may take i
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _CompiledEntry:
     grammar: Grammar
     scope: str
     future: Future[CompiledGrammar] = field(default_factory=Future)
@@ -86,7 +86,7 @@ class GrammarCompiler:
         limits = sorted({min(QUICK_SECONDS, seconds), seconds})
         self._lanes = [_Lane(number, limit) for number, limit in enumerate(limits)]
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, Grammar], _Entry] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[tuple[str, Grammar], _CompiledEntry] = OrderedDict()  # least recently used first
         self._kept_bytes = 0
 
     def compile(self, grammar: Grammar, scope: str = "") -> Future[CompiledGrammar]:
@@ -99,7 +99,7 @@ class GrammarCompiler:
         with self._lock:
             entry = self._kept.get(key)
             if entry is None:
-                entry = self._kept[key] = _Entry(grammar, scope)
+                entry = self._kept[key] = _CompiledEntry(grammar, scope)
                 self._lanes[0].thread.submit(self._run, entry, self._lanes)
             self._kept.move_to_end(key)
         return entry.future
@@ -115,7 +115,7 @@ class GrammarCompiler:
     def _vocabulary(self) -> Vocabulary:
         return self._make_vocabulary()
 
-    def _run(self, entry: _Entry, lanes: Sequence[_Lane]) -> None:
+    def _run(self, entry: _CompiledEntry, lanes: Sequence[_Lane]) -> None:
         """Compile a grammar in the first of `lanes`, on whose thread this is, or have a later one do it."""
         begun = time.monotonic()
         outcome: CompiledGrammar | Exception
@@ -138,7 +138,7 @@ class GrammarCompiler:
             else:
                 entry.future.set_result(outcome)
 
-    def _compile(self, entry: _Entry, trials: Trials) -> CompiledGrammar:
+    def _compile(self, entry: _CompiledEntry, trials: Trials) -> CompiledGrammar:
         grammar = entry.grammar
         entry.memory_bytes = 2 * len(grammar.text)
         if not self._vocabulary.has_text:
@@ -147,7 +147,7 @@ class GrammarCompiler:
         self._vocabulary.prepare(grammar.kind)
         return compile_grammar(grammar, self._vocabulary)
 
-    def _keep(self, done: _Entry, *, is_lasting: bool) -> None:
+    def _keep(self, done: _CompiledEntry, *, is_lasting: bool) -> None:
         """Count what `done` takes, and drop others where all take too much; drop itself where not `is_lasting`."""
         with self._lock:
             self._note_seconds(done.seconds)
@@ -162,7 +162,7 @@ class GrammarCompiler:
                 del self._kept[victim.scope, victim.grammar]
                 self._kept_bytes -= victim.memory_bytes
 
-    def _find_victim(self, done: _Entry) -> _Entry | None:
+    def _find_victim(self, done: _CompiledEntry) -> _CompiledEntry | None:
         """Return what gives way: of the owner who keeps most, what was not used for longest; never `done`."""
         shares: defaultdict[str, float] = defaultdict(float)
         for entry in self._kept.values():

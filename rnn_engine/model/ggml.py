@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.stored import Compute, Flat, Part, Rows, Scale, Split, Step, StoredTensor, Swap
+from rnn_engine.model.stored import Compute, Flat, Rows, Scale, Split, StoredPart, StoredStep, StoredTensor, Swap
 from rnn_engine.tensor_files.gguf_file import Metadata
 from rnn_engine.tensor_files.source import count, show, show_all
 from rnn_engine.types import ModelShape
@@ -180,12 +180,12 @@ def _locate(
     stored, block = f"blk.{layer}.{name}", f"blocks.{layer}."
     if name == _FUSED:
         return {
-            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (Part(index, len(architecture.mixes)),))
+            f"{block}{architecture.mix}{kind}": StoredTensor(stored, (StoredPart(index, len(architecture.mixes)),))
             for index, kind in enumerate(architecture.mixes)
         }
     if layer == 0 and name in _UNUSED_IN_LAYER_0:
         return {}
-    steps: list[Step] = [Swap()] if name in architecture.swapped else []
+    steps: list[StoredStep] = [Swap()] if name in architecture.swapped else []
     if name == _HEADS:
         steps.append(Rows(_positive(metadata, f"{prefix}.wkv.head_size", None)))
     if name in architecture.halved:
@@ -234,7 +234,7 @@ def locate_rwkv_cpp(names: Iterable[str]) -> dict[str, StoredTensor]:
     for name in names:
         if fused := _CPP_FUSED.fullmatch(name):
             for index, kind in enumerate(_MIXES):
-                stored[f"{fused[1]}{kind}"] = StoredTensor(name, (Split(len(_MIXES)), Part(index, len(_MIXES))))
+                stored[f"{fused[1]}{kind}"] = StoredTensor(name, (Split(len(_MIXES)), StoredPart(index, len(_MIXES))))
         else:
             stored[name] = StoredTensor(name, _steps(name, names))
     return stored
@@ -247,7 +247,7 @@ def check_sizes(sizes: Mapping[str, int], shape: ModelShape) -> None:
             raise ModelError(f"the header's {size} is {stated}; expected {shape.sizes[size]}, as the tensors have it")
 
 
-def _steps(name: str, names: tuple[str, ...]) -> tuple[Step, ...]:
+def _steps(name: str, names: tuple[str, ...]) -> tuple[StoredStep, ...]:
     is_v6 = "blocks.0.att.time_maa_x" in names
     has_heads = "blocks.0.att.ln_x.weight" in names
     if _ADAPTER.fullmatch(name):

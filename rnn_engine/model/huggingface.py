@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from rnn_engine.errors import ModelError
-from rnn_engine.model.stored import Part, Reorder, Split, Step, StoredTensor, Swap
+from rnn_engine.model.stored import Reorder, Split, StoredPart, StoredStep, StoredTensor, Swap
 from rnn_engine.tensor_files.binary_file import BinaryFile, FileStamp
 from rnn_engine.tensor_files.formats import JoinedFiles, open_source
 from rnn_engine.tensor_files.source import TensorSource, count, show, show_all
@@ -131,7 +131,7 @@ _FUSED_V6: Final = "attn.x_bias"
 _MIXES_V6: Final = "rwkvg"
 _TO_BLINKDL: Final = Reorder(tuple(_MIXES_V6.index(kind) for kind in "wkvrg"))
 
-_LAYER_V6: Final[dict[str, tuple[str, tuple[Step, ...]]]] = {
+_LAYER_V6: Final[dict[str, tuple[str, tuple[StoredStep, ...]]]] = {
     "attn.x_proj.0.mu": ("att.time_maa_x", ()),
     "attn.x_proj.0.linear.weight": ("att.time_maa_w1", (_TO_BLINKDL, Swap())),  # [5 * R, D]
     "attn.x_proj.2.weight": ("att.time_maa_w2", (Swap(), _TO_BLINKDL, Split(len(_MIXES_V6)))),  # [D, 5 * R]
@@ -167,7 +167,7 @@ def _locate_v7(name: str) -> Iterator[tuple[str, StoredTensor]]:
     block = _FLA_LAYER.fullmatch(name)
     if block and block[2] == _FUSED_V7:
         for index, kind in enumerate(_MIXES_V7):
-            yield f"blocks.{block[1]}.att.x_{kind}", StoredTensor(name, (Part(index, len(_MIXES_V7)),))
+            yield f"blocks.{block[1]}.att.x_{kind}", StoredTensor(name, (StoredPart(index, len(_MIXES_V7)),))
         return
     own = blinkdl_name(name)
     yield own, StoredTensor(name, (Swap(),) if is_transposed(own) else ())
@@ -177,7 +177,7 @@ def _locate_v6(name: str) -> Iterator[tuple[str, StoredTensor]]:
     block = _FLA_LAYER.fullmatch(name)
     if block and block[2] == _FUSED_V6:
         for index, kind in enumerate(_MIXES_V6):
-            yield f"blocks.{block[1]}.att.time_maa_{kind}", StoredTensor(name, (Part(index, len(_MIXES_V6)),))
+            yield f"blocks.{block[1]}.att.time_maa_{kind}", StoredTensor(name, (StoredPart(index, len(_MIXES_V6)),))
     elif block and block[2] in _LAYER_V6:
         own, steps = _LAYER_V6[block[2]]
         yield f"blocks.{block[1]}.{own}", StoredTensor(name, steps)

@@ -16,7 +16,7 @@ from rnn_engine.tensor_files.source import TensorInfo, show
 Shape = tuple[int, ...]
 
 
-class Step(Protocol):
+class StoredStep(Protocol):
     """A change of a tensor between its file and the model."""
 
     def shape(self, stored: Shape) -> Shape:
@@ -40,7 +40,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """One of `length` along the first dimension."""
 
     index: int
@@ -138,7 +138,7 @@ class Scale:
         return scaled
 
 
-_KEEPS_BLOCKS: Final = (Part, Scale)  # what is stored in blocks still is after these
+_KEEPS_BLOCKS: Final = (StoredPart, Scale)  # what is stored in blocks still is after these
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class StoredTensor:
     """Where a tensor of the model is kept, and how it is made of what the file has there."""
 
     name: str  # in the file
-    steps: tuple[Step, ...] = ()
+    steps: tuple[StoredStep, ...] = ()
 
     @property
     def swapped(self) -> bool:

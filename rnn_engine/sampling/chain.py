@@ -96,7 +96,7 @@ _RANGES_A_NAT = 128.0  # distances are counted by ranges, since sorting all take
 _LEAST_TEMPERATURE = 1e-15  # parts any two logits, and divides each without overflow
 
 
-class Step(Protocol):
+class ChainStep(Protocol):
     """One step of a chain."""
 
     def __call__(self, pool: Pool, uniforms: Sequence[float]) -> Pool | None:
@@ -104,7 +104,7 @@ class Step(Protocol):
         ...
 
 
-class Selection(Step, Protocol):
+class Selection(ChainStep, Protocol):
     """A step that looks at all tokens, and takes some of them whatever their order."""
 
     def kept(self, logits: F64) -> Places:
@@ -390,7 +390,7 @@ class Chain:
 
     num_uniforms = 2  # for the draw, and for XTC
 
-    def __init__(self, steps: Sequence[Step], last: Moving | None = None) -> None:
+    def __init__(self, steps: Sequence[ChainStep], last: Moving | None = None) -> None:
         self._steps = tuple(steps)
         self._last = last
         self._all_steps = self._steps if last is None else (*self._steps, last)
@@ -493,7 +493,7 @@ def _allowed() -> str:
     return f"a list of {', '.join(ORDER)}, or a string of their letters {''.join(_LETTERS)}"
 
 
-def _needs_all(steps: Sequence[Step]) -> bool:
+def _needs_all(steps: Sequence[ChainStep]) -> bool:
     """Return whether a step needs all tokens before another one has taken some away."""
     for step in steps:
         if isinstance(step, TopNSigma | TypicalP) or (isinstance(step, Temperature) and step.span > 0.0):

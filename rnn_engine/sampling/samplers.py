@@ -11,11 +11,11 @@ from rnn_engine.sampling.adjustments import F64, Adjustments, TokenRule
 from rnn_engine.sampling.chain import (
     ORDER,
     Chain,
+    ChainStep,
     LateAdjustments,
     MinP,
     MirostatV1,
     MirostatV2,
-    Step,
     Temperature,
     TopK,
     TopNSigma,
@@ -220,7 +220,7 @@ def _dry(params: SamplingParams, context: SequenceContext) -> Dry:
     )
 
 
-def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[Step]:
+def _steps(params: SamplingParams, context: SequenceContext) -> Iterator[ChainStep]:
     """Yield the steps that have an effect, in their order."""
     names = ORDER if params.samplers is None else params.samplers
     for name in names[len(_leading(params)) :]:
@@ -244,7 +244,7 @@ def _has_effect(params: SamplingParams, name: str) -> bool:
     return effects[name]
 
 
-def _step(params: SamplingParams, context: SequenceContext, name: str) -> Step:
+def _step(params: SamplingParams, context: SequenceContext, name: str) -> ChainStep:
     match name:
         case "top_n_sigma":
             return TopNSigma(params.top_n_sigma)

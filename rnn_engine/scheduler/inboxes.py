@@ -192,13 +192,13 @@ class Admission:
                 retry_after=self.retry_after,
             )
 
-    def place(self, client: Client = ANONYMOUS, *, wait: bool) -> Place:
+    def place(self, client: Client = ANONYMOUS, *, wait: bool) -> QueuePlace:
         """Return a context manager that holds a place while its block runs.
 
         With `wait`, entering waits until there is one, and raises EngineClosedError if `close` is called meanwhile.
         Otherwise it raises OverloadedError if there is none.
         """
-        return Place(self, client, wait)
+        return QueuePlace(self, client, wait)
 
     async def take(self, client: Client, *, wait: bool) -> None:
         """Take a place, as `place` does; for it to use."""
@@ -270,7 +270,7 @@ class Admission:
             raise
 
 
-class Place:
+class QueuePlace:
     """A context manager that holds one place.
 
     Not a generator: a loop that shuts down closes all generators at once, this one before the block inside it.

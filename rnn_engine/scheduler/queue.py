@@ -154,15 +154,15 @@ class TokenDemand:
 
 
 @dataclass(slots=True)
-class _Part:
+class _Share:
     """Tokens and rows of a step that are still to be had."""
 
     tokens: int
     rows: int
 
-    def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Part:
+    def divide(self, share: float, num_prompts: int = 1, num_scored: int = 1) -> _Share:
         """Return what each of so many prompts gets of a share of this."""
-        return _Part(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
+        return _Share(int(self.tokens * share) // num_prompts, int(self.rows * share) // max(num_scored, 1))
 
 
 def allocate_tokens(
@@ -182,7 +182,7 @@ def allocate_tokens(
     num_prompts = Counter(owners)
     num_scored = Counter(owner for index, owner in zip(prompts, owners, strict=True) if demands[index].rows > 1)
     weight = sum(owner.weight for owner in num_prompts)
-    left = _Part(max_tokens - len(demands), max_rows - len(demands))
+    left = _Share(max_tokens - len(demands), max_rows - len(demands))
     parts = {owner: left.divide(owner.weight / weight) for owner in num_prompts}
     equal = {owner: part.divide(0.5, num_prompts[owner], num_scored[owner]) for owner, part in parts.items()}
     for limits in (equal, parts, dict.fromkeys(parts, left)):

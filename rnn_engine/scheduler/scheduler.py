@@ -20,7 +20,7 @@ from rnn_engine.scheduler.meter import Meter, StepSeconds, StepTimes
 from rnn_engine.scheduler.prefixes import Prefixes
 from rnn_engine.scheduler.queue import EAGER, BatchingPolicy, Load, allocate_tokens
 from rnn_engine.scheduler.sequence import SamplingSequence, SlotSequence
-from rnn_engine.scheduler.slots import LEAST_TOKENS, Admission, FailedStart, Slots
+from rnn_engine.scheduler.slots import LEAST_TOKENS, FailedStart, SlotAllocator, Slots
 from rnn_engine.scheduler.text import TokenInfos
 from rnn_engine.telemetry import EngineCounters, SlotUse
 from rnn_engine.types import F32, MOST_DRAWS, NOTHING_DRAWN, Drawn, Readout, Runner, Ticket, TokenRun, run_step
@@ -181,7 +181,7 @@ class Scheduler:
         self._meter = Meter(clock)
         self._drafts = Drafts(runner, drafts)
         self._mask_threads = MaskThreads(self.capacity, wake, self.counters, mask_seconds)
-        self._admission = Admission(
+        self._admission = SlotAllocator(
             runner,
             infos,
             self._slots,

@@ -272,7 +272,7 @@ class FailedStart:
     error: Exception
 
 
-class Admission:
+class SlotAllocator:
     """Keeps the requests that wait, and gives them slots in the queue's order.
 
     These are free ones, and those of clients that have more than their share.

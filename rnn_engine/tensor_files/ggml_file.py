@@ -110,7 +110,7 @@ def write_blocks(blocks: Blocks) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorPlace:
     """Where a tensor's bytes are, and how they are stored."""
 
     type: ElementType
@@ -127,7 +127,7 @@ class GgmlFile(ABC):
     def __init__(self, file: BinaryFile) -> None:
         self._file = file
         self._tensors: dict[str, TensorInfo] = {}
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, _TensorPlace] = {}
 
     @property
     def stamp(self) -> FileStamp:
@@ -166,7 +166,7 @@ class GgmlFile(ABC):
             info = TensorInfo(dimensions[::-1], element.dtype, element.name if element.is_block else None)
         except ValueError as error:
             raise self._damaged(f"tensor {show(name)}: {error}") from error
-        self._tensors[name], self._places[name] = info, _Place(element, start, num_bytes)
+        self._tensors[name], self._places[name] = info, _TensorPlace(element, start, num_bytes)
         return start + num_bytes
 
     def _check_end(self, start: int, num_bytes: int, what: str) -> None:

@@ -73,7 +73,7 @@ class Header:
 
 def read_header(file: BinaryFile) -> Header:
     """Raises ModelError where the header is damaged, or larger than a model's can be."""
-    reader = _Reader(file)
+    reader = _HeaderReader(file)
     reader.take(4)  # the magic bytes
     version = reader.integer("<I")
     if version not in _VERSIONS:
@@ -104,7 +104,7 @@ def _add(file: BinaryFile, found: dict[str, Any], name: str, read: Callable[[], 
     found[name] = read()
 
 
-def _read_entry(file: BinaryFile, reader: _Reader, name: str) -> StoredEntry:
+def _read_entry(file: BinaryFile, reader: _HeaderReader, name: str) -> StoredEntry:
     num_dimensions = reader.integer("<I")
     if not 1 <= num_dimensions <= _MOST_DIMENSIONS:
         raise damaged(
@@ -116,7 +116,7 @@ def _read_entry(file: BinaryFile, reader: _Reader, name: str) -> StoredEntry:
     return StoredEntry(name, dimensions, reader.integer("<I"), reader.integer("<Q"))
 
 
-class _Reader:
+class _HeaderReader:
     """Reads what a header holds, one thing after the other, and never beyond the file or the limit of a header."""
 
     def __init__(self, file: BinaryFile) -> None:
@@ -247,7 +247,7 @@ Value = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """llama.cpp's vocabulary of byte strings: for each id its text, escaped as in Python, and its kind."""
 
     tokens: Sequence[bytes]
@@ -258,7 +258,7 @@ def write_gguf(
     file: IO[bytes],
     architecture: str,
     values: Mapping[str, Value],
-    vocabulary: Vocabulary | None,
+    vocabulary: GgufVocabulary | None,
     entries: Sequence[TensorEntry],
 ) -> None:
     """Write `entries` in their order, with `values` as metadata. `file` is an open file of the file system."""

@@ -48,14 +48,14 @@ class ByteString:
 
 def read_items(file: BinaryFile) -> Any:  # noqa: ANN401
     """Return the file's one item: numbers, texts, None, lists, dicts and `ByteString`s. Raises ModelError."""
-    reader = _Reader(file)
+    reader = _CborReader(file)
     item = reader.read(0)
     if reader.position != file.stamp.size:
         reader.refuse(f"its content ends at byte {reader.position} of {file.stamp.size}")
     return item
 
 
-class _Reader:
+class _CborReader:
     def __init__(self, file: BinaryFile) -> None:
         self._file = file
         self._num_items = 0
@@ -136,7 +136,7 @@ Transform = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PrefabPart:
     """An array of the file: its shape in numpy's order, and where its bytes are."""
 
     shape: tuple[int, ...]
@@ -154,9 +154,9 @@ class _Part:
 class _Tensor:
     """How a tensor is read: from one array of numbers, or of codes with figures."""
 
-    values: _Part
+    values: _PrefabPart
     info: TensorInfo  # as it is seen
-    figures: _Part | None = None
+    figures: _PrefabPart | None = None
     format: BlockFormat | None = None
     transform: Transform = lambda array: array
     scale: float = 1.0
@@ -276,10 +276,10 @@ class _Layout:
             return _plain(part, shape, lambda array: array.reshape(shape))
         return _plain(part)
 
-    def _by_heads(self, part: _Part) -> tuple[int, int]:
+    def _by_heads(self, part: _PrefabPart) -> tuple[int, int]:
         return self._num_heads, prod(part.shape) // self._num_heads
 
-    def _stacked(self, prefix: str, part: _Part) -> Iterator[tuple[str, _Tensor]]:
+    def _stacked(self, prefix: str, part: _PrefabPart) -> Iterator[tuple[str, _Tensor]]:
         """Yield the mixes of an RWKV-6, which lie in one array."""
         size = prod(part.shape) // len(V6_MIXES)
 
@@ -321,7 +321,7 @@ class _Layout:
         info = TensorInfo(shape, np.dtype(np.float32), chosen.name if whole else None)
         return _Tensor(codes, info, figures, chosen)
 
-    def _codebook(self, part: _Part) -> BlockFormat:
+    def _codebook(self, part: _PrefabPart) -> BlockFormat:
         """Return the format of 4 bits that has the levels of an array. Raises ValueError for others than are known."""
         levels = _read(self._file, part, part.dtype(np.float32))
         for name, known in _CODEBOOKS.items():
@@ -330,22 +330,24 @@ class _Layout:
         raise ValueError(f"a matrix has the levels {levels[:16].tolist()}; expected those of NF4 or SF4")
 
 
-def _part(value: dict[str, Any]) -> _Part:
+def _part(value: dict[str, Any]) -> _PrefabPart:
     shape, data = value["shape"], value["data"]
     if not isinstance(data, ByteString) or len(shape) != 4 or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError("an array has no shape of 4 sizes, or no bytes")
     turned = tuple(reversed(shape))
     while len(turned) > 1 and turned[0] == 1:
         turned = turned[1:]
-    return _Part(turned, data)
+    return _PrefabPart(turned, data)
 
 
-def _plain(part: _Part, shape: tuple[int, ...] | None = None, transform: Transform = lambda array: array) -> _Tensor:
+def _plain(
+    part: _PrefabPart, shape: tuple[int, ...] | None = None, transform: Transform = lambda array: array
+) -> _Tensor:
     dtype = part.dtype(np.float16, np.float32)
     return _Tensor(part, TensorInfo(part.shape if shape is None else shape, dtype), transform=transform)
 
 
-def _read(file: BinaryFile, part: _Part, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _read(file: BinaryFile, part: _PrefabPart, dtype: np.dtype[Any]) -> NDArray[Any]:
     return file.read(part.data.start, part.data.size).view(dtype)
 
 

@@ -53,7 +53,7 @@ class SafetensorsFile:
         header, data_start = _read_header(file, header_limit)
         try:
             self.metadata = _strings(header.pop("__metadata__", {}))
-            entries = {name: _Entry(entry) for name, entry in header.items()}
+            entries = {name: _HeaderEntry(entry) for name, entry in header.items()}
             self._tensors = {
                 name: TensorInfo(entry.shape, _dtype(file, name, entry.dtype)) for name, entry in entries.items()
             }
@@ -82,7 +82,7 @@ class SafetensorsFile:
         self._file.close()
 
 
-class _Entry:
+class _HeaderEntry:
     """What the header says of one tensor. Raises TypeError, ValueError or KeyError where that is something else."""
 
     def __init__(self, entry: Any) -> None:  # noqa: ANN401
@@ -120,7 +120,7 @@ def _read_header(file: ByteSource, limit: int) -> tuple[dict[str, Any], int]:
     return header, data_start
 
 
-def _check_places(tensors: Iterable[tuple[_Entry, TensorInfo]], size: int) -> None:
+def _check_places(tensors: Iterable[tuple[_HeaderEntry, TensorInfo]], size: int) -> None:
     """Raise ValueError unless the tensors fill the `size` bytes after the header, none of them twice."""
     filled = 0
     for entry, info in sorted(tensors, key=lambda pair: (pair[0].begin, pair[0].end)):

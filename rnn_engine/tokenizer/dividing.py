@@ -50,17 +50,17 @@ class Adjacency:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CutPlace:
     """The kinds of characters that one place takes: some of a kind, or surely all of it."""
 
     some: NDArray[np.bool_]
     all: NDArray[np.bool_]
 
-    def inverted(self) -> _Place:
-        return _Place(~self.all, ~self.some)
+    def inverted(self) -> _CutPlace:
+        return _CutPlace(~self.all, ~self.some)
 
-    def united(self, other: _Place) -> _Place:
-        return _Place(self.some | other.some, self.all | other.all)
+    def united(self, other: _CutPlace) -> _CutPlace:
+        return _CutPlace(self.some | other.some, self.all | other.all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def read_pattern(pattern: str) -> Adjacency:
 
     Raises UnreadPatternError where it has parts that look back, match nothing or are not known.
     """
-    reader = _Reader(pattern)
+    reader = _PieceReader(pattern)
     whole = reader.read_whole()
     follows = np.zeros((NUM_KINDS, NUM_KINDS), np.bool_)
     for before, after in reader.steps:
@@ -111,49 +111,49 @@ def _where(test: Callable[[str], bool]) -> NDArray[np.bool_]:
     return np.array([*found, *map(test, _CATEGORIES), False])
 
 
-def _of(characters: Iterable[str]) -> _Place:
+def _of(characters: Iterable[str]) -> _CutPlace:
     """Return a place that takes single characters."""
     some = np.zeros(NUM_KINDS, np.bool_)
     some[kinds_of("".join(characters))] = True
     every = some.copy()
     every[_NUM_ASCII:] = False
-    return _Place(some, every)
+    return _CutPlace(some, every)
 
 
-def _category(name: str) -> _Place:
+def _category(name: str) -> _CutPlace:
     if name not in _CATEGORIES and name not in "LMNPSZ":
         raise UnreadPatternError(name)
     found = _where(lambda category: category.startswith(name))
     some = found.copy()
     some[_OTHER] = True
-    return _Place(some, found)
+    return _CutPlace(some, found)
 
 
-def _spaces() -> _Place:
+def _spaces() -> _CutPlace:
     """Return what takes white space, of which regular expressions do not agree beyond the common ones."""
     common = _of(" \t\n\r\f")
     some = _of("\x0b\x1c\x1d\x1e\x1f").some | common.some | _where(lambda category: category.startswith("Z"))
     some[_OTHER] = True
-    return _Place(some, common.all)
+    return _CutPlace(some, common.all)
 
 
-def _folded(place: _Place) -> _Place:
+def _folded(place: _CutPlace) -> _CutPlace:
     """Return a place that takes letters in any case; some beyond ASCII are the same as letters in it."""
     some = place.some.copy()
     some[_CAPITALS] |= place.some[_SMALL]
     some[_SMALL] |= place.some[_CAPITALS]
     some[_CASED] |= bool(some[_CAPITALS].any() or some[_CASED].any())
-    return _Place(some, place.all)
+    return _CutPlace(some, place.all)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _PieceReader:
     """Reads one expression."""
 
     pattern: str
     at: int = 0
     folds: bool = False  # letters of either case are the same
-    places: list[_Place] = field(default_factory=list)
+    places: list[_CutPlace] = field(default_factory=list)
     steps: set[tuple[int, int]] = field(default_factory=set)
 
     def read_whole(self) -> _Fragment:
@@ -249,13 +249,13 @@ class _Reader:
             raise UnreadPatternError(self.pattern)
         return _Fragment(part.first, part.last, empty=False) if looks else part
 
-    def _character(self, character: str, refused: str) -> _Place:
+    def _character(self, character: str, refused: str) -> _CutPlace:
         """Return what one character of the pattern, or an escape, takes."""
         if character in refused:
             raise UnreadPatternError(self.pattern)
         return self._escape() if character == "\\" else _of(character)
 
-    def _escape(self) -> _Place:
+    def _escape(self) -> _CutPlace:
         character = self._next()
         if character in "sSdDpP":
             place = self._named(character.lower())
@@ -266,7 +266,7 @@ class _Reader:
             raise UnreadPatternError(self.pattern)
         return _of(character)
 
-    def _named(self, kind: str) -> _Place:
+    def _named(self, kind: str) -> _CutPlace:
         if kind == "s":
             return _spaces()
         if kind == "d":
@@ -277,14 +277,14 @@ class _Reader:
         name, self.at = self.pattern[self.at : end], end + 1
         return _category(name)
 
-    def _class(self) -> _Place:
+    def _class(self) -> _CutPlace:
         """Return what a class in brackets takes, whose first bracket has been passed."""
         inverted, found = self._take("^"), self._item()
         while not self._take("]"):
             found = found.united(self._item())
         return found.inverted() if inverted else found
 
-    def _item(self) -> _Place:
+    def _item(self) -> _CutPlace:
         """Return what a character, a range of them, or an escape in a class takes."""
         if self.pattern.startswith("&&", self.at):
             raise UnreadPatternError(self.pattern)

@@ -15,7 +15,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import BEGINNING, GenerateRequest
 from server.apis.common.answering import answer_whole
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.common.generation import check_prompts
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.schemas import CompletionRequest
@@ -112,7 +112,7 @@ class BatchDialect:
     def whole(
         self,
         kept: Sequence[int],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
@@ -136,7 +136,7 @@ def uses_gpu(info: EngineInfo) -> bool:
     return info.device_bytes is not None
 
 
-def _result(index: int, outcome: Outcome) -> BatchResult:
+def _result(index: int, outcome: ChoiceOutcome) -> BatchResult:
     assert outcome.started is not None
     generated = outcome.end.completion_tokens
     return {

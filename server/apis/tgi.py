@@ -15,7 +15,7 @@ from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.common.generation import text_of
 from server.apis.openai.completions import prepare_completions
 from server.apis.openai.dialect import LEAST_LOGPROB
@@ -225,7 +225,7 @@ class TgiDialect:
     def whole(
         self,
         kept: Sequence[int],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
@@ -292,10 +292,10 @@ class TgiDialect:
             event["top_tokens"] = self._top(info)
         return event
 
-    def _text(self, outcome: Outcome) -> str:
+    def _text(self, outcome: ChoiceOutcome) -> str:
         return self._echo + outcome.text + _stop_text(outcome.end)
 
-    def _details(self, outcome: Outcome) -> TgiDetails:
+    def _details(self, outcome: ChoiceOutcome) -> TgiDetails:
         finished = outcome.end
         details: TgiDetails = {
             "finish_reason": _finish_word(finished),

@@ -256,7 +256,7 @@ class Timings(TypedDict):
     draft_n_accepted: NotRequired[int]
 
 
-class PromptProgress(TypedDict):
+class PromptProgressBody(TypedDict):
     """How far a prompt has come: its tokens, those that were known, those that are done, and the milliseconds since the
     first of these events."""
 

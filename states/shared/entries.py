@@ -38,7 +38,7 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StoredBlock:
     """The tokens of a path after a beginning of whole blocks, fewer than a block at its end."""
 
     start: int  # tokens before it
@@ -58,12 +58,12 @@ class PathKeys:
             self._start.update(f"{len(text)}:{text}".encode())
         self.length = len(tokens) // TOKEN_BYTES
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[StoredBlock]:
         """All blocks of the path, from its beginning."""
         starts = range(0, self.length, BLOCK_TOKENS)
         digests = self._digests(starts)
         return [
-            Block(start, min(BLOCK_TOKENS, self.length - start), f"{self._space}:lengths:{digest}")
+            StoredBlock(start, min(BLOCK_TOKENS, self.length - start), f"{self._space}:lengths:{digest}")
             for start, digest in zip(starts, digests, strict=True)
         ]
 
@@ -85,7 +85,7 @@ def bit_of(length: int) -> int:
     return (length - 1) % BLOCK_TOKENS
 
 
-def lengths_in(block: Block, bitmap: bytes | None) -> Iterator[int]:
+def lengths_in(block: StoredBlock, bitmap: bytes | None) -> Iterator[int]:
     """The lengths that a bitmap has within a block, ascending. Bit 0 is the highest of the first byte."""
     for bit in range(block.size if bitmap else 0):
         byte = bit // 8

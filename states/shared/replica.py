@@ -36,7 +36,7 @@ class Pending:
     unneeded: Sequence[ValueKey]  # values that no name stands for any more
 
 
-class Replica:
+class StoreReplica:
     """The names as they were when they were read last, with the operator's own. For one event loop.
 
     The operator's states are each server's own; they are read-only, and hide those in the store that have their names.

@@ -22,7 +22,7 @@ from states.shared.checkpoints import SharedValues
 from states.shared.client import StoreClient
 from states.shared.entries import UnreadState
 from states.shared.names import Commit, SharedNames
-from states.shared.replica import Replica
+from states.shared.replica import StoreReplica
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class SharedStateStore:
         self._client = client
         self._names = SharedNames(client, model)
         self._values = SharedValues(client, self._names, own.files, model, capacity)
-        self._replica = Replica(own, capacity, max_names, quota, forget, client.note_unreadable)
+        self._replica = StoreReplica(own, capacity, max_names, quota, forget, client.note_unreadable)
         self._turn = asyncio.Lock()  # held from a read of the names until the change that follows is made
         self._begun = 0  # reads of the names
         self._last_read = 0  # that succeeded, by its number among those that were begun

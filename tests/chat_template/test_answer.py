@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.chat_template.messages import ToolFormats
 
 NAMES = ("a", "weather")
@@ -66,9 +66,9 @@ def joined(pieces: list[Piece]) -> list[tuple[str, str]]:
     """The pieces without markup, those of one part together."""
     found: list[tuple[str, str]] = []
     for piece in pieces:
-        if piece.part is Part.MARKUP:
+        if piece.part is AnswerPart.MARKUP:
             continue
-        if found and found[-1][0] == piece.part.value and piece.part is not Part.CALL:
+        if found and found[-1][0] == piece.part.value and piece.part is not AnswerPart.CALL:
             found[-1] = (found[-1][0], found[-1][1] + piece.text)
         else:
             found.append((piece.part.value, piece.text))

@@ -8,7 +8,7 @@ import pytest
 
 from rnn_engine.cli.replicas import load_replica
 from rnn_engine.cli.session import EngineChoice
-from rnn_engine.fleet.settings import Place
+from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.settings import LoadSettings, StateSettings
 from states.cache.config import CacheConfig, DiskConfig
 from tests.support.cli import Command
@@ -22,6 +22,6 @@ def test_without_ray_it_says_what_to_install(rnn_engine: Command, monkeypatch: p
 async def test_each_replica_has_its_own_folder_and_no_named_states(model_file: Path, tmp_path: Path) -> None:
     cache = CacheConfig(disk=DiskConfig(tmp_path / "cache"))
     choice = EngineChoice(model_file, LoadSettings("cpu", "none"), 2, cache, StateSettings(folder=tmp_path / "states"))
-    engine = await load_replica(choice, Place(3))
+    engine = await load_replica(choice, ReplicaPlace(3))
     assert engine.info.folders == {"cache": tmp_path / "cache" / "replica-3"}
     await engine.close()

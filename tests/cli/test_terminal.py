@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rnn_engine.cli.chat.terminal import Blocks, MarkdownScreen
+from rnn_engine.cli.chat.terminal import MarkdownBlocks, MarkdownScreen
 from rnn_engine.cli.session import EngineChoice
 from rnn_engine.requests import GenerateRequest
 from tests.support.cli import Command
@@ -178,7 +178,7 @@ def test_a_message_that_was_not_answered_may_be_taken_back(rnn_engine: Command, 
     )
 )
 def test_blocks_are_the_text_however_it_comes(parts: list[str]) -> None:
-    blocks = Blocks()
+    blocks = MarkdownBlocks()
     printed = [block for part in parts for block in blocks.add(part)]
     assert "".join(printed) + blocks.last == "".join(parts).lstrip()
 

@@ -10,7 +10,7 @@ import pytest
 
 from rnn_engine.errors import EngineClosedError, OverloadedError
 from rnn_engine.requests import Client
-from rnn_engine.scheduler.inboxes import Admission, Place
+from rnn_engine.scheduler.inboxes import Admission, QueuePlace
 
 A, B, C = (Client(name) for name in "abc")
 
@@ -31,7 +31,7 @@ class Holder:
         self.release()
         await self.task
 
-    async def _hold(self, place: Place, order: list[str], name: str) -> None:
+    async def _hold(self, place: QueuePlace, order: list[str], name: str) -> None:
         async with place:
             order.append(name)
             await self._released.wait()
@@ -111,7 +111,7 @@ class Places:
 
     def __init__(self) -> None:
         self.admission = Admission(8, 64)
-        self.held: list[tuple[Client, Place]] = []
+        self.held: list[tuple[Client, QueuePlace]] = []
 
     async def take(self, client: Client, most: int = 1000) -> int:
         """Return how many places `client` gets that asks for `most`."""

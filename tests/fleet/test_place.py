@@ -9,7 +9,7 @@ import pytest
 import wgpu
 
 from rnn_engine.errors import DeviceError
-from rnn_engine.fleet.settings import Place, device_at
+from rnn_engine.fleet.settings import ReplicaPlace, device_at
 
 
 @dataclass
@@ -48,27 +48,27 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> list[Adapter]:
     [("auto", "1341"), ("ada", "1313"), ("navi", "4444"), ("graphics", "2222"), ("3", "3333")],
 )
 def test_replicas_of_a_machine_take_its_devices_in_turn(adapters: list[Adapter], choice: str, devices: str) -> None:
-    assert "".join(device_at(Place(7, local), choice) for local in range(4)) == devices
+    assert "".join(device_at(ReplicaPlace(7, local), choice) for local in range(4)) == devices
 
 
 def test_a_replica_has_the_gpu_that_ray_gave_it(adapters: list[Adapter]) -> None:
-    assert [device_at(Place(0, 0, (gpu,)), "auto") for gpu in ("0", "1", "2")] == ["1", "3", "4"]
-    assert device_at(Place(5, 5, ("1",)), "ada") == "3"
-    assert device_at(Place(0, 1, ("GPU-5a2f",)), "auto") == "3"
-    assert device_at(Place(0, 0, ("1",)), "cpu") == "cpu"
+    assert [device_at(ReplicaPlace(0, 0, (gpu,)), "auto") for gpu in ("0", "1", "2")] == ["1", "3", "4"]
+    assert device_at(ReplicaPlace(5, 5, ("1",)), "ada") == "3"
+    assert device_at(ReplicaPlace(0, 1, ("GPU-5a2f",)), "auto") == "3"
+    assert device_at(ReplicaPlace(0, 0, ("1",)), "cpu") == "cpu"
 
 
 def test_a_gpu_that_webgpu_does_not_reach(adapters: list[Adapter]) -> None:
     with pytest.raises(DeviceError, match="the GPU 3, which Ray gave the replica; there are: 1 = Ada, 3"):
-        device_at(Place(0, 0, ("3",)), "auto")
+        device_at(ReplicaPlace(0, 0, ("3",)), "auto")
     adapters[1:] = []
     with pytest.raises(DeviceError, match="the GPU 0, which Ray gave the replica; there are: 0 = llvmpipe"):
-        device_at(Place(0, 0, ("0",)), "auto")
+        device_at(ReplicaPlace(0, 0, ("0",)), "auto")
 
 
 def test_without_gpus_the_engine_chooses(adapters: list[Adapter]) -> None:
     adapters[1:] = []
-    assert device_at(Place(0, 1), "auto") == "auto"
+    assert device_at(ReplicaPlace(0, 1), "auto") == "auto"
     adapters.clear()
     with pytest.raises(DeviceError, match="no GPU that WebGPU reaches"):
-        device_at(Place(0), "auto")
+        device_at(ReplicaPlace(0), "auto")

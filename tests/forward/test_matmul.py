@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rnn_engine.forward.matmul import MatMul, MatMulBuffers, MatMulKernels
-from rnn_engine.forward.segments import Activation, Matrix, Weights
+from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.step import StepLimits, StepSize
 from rnn_engine.forward.tuning import Tuning
 from rnn_engine.forward.weight_formats import WEIGHT_FORMATS, WeightFormat, round_up
@@ -73,7 +73,7 @@ class Bench:
         matmul = MatMul(
             "test",
             [
-                Matrix(Weights(matrix, form), 0, stride, start, total, activation, first + start, step)
+                Matrix(SegmentWeights(matrix, form), 0, stride, start, total, activation, first + start, step)
                 for matrix, form, start in zip(matrices, formats, starts, strict=False)
             ],
             MatMulKernels(self.device.kernels, self.tuning, LIMITS, activations=self.activations),

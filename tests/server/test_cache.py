@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.apis.engine.cache import Cache, CacheDropped
-from server.apis.openai.models import Health
+from server.apis.openai.models import HealthBody
 from states.cache.cache import StateCache
 from states.cache.config import CacheConfig
 from states.cache.upkeep import make_cache
@@ -92,5 +92,5 @@ async def test_a_server_that_keeps_nothing_says_so(serve: Serve) -> None:
 
 async def test_health_has_the_hits(serve: Serve) -> None:
     body = await (await (await serve(FakeEngine(cache=filled()))).get("/health")).json()
-    check_shape(Health, body)
+    check_shape(HealthBody, body)
     assert (body["cache_look_ups"], body["cache_hits"]) == (4, 3)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rnn_engine.telemetry import Health as EngineHealth
-from server.apis.openai.models import Health, Readiness
+from rnn_engine.telemetry import Health
+from server.apis.openai.models import HealthBody, Readiness
 from server.auth.keys import ApiKey
 from server.core.routing import LIFECYCLE
 from server.core.settings import AuthSettings, ServerSettings
@@ -15,7 +15,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.http import Serve, check_shape, error_of
 
 PATHS = ("/health", "/health/ready", "/health/live")
-BROKEN = EngineHealth("recovering", "the device failed and is being opened again", seconds=1.26, retry_after=4.2)
+BROKEN = Health("recovering", "the device failed and is being opened again", seconds=1.26, retry_after=4.2)
 
 
 async def test_a_server_that_is_well(serve: Serve) -> None:
@@ -24,14 +24,14 @@ async def test_a_server_that_is_well(serve: Serve) -> None:
         response = await client.get(path)
         body = await response.json()
         assert (response.status, body["status"]) == (200, "ok")
-        check_shape(Health if path == "/health" else Readiness, body)
+        check_shape(HealthBody if path == "/health" else Readiness, body)
 
 
 @pytest.mark.parametrize(
     ("status", "is_live"), [("checking", True), ("recovering", True), ("stalled", False), ("failed", False)]
 )
 async def test_an_engine_that_does_not_serve(serve: Serve, status: str, is_live: bool) -> None:
-    engine = FakeEngine(condition=EngineHealth(status, "a reason"))  # type: ignore[arg-type]
+    engine = FakeEngine(condition=Health(status, "a reason"))  # type: ignore[arg-type]
     client = await serve(engine)
     answers = [await client.get(path) for path in PATHS]
     assert [answer.status for answer in answers] == [503, 503, 200 if is_live else 503]

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rnn_engine.model import LoraChoice
 from server.apis.engine.tokens import Text, Tokens
-from server.apis.openai.models import Health, ModelEntry, ModelList
+from server.apis.openai.models import HealthBody, ModelEntry, ModelList
 from server.apis.routes import ALL_ROUTES
 from server.core.routing import Route
 from tests.support.fake_engine import FakeEngine, encode
@@ -59,7 +59,7 @@ def test_paths_of_a_route(path: str, ai00_paths: bool, paths: tuple[str, ...]) -
 async def test_health(serve: Serve) -> None:
     client = await serve(FakeEngine())
     body = await (await client.get("/health")).json()
-    check_shape(Health, body)
+    check_shape(HealthBody, body)
     idle = {"requests": 0, "active": 0, "queued": 0, "cache_look_ups": 0, "cache_hits": 0}
     assert body == {"status": "ok", "model": "fake", "models": {"fake": "loaded"}, **idle}
 

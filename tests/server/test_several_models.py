@@ -15,8 +15,7 @@ from rnn_engine.forward import Progress
 from rnn_engine.interface import EngineLike
 from rnn_engine.telemetry import Health
 from server.apis.engine.status import ServerStatus
-from server.apis.openai.models import Health as HealthBody
-from server.apis.openai.models import ModelList
+from server.apis.openai.models import HealthBody, ModelList
 from server.core.app import make_app
 from server.core.settings import Limits, ServerSettings
 from server.models.orders import LoadOrder

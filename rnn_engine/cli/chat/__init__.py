@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from rnn_engine.chat_template import ChatMessage, Role
-from rnn_engine.cli.chat.conversation import Backend, KnownState, KnownStates, Place, Reply, Talk, free_name
+from rnn_engine.cli.chat.conversation import Backend, ChatPlace, KnownState, KnownStates, Reply, Talk, free_name
 from rnn_engine.cli.chat.terminal import (
     MarkdownScreen,
     PlainScreen,
@@ -155,7 +155,7 @@ class LocalBackend:
     def description(self) -> str:
         return f"{self._engine.info.model} on {self._engine.info.device}"
 
-    def answer(self, place: Place, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
+    def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
         initial = self._initial(place.start)
         prompt = prompt_of(self._engine, initial, place.messages)
         request = GenerateRequest(
@@ -195,18 +195,18 @@ class LocalBackend:
         put = self._engine.states.put(name, frozen, _RETENTION, source=path.name, form=loaded.form)
         return _known(self._session.run(put))
 
-    def save(self, place: Place, path: Path) -> int:
+    def save(self, place: ChatPlace, path: Path) -> int:
         frozen, num_tokens = self._run(place)
         self._engine.state_files.save(path, path.stem, frozen)
         return num_tokens
 
-    def name_state(self, place: Place, name: str) -> int:
+    def name_state(self, place: ChatPlace, name: str) -> int:
         self._session.run(check_room(self._engine, name, _RETENTION))
         frozen, num_tokens = self._run(place)
         self._session.run(self._engine.states.put(name, frozen, _RETENTION, source="conversation"))
         return num_tokens
 
-    def _run(self, place: Place) -> tuple[FrozenState, int]:
+    def _run(self, place: ChatPlace) -> tuple[FrozenState, int]:
         """Return the state after all that was said, and how many tokens it has taken in."""
         initial = self._initial(place.start)
         prompt = prompt_of(self._engine, initial, place.messages, answers=False)

@@ -16,7 +16,7 @@ from states.named.entry import check_new_name
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChatPlace:
     """Where a conversation stands: the name of the state that it began from, and what was said."""
 
     start: str | None  # None = the default state
@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Which model answers, and where."""
         ...
 
-    def answer(self, place: Place, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
+    def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
         """Continue a conversation, and tell `reply` of the answer as it comes."""
         ...
 
@@ -70,14 +70,14 @@ class Backend(Protocol):
         """Bring the state in a file among those that can be begun from. Raises OSError where it can't be read."""
         ...
 
-    def save(self, place: Place, path: Path) -> int:
+    def save(self, place: ChatPlace, path: Path) -> int:
         """Write the state after all that was said to a new file; return how many tokens it has taken in.
 
         Raises OSError where it can't be written.
         """
         ...
 
-    def name_state(self, place: Place, name: str) -> int:
+    def name_state(self, place: ChatPlace, name: str) -> int:
         """Give the state after all that was said a free name; return how many tokens it has taken in."""
         ...
 
@@ -161,7 +161,7 @@ class Talk:
     system: str | None = None
     start: str | None = None  # the name of the state that it begins from; None = the default one
     statistics: Statistics | None = None  # of the last answer
-    forks: dict[str, Place] = field(default_factory=dict)
+    forks: dict[str, ChatPlace] = field(default_factory=dict)
     state_names: Sequence[str] = ()  # as `states` found them the last time
 
     def __post_init__(self) -> None:
@@ -275,8 +275,8 @@ class Talk:
         self.sampling = self.backend.check_sampling(changed)
 
     @property
-    def _place(self) -> Place:
-        return Place(self.start, tuple(self.messages))
+    def _place(self) -> ChatPlace:
+        return ChatPlace(self.start, tuple(self.messages))
 
     def _check_said(self) -> None:
         if not self.messages:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from rnn_engine.cli.chat.conversation import KnownState, KnownStates, Place, Reply, free_name
+from rnn_engine.cli.chat.conversation import ChatPlace, KnownState, KnownStates, Reply, free_name
 from rnn_engine.errors import ServerError
 from rnn_engine.files import atomic_file
 from rnn_engine.requests import SamplingParams
@@ -176,7 +176,7 @@ class RemoteBackend:
             with suppress(ServerError):
                 self._client.delete(f"/v1/leases/{self._owner}")
 
-    def answer(self, place: Place, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
+    def answer(self, place: ChatPlace, sampling: SamplingParams, max_tokens: int, reply: Reply) -> None:
         body = {**self._body(place), **_sampling_fields(sampling)}
         body |= {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
         for event in self._client.events(_CHAT, body):
@@ -205,7 +205,7 @@ class RemoteBackend:
             self._has_lease = True
             return _known(self._client.upload(_state_path(name), file, {"owner": self._owner, "ttl": str(MAX_TTL)}))
 
-    def save(self, place: Place, path: Path) -> int:
+    def save(self, place: ChatPlace, path: Path) -> int:
         name = f"{self._owner}-saved"
         num_tokens = self._name(place, {"name": name, "owner": name})
         try:
@@ -215,10 +215,10 @@ class RemoteBackend:
                 self._client.delete(_state_path(name))
         return num_tokens
 
-    def name_state(self, place: Place, name: str) -> int:
+    def name_state(self, place: ChatPlace, name: str) -> int:
         return self._name(place, {"name": name})
 
-    def _name(self, place: Place, save_as: Json) -> int:
+    def _name(self, place: ChatPlace, save_as: Json) -> int:
         """Run what was said and keep the state under a name; return how many tokens it has taken in."""
         only_run = {"max_tokens": 0, "add_generation_prompt": False, "continue_final_message": False}
         answer = self._client.post(_CHAT, {**self._body(place), **only_run, "save_as": save_as})
@@ -227,7 +227,7 @@ class RemoteBackend:
         num_tokens: int = answer["saved_state"]["num_tokens"] or answer["usage"]["prompt_tokens"]
         return num_tokens
 
-    def _body(self, place: Place) -> dict[str, Any]:
+    def _body(self, place: ChatPlace) -> dict[str, Any]:
         messages = [{"role": message.role.value.lower(), "content": message.content} for message in place.messages]
         body = {**self._model, "messages": messages, "reasoning_format": "none"}
         return body if place.start is None else body | {"state": place.start}

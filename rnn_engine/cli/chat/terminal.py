@@ -96,7 +96,7 @@ class PlainScreen:
 class MarkdownScreen:
     """Markdown, drawn while it comes.
 
-    Blocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
+    MarkdownBlocks that are complete are printed once and scroll away; only the last one is drawn again as it grows.
     """
 
     def __init__(self, console: Console) -> None:
@@ -104,7 +104,7 @@ class MarkdownScreen:
 
     @contextmanager
     def answer(self) -> Iterator[Callable[[str], None]]:
-        blocks = Blocks()
+        blocks = MarkdownBlocks()
         # No refreshing thread: what it writes could come between what is printed here and the lines that this counted.
         with Live(console=self._console, auto_refresh=False, vertical_overflow="visible") as live:
 
@@ -126,7 +126,7 @@ class MarkdownScreen:
         self._console.print(Text(text, style="red"))
 
 
-class Blocks:
+class MarkdownBlocks:
     """A text in markdown that grows, cut at its blocks: paragraphs, lists, code."""
 
     def __init__(self) -> None:

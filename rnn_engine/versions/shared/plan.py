@@ -11,7 +11,7 @@ import numpy as np
 from rnn_engine.errors import DeviceError
 from rnn_engine.forward.context import BuildContext, PackedVectors, norm_shift_stage
 from rnn_engine.forward.matmul import BoundMatMul
-from rnn_engine.forward.segments import Activation, Matrix, Weights
+from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import KernelStage, Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.gpu import Buffer
@@ -42,7 +42,7 @@ class LayerBuilder:
     def label(self, what: str) -> str:
         return f"layer {self.layer} {what}"
 
-    def weights(self, name: str, *, transposed: bool = False) -> Weights:
+    def weights(self, name: str, *, transposed: bool = False) -> SegmentWeights:
         """Return the matrix of this layer whose tensor is called `name`."""
         return self.context.weights(f"blocks.{self.layer}.{name}", transposed=transposed)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rnn_engine.forward.context import BuildContext, PackedVectors
-from rnn_engine.forward.segments import Activation, Matrix, Weights
+from rnn_engine.forward.segments import Activation, Matrix, SegmentWeights
 from rnn_engine.forward.stages import Stage
 from rnn_engine.forward.weight_formats import round_up
 from rnn_engine.versions.shared.plan import Decay, GatedChannelMix, LayerBuilder, bonus_recurrence, check_head_size
@@ -87,7 +87,7 @@ def _mixes_down(builder: LayerBuilder, scratch: _Scratch) -> Matrix:
     stored = builder.weights(name, transposed=True)  # [5 * R, D]
     halves = stored.numbers.reshape(NUM_MIXES, -1, builder.width)
     padded: NDArray[Any] = np.pad(halves, ((0, 0), (0, stride - halves.shape[1]), (0, 0)))
-    weights = Weights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
+    weights = SegmentWeights(padded.reshape(NUM_MIXES * stride, builder.width), stored.format)
     return Matrix(weights, _X * builder.plane, builder.width, 0, NUM_MIXES * stride, Activation.TANH)
 
 
@@ -96,7 +96,7 @@ def _mixes_up(builder: LayerBuilder, scratch: _Scratch) -> list[Matrix]:
     stored = builder.weights("att.time_maa_w2")  # [5, R, D]
     return [
         Matrix(
-            Weights(half.T, stored.format),
+            SegmentWeights(half.T, stored.format),
             inputs_start=number * scratch.mix_stride,
             inputs_stride=NUM_MIXES * scratch.mix_stride,
             outputs_start=plane * builder.plane,

@@ -31,14 +31,14 @@ def load_layers(context: BuildContext) -> Iterator[tuple[Stage, ...]]:
     shape = context.model.shape
     assert isinstance(shape, ShapeV7DeepEmbed)
     check_head_size(shape)
-    scratch = _Scratch(context, shape)
+    scratch = _DeepEmbedScratch(context, shape)
     keep = _keep_embedding(context, scratch)
     for layer in range(shape.num_layers):
         stages = _Layer(context, scratch, shape, layer).stages()
         yield (keep, *stages) if layer == 0 else stages
 
 
-class _Scratch(Scratch):
+class _DeepEmbedScratch(Scratch):
     """RWKV-7's buffers with room for what DeepEmbed has between its stages."""
 
     def __init__(self, context: BuildContext, shape: ShapeV7DeepEmbed) -> None:
@@ -50,7 +50,7 @@ class _Scratch(Scratch):
         self.scaled = context.memory.create_buffer("scaled inner vectors", 4 * tokens * SIDE)  # [T, S]
 
 
-def _keep_embedding(context: BuildContext, scratch: _Scratch) -> KernelStage:
+def _keep_embedding(context: BuildContext, scratch: _DeepEmbedScratch) -> KernelStage:
     width = context.model.shape.width
     kernel = context.kernels.get(
         "keep_embedding",
@@ -67,7 +67,7 @@ def _keep_embedding(context: BuildContext, scratch: _Scratch) -> KernelStage:
 class _Layer(Layer):
     """One layer while it is loaded."""
 
-    def __init__(self, context: BuildContext, scratch: _Scratch, shape: ShapeV7DeepEmbed, layer: int) -> None:
+    def __init__(self, context: BuildContext, scratch: _DeepEmbedScratch, shape: ShapeV7DeepEmbed, layer: int) -> None:
         lookup = context.model.tensor
         added = {
             "mix of the key": lookup(f"blocks.{layer}.ffn.x_k"),

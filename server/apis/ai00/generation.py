@@ -9,8 +9,7 @@ from aiohttp import web
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from rnn_engine.requests import Finished, TokenInfo
-from rnn_engine.requests import TextDelta as TextEvent
+from rnn_engine.requests import Finished, TextDelta, TokenInfo
 from rnn_engine.sampling.params import Ai00Nucleus
 from server.apis.common.generation import JoinedPrompts, Stop
 from server.apis.openai.chat import converse
@@ -53,14 +52,14 @@ class Ai00ChatRequest(ChatRequest):
     frequency_penalty: float = Field(default=_NUCLEUS.frequency_penalty, description=_FREQUENCY)
 
 
-class TextDelta(TypedDict):
+class Ai00TextDelta(TypedDict):
     content: NotRequired[str]
 
 
 class Ai00CompletionChoice(CompletionChoice):
     """`delta` has the text once more, in the place where ai00 has it."""
 
-    delta: TextDelta
+    delta: Ai00TextDelta
 
 
 class Ai00CompletionChunk(Completion):
@@ -76,7 +75,7 @@ class Ai00CompletionFormatter(CompletionFormatter):
         choice = super().opening(index, prompt)
         return None if choice is None else _with_delta(choice)
 
-    def delta(self, index: int, delta: TextEvent) -> Ai00CompletionChoice | None:
+    def delta(self, index: int, delta: TextDelta) -> Ai00CompletionChoice | None:
         choice = super().delta(index, delta)
         if isinstance(choice, str):
             choice = self.text_chunk(index, choice)

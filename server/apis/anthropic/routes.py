@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta
 from server.apis.anthropic.schemas import (
@@ -25,7 +25,7 @@ from server.apis.anthropic.schemas import (
     TokenCount,
 )
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.openai.chat import prepare_chat
 from server.auth.engine import engine_of
 from server.core.bodies import json_response, read_body
@@ -36,11 +36,11 @@ from server.core.streams import encode_event
 
 BlockType: TypeAlias = Literal["text", "thinking", "tool_use"]
 
-_BLOCK_OF: Mapping[Part, BlockType] = {
-    Part.CONTENT: "text",
-    Part.REASONING: "thinking",
-    Part.CALL: "tool_use",
-    Part.ARGUMENTS: "tool_use",
+_BLOCK_OF: Mapping[AnswerPart, BlockType] = {
+    AnswerPart.CONTENT: "text",
+    AnswerPart.REASONING: "thinking",
+    AnswerPart.CALL: "tool_use",
+    AnswerPart.ARGUMENTS: "tool_use",
 }
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -69,7 +69,7 @@ class AnthropicDialect:
     def whole(
         self,
         kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
@@ -143,11 +143,11 @@ class _BlockStream:
             kind = _BLOCK_OF.get(piece.part)
             if kind is None:
                 continue
-            if piece.part is Part.CALL or kind != self._open:
+            if piece.part is AnswerPart.CALL or kind != self._open:
                 yield from self.close()
                 self._open, self._number = kind, self._number + 1
                 yield {"type": "content_block_start", "index": self._number, "content_block": _new_block(piece)}
-            if piece.part is not Part.CALL:
+            if piece.part is not AnswerPart.CALL:
                 yield {"type": "content_block_delta", "index": self._number, "delta": _delta(piece)}
 
     def close(self) -> Iterator[Mapping[str, object]]:
@@ -164,15 +164,15 @@ def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
         kind = _BLOCK_OF.get(piece.part)
         if kind is None:
             continue
-        if piece.part is Part.CALL or not blocks or blocks[-1]["type"] != kind:
+        if piece.part is AnswerPart.CALL or not blocks or blocks[-1]["type"] != kind:
             blocks.append(_new_block(piece))
             arguments = ""
         match piece.part:
-            case Part.CONTENT:
+            case AnswerPart.CONTENT:
                 blocks[-1]["text"] += piece.text
-            case Part.REASONING:
+            case AnswerPart.REASONING:
                 blocks[-1]["thinking"] += piece.text
-            case Part.ARGUMENTS:
+            case AnswerPart.ARGUMENTS:
                 arguments += piece.text
                 blocks[-1]["input"] = _parsed(arguments)
     return blocks
@@ -181,18 +181,18 @@ def _blocks(pieces: Sequence[Piece]) -> list[AnthropicBlock]:
 def _new_block(piece: Piece) -> AnthropicBlock:
     """Return the block that begins with a piece, without its text."""
     match piece.part:
-        case Part.CALL:
+        case AnswerPart.CALL:
             return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": piece.text, "input": {}}
-        case Part.REASONING:
+        case AnswerPart.REASONING:
             return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": "", "citations": None}
 
 
 def _delta(piece: Piece) -> Mapping[str, str]:
     match piece.part:
-        case Part.ARGUMENTS:
+        case AnswerPart.ARGUMENTS:
             return {"type": "input_json_delta", "partial_json": piece.text}
-        case Part.REASONING:
+        case AnswerPart.REASONING:
             return {"type": "thinking_delta", "thinking": piece.text}
     return {"type": "text_delta", "text": piece.text}
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rnn_engine.operations.parallel import Numbered, ParallelRequests
 from rnn_engine.requests import Event, Finished, GenerateRequest, PromptScored, TextDelta
-from server.apis.common.dialect import Dialect, Outcome, Tally, WholeDialect
+from server.apis.common.dialect import ChoiceOutcome, Dialect, Tally, WholeDialect
 from server.apis.common.generation import GenerationBody
 from server.apis.common.states import EndSaver, ResolvedState
 from server.auth.engine import engine_of
@@ -63,7 +63,7 @@ class _End:
     def __init__(self, saver: EndSaver | None) -> None:
         self.is_wanted = saver is not None
         self._saver = saver
-        self._outcome = Outcome()
+        self._outcome = ChoiceOutcome()
 
     async def note(self, event: Event) -> Mapping[str, object]:
         """Take the next event of the call; return the fields to be added to the answer, at its last event."""
@@ -88,7 +88,7 @@ async def answer_whole(
     """Run `calls` and answer when all have ended; see `answer_in`."""
     running, end = await _prepare(request, body, calls, resolved)
     tally = Tally(body.copies)
-    outcomes = [Outcome() for _ in running.requests]
+    outcomes = [ChoiceOutcome() for _ in running.requests]
     saved: Mapping[str, object] = {}
     async with running:
         async for events in running:
@@ -104,7 +104,7 @@ async def answer_whole(
     return await long_json_response(request, size + request[LEASE].num_bytes, make)
 
 
-def _best(outcomes: Sequence[Outcome], copies: int, wanted: int) -> Iterator[int]:
+def _best(outcomes: Sequence[ChoiceOutcome], copies: int, wanted: int) -> Iterator[int]:
     """The places of each prompt's `wanted` best copies, best first; where all are wanted, in their order."""
     for first in range(0, len(outcomes), copies):
         places = range(first, first + copies)

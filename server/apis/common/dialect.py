@@ -135,7 +135,7 @@ Choice: TypeAlias = Mapping[str, object]
 
 
 @dataclass(slots=True)
-class Outcome:
+class ChoiceOutcome:
     """All that one engine request gave."""
 
     started: Started | None = None
@@ -212,7 +212,7 @@ class ChoiceFormatter(Protocol):
         """Return the last chunk of a choice: why and how it ended."""
         ...
 
-    def whole(self, index: int, outcome: Outcome, finished: Finished) -> Choice:
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> Choice:
         """Return a choice of an answer that is not streamed."""
         ...
 
@@ -221,7 +221,7 @@ class WholeDialect(Protocol):
     """Formats the answer of one call that is not streamed; its requests are numbered."""
 
     def whole(
-        self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
+        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
         """Return the body of the answer from the requests `kept` of all, with the fields `extra`."""
         ...

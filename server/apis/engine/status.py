@@ -15,11 +15,10 @@ from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.sampling.params import PARAMETERS
-from rnn_engine.telemetry import EngineCounters, SlotUse
-from rnn_engine.telemetry import Health as EngineHealth
+from rnn_engine.telemetry import EngineCounters, Health, SlotUse
 from server.apis.common.generation import GenerationBody
 from server.apis.engine.cache import CacheTier, CacheTotals, cache_tier, cache_totals
-from server.apis.openai.models import Health, Readiness
+from server.apis.openai.models import HealthBody, Readiness
 from server.auth.engine import engine_of, open_engines_of
 from server.connections.connection import CONNECTIONS
 from server.core.bodies import BUDGET, json_response, query_seconds
@@ -178,7 +177,7 @@ def engine_status(name: str, engine: EngineLike) -> EngineStatus:
     }
 
 
-def readiness(health: EngineHealth) -> Readiness:
+def readiness(health: Health) -> Readiness:
     """Return what is told of an engine's health."""
     return {"status": health.status, "reason": health.reason, "seconds": round(health.seconds, 1)}
 
@@ -287,7 +286,7 @@ async def health(request: web.Request) -> web.Response:
     engines = [model.open_engine for model in models if model.open_engine is not None]
     stats = [engine.stats() for engine in engines]
     caches = [cache for engine in engines if (cache := engine.cache_stats()) is not None]
-    body: Health = {
+    body: HealthBody = {
         "status": found.status,
         "model": models.default.name,
         "models": {model.name: model.status for model in models},
@@ -310,16 +309,16 @@ async def live(request: web.Request) -> web.Response:
     return _answer(found, healthy=found.status not in ("failed", "stalled"))
 
 
-def _find_health(request: web.Request) -> EngineHealth:
+def _find_health(request: web.Request) -> Health:
     """Return the health of the model in the query, or else of all."""
     name, models = request.query.get("model"), request.app[MODELS]
     found = models.health() if name is None else models.find(name).health
     if request.app[LIFECYCLE].closing and found.status != "failed":
-        return EngineHealth("closing", "the server is stopping and takes no new requests")
+        return Health("closing", "the server is stopping and takes no new requests")
     return found
 
 
-def _answer(found: EngineHealth, *, healthy: bool) -> web.Response:
+def _answer(found: Health, *, healthy: bool) -> web.Response:
     body = readiness(found)
     if healthy:
         return json_response(body)
@@ -388,8 +387,8 @@ ROUTES = (
         "/health",
         health,
         "Whether the server takes requests, and how busy it is.",
-        Health,
-        also_answers={503: Health},
+        HealthBody,
+        also_answers={503: HealthBody},
         always=True,
         also=("/v1/health",),
     ),

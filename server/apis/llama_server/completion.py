@@ -12,11 +12,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from rnn_engine.interface import EngineLike
-from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta, TokenInfo
-from rnn_engine.requests import PromptProgress as PromptEvent
+from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import PARAMETERS
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, Outcome
+from server.apis.common.dialect import AnswerClock, ChoiceOutcome
 from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import StateEntry
 from server.apis.openai.completions import prepare_completions
@@ -26,7 +25,7 @@ from server.auth.engine import engine_of
 from server.core.bodies import read_body
 from server.core.errors import describe
 from server.core.routing import Route
-from server.core.schema import ErrorBody, PromptProgress, Timings, Usage, only
+from server.core.schema import ErrorBody, PromptProgressBody, Timings, Usage, only
 from server.core.streams import encode_event
 
 
@@ -130,7 +129,7 @@ class LlamaCompletionChunk(TypedDict):
     """An event of a stream before the last one, which is a LlamaCompletion without text. `prompt_probabilities` come
     in an event of their own, before the text."""
 
-    prompt_progress: NotRequired[PromptProgress]
+    prompt_progress: NotRequired[PromptProgressBody]
     timings: NotRequired[Timings]
     index: int
     content: str
@@ -171,7 +170,7 @@ class LlamaDialect:
     def whole(
         self,
         kept: Sequence[int],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object] | Sequence[Mapping[str, object]]:
@@ -184,7 +183,7 @@ class LlamaDialect:
             progress = self._progress[index] = _Progress(AnswerClock(with_each=self._body.tells_times))
         times = progress.clock.tell(event)
         match event:
-            case PromptEvent():
+            case PromptProgress():
                 return encode_event(self._chosen({**_without_text(index, event.prompt_tokens), **times}))
             case TextDelta() if event.text or event.tokens:
                 return encode_event({**self._chunk(index, progress, event), **times})
@@ -203,7 +202,9 @@ class LlamaDialect:
     def failure(self, error: Exception) -> bytes:
         return encode_event(describe(error).body)
 
-    def _whole(self, index: int, place: int, outcome: Outcome, extra: Mapping[str, object]) -> Mapping[str, object]:
+    def _whole(
+        self, index: int, place: int, outcome: ChoiceOutcome, extra: Mapping[str, object]
+    ) -> Mapping[str, object]:
         assert outcome.started is not None
         text = text_of(self._engine, self._body.prompt[place // self._body.copies]) if self._body.echo else ""
         answer = self._last(index, place, outcome.started, outcome.end, has_new_line="\n" in outcome.text)

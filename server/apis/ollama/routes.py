@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineInfo
 from rnn_engine.requests import Event, Finished, PromptScored, Started, TextDelta
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.ollama.schemas import (
     Embedded,
     EmbedRequest,
@@ -71,7 +71,7 @@ class OllamaDialect:
     def whole(
         self,
         kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
@@ -110,15 +110,15 @@ class OllamaDialect:
         said: dict[str, Any] = {}
         for piece in pieces:
             match piece.part:
-                case Part.CONTENT:
+                case AnswerPart.CONTENT:
                     said["content"] = said.get("content", "") + piece.text
-                case Part.REASONING:
+                case AnswerPart.REASONING:
                     said["thinking"] = said.get("thinking", "") + piece.text
-                case Part.ARGUMENTS:
+                case AnswerPart.ARGUMENTS:
                     self._call.append(piece.text)
-            if piece.part is not Part.ARGUMENTS:
+            if piece.part is not AnswerPart.ARGUMENTS:
                 self._tell_call(said)
-            if piece.part is Part.CALL:
+            if piece.part is AnswerPart.CALL:
                 self._call = [piece.text]
         if last:
             self._tell_call(said)

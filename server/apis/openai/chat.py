@@ -11,7 +11,7 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from rnn_engine.chat_template import ChatTemplate, Role, Tool, WorldTemplate
-from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.chat_template.answer import THINK_CLOSES, AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.errors import check_range
 from rnn_engine.grammar import Grammar
 from rnn_engine.interface import EngineLike
@@ -19,7 +19,7 @@ from rnn_engine.operations.chat_prompt import ChatPrompt, make_chat_prompt, tool
 from rnn_engine.operations.naming import text_before_chat
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
 from rnn_engine.sampling.masks import Thinking
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.common.generation import note_slot, text_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from server.apis.openai.dialect import ContentTokens, answer, chat_logprobs
@@ -94,7 +94,7 @@ class ChatFormatter:
             choice["logprobs"] = self._logprobs(self._tokens[index].divide((), pieces))
         return {**choice, "finish_reason": self._finish_word(reader, finished), "seed": finished.seed}
 
-    def whole(self, index: int, outcome: Outcome, finished: Finished) -> ChatChoice:
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> ChatChoice:
         reader = AnswerReader(self._form)
         pieces = [*reader.feed(outcome.text), *reader.finish()]
         entries = ContentTokens().divide(outcome.tokens, pieces) if self._body.logprobs else []
@@ -119,17 +119,17 @@ class ChatFormatter:
     def _delta_of(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
         """Return pieces as a stream tells them: calls by number, each new one with an id."""
         delta: ChatDelta = {}
-        number = self._readers[index].num_calls - sum(piece.part is Part.CALL for piece in pieces) - 1
+        number = self._readers[index].num_calls - sum(piece.part is AnswerPart.CALL for piece in pieces) - 1
         for piece in pieces:
             match piece.part:
-                case Part.CONTENT:
+                case AnswerPart.CONTENT:
                     delta["content"] = (delta.get("content") or "") + piece.text
-                case Part.REASONING:
+                case AnswerPart.REASONING:
                     delta["reasoning_content"] = delta.get("reasoning_content", "") + piece.text
-                case Part.CALL:
+                case AnswerPart.CALL:
                     number += 1
                     self._begin_call(delta, number, piece.text)
-                case Part.ARGUMENTS:
+                case AnswerPart.ARGUMENTS:
                     self._add_arguments(delta, number, piece.text)
         return delta
 
@@ -152,11 +152,11 @@ class ChatFormatter:
     def _message(self, pieces: Sequence[Piece]) -> AssistantMessage:
         calls: list[AnsweredCall] = []
         for piece in pieces:
-            if piece.part is Part.CALL:
+            if piece.part is AnswerPart.CALL:
                 calls.append({"id": _call_id(), "type": "function", "function": {"name": piece.text, "arguments": ""}})
-            elif piece.part is Part.ARGUMENTS:
+            elif piece.part is AnswerPart.ARGUMENTS:
                 calls[-1]["function"]["arguments"] += piece.text
-        content, thoughts = _joined(pieces, Part.CONTENT), _joined(pieces, Part.REASONING)
+        content, thoughts = _joined(pieces, AnswerPart.CONTENT), _joined(pieces, AnswerPart.REASONING)
         message: AssistantMessage = {"role": "assistant", "content": content, "refusal": None}
         if calls and not content:
             message["content"] = None
@@ -181,7 +181,7 @@ def _chunk(index: int, delta: ChatDelta) -> ChatChunkChoice:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _joined(pieces: Sequence[Piece], part: Part) -> str:
+def _joined(pieces: Sequence[Piece], part: AnswerPart) -> str:
     return "".join(piece.text for piece in pieces if piece.part is part)
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from rnn_engine.errors import check_range
 from rnn_engine.interface import EngineLike
 from rnn_engine.requests import Finished, GenerateRequest, TextDelta, TokenInfo, empty_prompt
-from server.apis.common.dialect import Outcome
+from server.apis.common.dialect import ChoiceOutcome
 from server.apis.common.generation import AnyPrompt, text_of, tokens_of
 from server.apis.common.states import ResolvedState, WeightedState, mix_calls, resolve_starts
 from server.apis.openai.dialect import CompletionTokens, answer
@@ -59,7 +59,7 @@ class CompletionFormatter:
         choice = self._choice(index, "", _stop_token(finished))
         return {**choice, "finish_reason": finished.reason, "seed": finished.seed}
 
-    def whole(self, index: int, outcome: Outcome, finished: Finished) -> CompletionChoice:
+    def whole(self, index: int, outcome: ChoiceOutcome, finished: Finished) -> CompletionChoice:
         tokens = [*outcome.prompt, *outcome.tokens, *_stop_token(finished)]
         choice = self._choice(index, self._echo(index) + outcome.text, tokens)
         choice = self._with_ids(self._with_prompt_ids(choice, index), outcome.tokens)

@@ -13,7 +13,7 @@ from json.encoder import encode_basestring
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import Part, Piece
+from rnn_engine.chat_template.answer import AnswerPart, Piece
 from rnn_engine.interface import EngineInfo, EngineLike
 from rnn_engine.requests import (
     Event,
@@ -26,7 +26,7 @@ from rnn_engine.requests import (
     TokenInfo,
 )
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, Choice, ChoiceFormatter, Outcome
+from server.apis.common.dialect import AnswerClock, Choice, ChoiceFormatter, ChoiceOutcome
 from server.apis.common.generation import GenerationBody
 from server.apis.common.states import ResolvedState
 from server.apis.openai.schemas import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TokenLogprob
@@ -95,7 +95,7 @@ class ContentTokens:
         found: list[TokenInfo] = []
         for piece in pieces:
             taken = list(self._take(piece.length))
-            if piece.part is Part.CONTENT:
+            if piece.part is AnswerPart.CONTENT:
                 found += taken
         return found
 
@@ -249,7 +249,7 @@ class OpenAIDialect:
         self._last_times: Mapping[str, object] = {}
 
     def whole(
-        self, kept: Sequence[int], outcomes: Sequence[Outcome], usage: Usage, extra: Mapping[str, object]
+        self, kept: Sequence[int], outcomes: Sequence[ChoiceOutcome], usage: Usage, extra: Mapping[str, object]
     ) -> Mapping[str, object]:
         choices = [
             {**self._formatter.whole(place, outcomes[place], outcomes[place].end), "index": index}

@@ -60,7 +60,7 @@ class ModelList(TypedDict):
     data: list[ModelEntry]
 
 
-class Health(TypedDict):
+class HealthBody(TypedDict):
     """All but `ok` come with status 503; see Readiness. `model` is the default one. `requests` counts HTTP requests,
     the next two what the engines run of them."""
 

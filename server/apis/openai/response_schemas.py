@@ -26,7 +26,7 @@ from server.apis.common.messages import (
 from server.apis.common.states import StateEntry
 from server.apis.openai.response_items import METADATA_BOUNDS, ConversationRef, Item, Items, Metadata, messages_of
 from server.apis.openai.schemas import ChatTokenLogprob, TranslatedChat
-from server.core.schema import ErrorDetail, PromptProgress, RefusedError, RequestBody, Timings, only
+from server.core.schema import ErrorDetail, PromptProgressBody, RefusedError, RequestBody, Timings, only
 from server.core.settings import Limits
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -313,7 +313,7 @@ class ResponseEvent(TypedDict):
     type: str
     sequence_number: int
     response: NotRequired[Response]
-    prompt_progress: NotRequired[PromptProgress]
+    prompt_progress: NotRequired[PromptProgressBody]
     timings: NotRequired[Timings]
     output_index: NotRequired[int]
     content_index: NotRequired[int]

@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeAlias
 
 from aiohttp import web
 
-from rnn_engine.chat_template.answer import AnswerForm, AnswerReader, Part, Piece
+from rnn_engine.chat_template.answer import AnswerForm, AnswerPart, AnswerReader, Piece
 from rnn_engine.errors import InvalidRequestError
 from rnn_engine.interface import EngineLike
 from rnn_engine.operations.chat_prompt import ToolChoice
 from rnn_engine.requests import Event, Finished, PromptProgress, PromptScored, Started, TextDelta, TokenInfo
 from rnn_engine.sampling.params import SamplingParams
 from server.apis.common.answering import answer_in
-from server.apis.common.dialect import AnswerClock, Outcome
+from server.apis.common.dialect import AnswerClock, ChoiceOutcome
 from server.apis.openai.chat import prepare_chat, tell_input_tokens
 from server.apis.openai.dialect import ContentTokens, chat_logprobs
 from server.apis.openai.kept import CONVERSATIONS, PAGE_QUERY, RESPONSES, item_page
@@ -43,11 +43,11 @@ from server.core.streams import encode_event
 
 ItemType: TypeAlias = Literal["message", "reasoning", "function_call"]
 
-_TYPE_OF: Mapping[Part, ItemType] = {
-    Part.CONTENT: "message",
-    Part.REASONING: "reasoning",
-    Part.CALL: "function_call",
-    Part.ARGUMENTS: "function_call",
+_TYPE_OF: Mapping[AnswerPart, ItemType] = {
+    AnswerPart.CONTENT: "message",
+    AnswerPart.REASONING: "reasoning",
+    AnswerPart.CALL: "function_call",
+    AnswerPart.ARGUMENTS: "function_call",
 }
 _PREFIX: Mapping[ItemType, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXT_EVENT: Mapping[ItemType, str] = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
@@ -68,15 +68,15 @@ class ItemWriter:
             kind = _TYPE_OF.get(piece.part)
             if kind is None:
                 continue
-            if not self._is_open or piece.part is Part.CALL or kind != self.items[-1]["type"]:
+            if not self._is_open or piece.part is AnswerPart.CALL or kind != self.items[-1]["type"]:
                 yield from self._close("completed")
                 yield from self._open(kind, piece)
-            if piece.part is Part.CONTENT:
+            if piece.part is AnswerPart.CONTENT:
                 yield self._add_text(piece.text, waiting)
                 waiting = []
-            elif piece.part is Part.REASONING:
+            elif piece.part is AnswerPart.REASONING:
                 yield self._add_text(piece.text)
-            elif piece.part is Part.ARGUMENTS:
+            elif piece.part is AnswerPart.ARGUMENTS:
                 self.items[-1]["arguments"] += piece.text
                 yield self._event("response.function_call_arguments.delta", delta=piece.text)
 
@@ -181,7 +181,7 @@ class ResponsesDialect:
     def whole(
         self,
         kept: Sequence[int],  # noqa: ARG002
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[ChoiceOutcome],
         usage: Usage,  # noqa: ARG002
         extra: Mapping[str, object],
     ) -> Mapping[str, object]:
@@ -312,7 +312,7 @@ class _ThoughtTokens:
         self._sizes += [len(info.data) for info in tokens]
         for piece in pieces:
             self._read += len(piece.text.encode())
-            if piece.part is Part.REASONING:
+            if piece.part is AnswerPart.REASONING:
                 self._end = self._read
 
     @property

@@ -19,7 +19,7 @@ from server.apis.common.states import StateEntry
 from server.core.schema import (
     STRING,
     ErrorDetail,
-    PromptProgress,
+    PromptProgressBody,
     RefusedError,
     RequestBody,
     Timings,
@@ -127,7 +127,7 @@ class Completion(TypedDict):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
-    prompt_progress: NotRequired[PromptProgress]
+    prompt_progress: NotRequired[PromptProgressBody]
 
 
 _TEMPLATE = WorldTemplate()
@@ -448,7 +448,7 @@ class ChatCompletionChunk(TypedDict):
     saved_state: NotRequired[StateEntry | None]
     save_error: NotRequired[ErrorDetail]
     timings: NotRequired[Timings]
-    prompt_progress: NotRequired[PromptProgress]
+    prompt_progress: NotRequired[PromptProgressBody]
 
 
 def shared_fields(body: GenerationBody) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from functools import partial
 from states.cache.checkpoint import Checkpoint
 from states.cache.config import CacheStats
 from states.cache.tiers.disk import WriteBehind
-from states.cache.tiers.tier import Move, PendingPayload, ReadyPayload, Source, Tier
+from states.cache.tiers.tier import CopySource, Move, PendingPayload, ReadyPayload, Tier
 from states.frozen import Payload
 
 # Bringing checkpoints to a slow tier before they have to give way in a quicker one: seconds later, and at the end.
@@ -142,7 +142,7 @@ class Copies:
             if tier.name in checkpoint.sizes:
                 tier.queue.touch(checkpoint)
 
-    def add(self, tier: Tier, checkpoint: Checkpoint, source: Source) -> bool:
+    def add(self, tier: Tier, checkpoint: Checkpoint, source: CopySource) -> bool:
         """Copy a state into a tier that wants it and makes room for it; False where it does not."""
         if not tier.wants(checkpoint):
             return False
@@ -163,7 +163,7 @@ class Copies:
         self._moves[checkpoint] = Move(tier, source, pending)
         return True
 
-    def promote(self, checkpoint: Checkpoint, tier: Tier, source: Source) -> None:
+    def promote(self, checkpoint: Checkpoint, tier: Tier, source: CopySource) -> None:
         """Copy a checkpoint to the quickest tier that takes it, of those that are quicker than `tier`."""
         for quicker in self.tiers[: self.tiers.index(tier)]:
             if self.add(quicker, checkpoint, source):
@@ -233,7 +233,7 @@ class Copies:
             make_room = partial(self.make_room, move.tier, for_waypoint=checkpoint.is_waypoint)
             if payload is not None and not move.tier.put(checkpoint, payload, make_room):
                 slower = self.tiers[self.tiers.index(move.tier) + 1 :]
-                self._demote(checkpoint, slower, Source(partial(ReadyPayload, payload), payload.logits))
+                self._demote(checkpoint, slower, CopySource(partial(ReadyPayload, payload), payload.logits))
         finally:
             self.tell_if_lost(checkpoint)
         return payload
@@ -254,13 +254,13 @@ class Copies:
         if not checkpoint.resumable:
             self._on_lost(checkpoint)
 
-    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> Source:
+    def _source(self, tier: Tier, checkpoint: Checkpoint, move: Move | None) -> CopySource:
         if move is not None:
             return replace(move.source, start_read=lambda: move.pending)
         logits = None if tier.slow else tier.logits(checkpoint)
-        return Source(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
+        return CopySource(partial(tier.start_read, checkpoint), logits, slow=tier.slow)
 
-    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: Source) -> None:
+    def _demote(self, checkpoint: Checkpoint, slower: Sequence[Tier], source: CopySource) -> None:
         for tier in slower:
             if tier.name in checkpoint.sizes:
                 return

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoreAnswer:
     """What the store has of a prompt."""
 
     root: str
@@ -52,7 +52,7 @@ class Answer:
 class Inquiry:
     """A question to the store that is on its way. For the cache's thread, but for `done`."""
 
-    def __init__(self, future: Future[Answer]) -> None:
+    def __init__(self, future: Future[StoreAnswer]) -> None:
         self._future = future
         self._taken = False
 
@@ -61,7 +61,7 @@ class Inquiry:
         """Whether there is an answer, or will never be one."""
         return self._future.done()
 
-    def take(self) -> Answer | None:
+    def take(self) -> StoreAnswer | None:
         """Return the answer, once; None where the store did not answer."""
         if self._taken or not self._future.done() or self._future.cancelled():
             return None
@@ -220,13 +220,13 @@ class SharedTier(Tier):
                 return False
             wait_for(self._held, left, FIRST_COMPLETED)
 
-    async def _find(self, root: str, tokens: bytes, shortest: int, longest: int) -> Answer:
+    async def _find(self, root: str, tokens: bytes, shortest: int, longest: int) -> StoreAnswer:
         along = await self._store.find(PathKeys(self._model, root, tokens), shortest, longest)
         known, found = tokens[: along.known * TOKEN_BYTES], None
         if (listed := along.longest) is not None:
             path = tokens[: listed.length * TOKEN_BYTES]
             found = FoundCopy(self.name, root, path, listed.kind, listed.has_logits, listed.num_bytes)
-        return Answer(root, known, found)
+        return StoreAnswer(root, known, found)
 
     async def _read(self, root: str, tokens: bytes, has_logits: bool) -> Payload:
         path = PathKeys(self._model, root, tokens)

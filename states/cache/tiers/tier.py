@@ -98,7 +98,7 @@ class Access(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CopySource:
     """Where a tier gets a copy from: a live slot, for tiers on the device, or a copy on the host, read when needed."""
 
     start_read: Callable[[], PendingPayload]
@@ -112,7 +112,7 @@ class Move:
     """A copy on its way to a tier, whose queue counts it already."""
 
     tier: Tier
-    source: Source
+    source: CopySource
     pending: PendingPayload
 
 

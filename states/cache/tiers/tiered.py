@@ -16,7 +16,16 @@ from rnn_engine.types import F32
 from states.cache.checkpoint import Checkpoint, CheckpointKind, MissReason
 from states.cache.config import CacheConfig, CacheStats
 from states.cache.tiers.copies import Copies, Keeper, value_of
-from states.cache.tiers.tier import Access, DevicePayload, DevicePool, FoundCopy, LiveStates, ReadyPayload, Source, Tier
+from states.cache.tiers.tier import (
+    Access,
+    CopySource,
+    DevicePayload,
+    DevicePool,
+    FoundCopy,
+    LiveStates,
+    ReadyPayload,
+    Tier,
+)
 from states.frozen import Payload
 
 # Reading checkpoints from slow tiers while the requests that want them still wait in the queue.
@@ -182,7 +191,7 @@ class TieredStore:
     def save(self, checkpoint: Checkpoint, slot: int, logits: F32 | None) -> bool:
         """Keep the live state of `slot` in the quickest tier that has or makes room. False where none does."""
         checkpoint.has_logits = logits is not None
-        source = Source(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
+        source = CopySource(lambda: DevicePayload(self._live.start_read(slot), logits), logits, slot)
         for tier in self.tiers:
             if self._copies.add(tier, checkpoint, source):
                 self._copies.stats_of[tier.name].stored += 1
@@ -256,7 +265,7 @@ class TieredStore:
             raise StateError("the copy of a state was lost before it was used")
         self._live.write_state(slot, payload.expand())
         if tier is not None:
-            self._copies.promote(checkpoint, tier, Source(partial(ReadyPayload, payload), payload.logits, slot))
+            self._copies.promote(checkpoint, tier, CopySource(partial(ReadyPayload, payload), payload.logits, slot))
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Value a checkpoint anew in every tier that has a copy."""

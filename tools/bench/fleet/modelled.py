@@ -7,7 +7,7 @@ import time
 from rnn_engine.chat_template import WorldTemplate
 from rnn_engine.engine import Engine
 from rnn_engine.fleet.remote import Front
-from rnn_engine.fleet.settings import Place
+from rnn_engine.fleet.settings import ReplicaPlace
 from rnn_engine.loading.parts import assemble
 from rnn_engine.loading.settings import make_registry
 from rnn_engine.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engin
     return Engine(parts, max_queued=_QUEUE)
 
 
-async def load_replica(hardware: Hardware, _place: Place) -> Engine:
+async def load_replica(hardware: Hardware, _place: ReplicaPlace) -> Engine:
     """Return the engine of a replica, in its process."""
     return make_engine(hardware)
 
