@@ -6,9 +6,7 @@ import pytest
 
 from tools.bench.fleet.asking import Question, ask_all
 from tools.bench.fleet.fleets import one_engine
-from tools.bench.fleet.traces import bodies_of
-from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.trace import ANSWER_TOKEN, Trace, conversations, prefix_tokens
+from tools.bench.modelled import ANSWER_TOKEN, Hardware
 
 HARDWARE = Hardware(slots=2, step=0.001, token=0.0)
 
@@ -35,12 +33,3 @@ async def test_a_refusal_is_an_error() -> None:
     async with one_engine(HARDWARE) as port:
         with pytest.raises(RuntimeError, match="400: "):
             await ask_all(port, [[Question(0.0, {"prompt": [1000], "max_tokens": 1})]], seconds=60.0)
-
-
-def test_each_turn_has_all_that_was_said_before() -> None:
-    trace = Trace(prefixes=2, prefix_tokens=5, turns=2, question_tokens=3, answer_tokens=2)
-    conversation = next(conversations(trace, 1, 100.0, seed=1))
-    first, second = bodies_of(trace, conversation)
-    assert first["prompt"] == [*prefix_tokens(trace, conversation.prefix), *conversation.questions[0]]
-    assert second["prompt"] == [*first["prompt"], ANSWER_TOKEN, ANSWER_TOKEN, *conversation.questions[1]]
-    assert first["marks"] == second["marks"] == [5]

@@ -10,15 +10,13 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from tools.bench.fleet.modelled import make_engine
 from tools.bench.load.client import Answered, Asked, Clients, run_closed, run_open
 from tools.bench.load.figures import Figures, summarise, table
 from tools.bench.load.modelled import ChatTokenizer
 from tools.bench.load.plot import draw
 from tools.bench.load.traffic import Traffic, arrivals, conversations
+from tools.bench.modelled import VOCAB, Hardware, make_engine
 from tools.bench.served import served
-from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.trace import VOCAB
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,8 +15,7 @@ from server.core.settings import ServerSettings
 from server.openapi.document import plain_path
 from tests.support.demo_server import demo_server
 from tools.compatibility.document import DOCUMENT, document
-from tools.compatibility.systems import SYSTEMS
-from tools.compatibility.table import Call, Kept
+from tools.compatibility.systems import SYSTEMS, Call, Made
 
 ROUTES = {f"{route.method} {plain_path(path)}": route for route in ALL_ROUTES for path in route.paths}
 CALLS = [pytest.param(call, id=f"{system.name} {call.path}") for system in SYSTEMS for call in system.calls]
@@ -42,7 +41,7 @@ def test_fields_are_taken_or_refused_as_the_table_says(client: httpx.Client, cal
         path = path.replace("{name}", call.before.body["name"])
     assert client.post(path, json=call.body).status_code == 200
     for field in call.fields:
-        if isinstance(field.value, Kept):
+        if isinstance(field.value, Made):
             made = client.post(field.value.path, json=field.value.body)
             field = replace(field, value=made.json()["id"])
         response = client.post(path, json=field.put_into(call.body))
@@ -60,10 +59,10 @@ def test_what_has_no_effect_is_what_the_schema_ignores(call: Call) -> None:
     assert kind is not None
     assert issubclass(kind, RequestBody)
     for field in call.fields:
-        if field.inside is None and field.verdict == "no effect":
+        if field.inside is None and field.verdict == "no_effect":
             assert field.name in {*kind.ignored, *kind.neutral}, field.name
         if field.inside is None and field.name in kind.ignored:
-            assert field.verdict in ("no effect", "different"), field.name
+            assert field.verdict in ("no_effect", "different"), field.name
 
 
 def test_no_field_is_told_twice() -> None:

@@ -142,7 +142,7 @@ def run_trace(prompts: Iterator[Prompt], states: int, step_tokens: int) -> Figur
     from states.cache.config import CacheConfig
     from states.cache.upkeep import make_cache
     from tests.support.models import tiny_shape
-    from tools.fleet_simulator.hardware import Hardware, ModelledRunner
+    from tools.bench.modelled import Hardware, ModelledRunner
 
     now = 0.0
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tools.compatibility.systems import SYSTEMS
-from tools.compatibility.table import Field, System
+from tools.compatibility.systems import SYSTEMS, VERDICTS, Field, System
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
@@ -58,7 +57,7 @@ def _rows(fields: Sequence[Field]) -> Iterator[tuple[str, str, str]]:
 
     order = list(dict.fromkeys(map(said, fields)))
     for (verdict, note), alike in groupby(sorted(fields, key=lambda one: order.index(said(one))), said):
-        yield ", ".join(f"`{_name(one)}`" for one in alike), "the same" if verdict == "same" else verdict, note
+        yield ", ".join(f"`{_name(one)}`" for one in alike), VERDICTS[verdict], note
 
 
 def _name(one: Field) -> str:

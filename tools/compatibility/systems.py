@@ -1,16 +1,93 @@
-"""All systems, in the order of the document."""
+"""The table of other systems' routes and fields, as systems.yaml has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from tools.compatibility.ai00 import AI00
-from tools.compatibility.anthropic import ANTHROPIC
-from tools.compatibility.llama_server import LLAMA_SERVER
-from tools.compatibility.ollama import OLLAMA
-from tools.compatibility.openai import OPENAI
-from tools.compatibility.others import ASTRAI, PIE, REALIZAR, TGI
-from tools.compatibility.table import System
-from tools.compatibility.vllm import VLLM
+import yaml
 
-SYSTEMS: Sequence[System] = (OPENAI, ANTHROPIC, OLLAMA, AI00, LLAMA_SERVER, VLLM, TGI, REALIZAR, ASTRAI, PIE)
+Body: TypeAlias = Mapping[str, Any]
+
+VERDICTS = {"same": "the same", "different": "different", "no_effect": "no effect", "refused": "refused"}
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Stands for the id of what a request makes."""
+
+    path: str
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a body with a value that clients send, and what becomes of it."""
+
+    name: str
+    value: Any
+    verdict: str  # one of `VERDICTS`
+    note: str = ""
+    inside: str | None = None  # the object of the body in which it stands
+
+    def put_into(self, body: Body) -> dict[str, Any]:
+        """Return `body` with the field."""
+        if self.inside is None:
+            return {**body, self.name: self.value}
+        return {**body, self.inside: {**body.get(self.inside, {}), self.name: self.value}}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A route with a body that is accepted as it is, and fields that the system has.
+
+    A route has several calls, one after the other, if some fields need others beside them.
+    """
+
+    path: str  # as the route has it; `{name}` is the name of what `before` makes
+    body: Body
+    fields: Sequence[Field]
+    before: Made | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system whose clients may come."""
+
+    name: str
+    about: str
+    calls: Sequence[Call]
+    routes: Mapping[str, str]  # without such a body: "GET /path" -> a note
+    refused_routes: Mapping[str, str]  # answered with 501, or not there -> why
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """Reads YAML with the tag !made."""
+
+
+_Loader.add_constructor("!made", lambda loader, node: Made(**loader.construct_mapping(node, deep=True)))
+
+
+def _read_fields(groups: Sequence[Mapping[str, Any]]) -> Iterator[Field]:
+    for group in groups:
+        [(verdict, values)] = [(name, group[name]) for name in VERDICTS if name in group]
+        rest = {name: value for name, value in group.items() if name != verdict}
+        for name, value in values.items():
+            yield Field(name, value, verdict, **rest)
+
+
+def _read_call(*, fields: Sequence[Mapping[str, Any]], before: Body | None = None, **rest: Any) -> Call:  # noqa: ANN401
+    return Call(fields=tuple(_read_fields(fields)), before=None if before is None else Made(**before), **rest)
+
+
+def _read_system(entry: Mapping[str, Any]) -> System:
+    absent: Mapping[str, Any] = {"about": "", "calls": (), "routes": {}, "refused_routes": {}}
+    whole = {**absent, **entry}
+    return System(**{**whole, "calls": tuple(_read_call(**call) for call in whole["calls"])})
+
+
+_TEXT = (Path(__file__).parent / "systems.yaml").read_text("utf-8")
+SYSTEMS: Sequence[System] = tuple(map(_read_system, yaml.load(_TEXT, _Loader)))
+"""All systems, in the order of the document."""

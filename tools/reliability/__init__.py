@@ -1,1 +1,1 @@
-"""What is shown of the server's reliability: two cases with 200 clients, and the table of all tools' results."""
+"""Measure fairness between keys and what kept bodies take, and write the table of all tools' results."""

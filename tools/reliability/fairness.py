@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from aiohttp import ClientSession
+from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from server.auth.keys import ApiKey, Scope
 from tools.live_server.facts import device_of, metric
-from tools.reliability.clients import PATH, request_body, wait_for, with_server
+from tools.live_server.process import ServerProcess
 from tools.reliability.table import Row, command_line, finish, record_option, where
 
+_PATH = "/v1/completions"
+_WAIT_SECONDS = 120.0
+_POLL_SECONDS = 0.005
 _LOUD = 80  # requests at once
 _LONG = 5000  # tokens of each of them
 _SHORT = 24  # tokens of a short answer
@@ -77,8 +80,8 @@ async def measure(url: str, session: ClientSession) -> Outcome:
     await _ask_often(url, session, 3)
     alone = await _ask_often(url, session, _TIMES)
     loud = [asyncio.create_task(_ask_long(url, session, number)) for number in range(_LOUD)]
-    await wait_for(session, url, lambda health: health["active"] + health["queued"] >= _SLOTS + _QUEUED)
-    await wait_for(session, url, lambda health: health["active"] == _SLOTS)
+    await _wait_for(session, url, lambda health: health["active"] + health["queued"] >= _SLOTS + _QUEUED)
+    await _wait_for(session, url, lambda health: health["active"] == _SLOTS)
     running = await metric(session, url, "rnn_engine_slots_in_use")
     waiting = await metric(session, url, "rnn_engine_queued_requests")
     beside = await _ask_often(url, session, _TIMES)
@@ -92,9 +95,9 @@ async def measure(url: str, session: ClientSession) -> Outcome:
 
 async def _ask_long(url: str, session: ClientSession, number: int) -> None:
     """Ask for a long text, again and again while there is no place for it."""
-    body = request_body(number, _LONG)
+    body = _request_body(number, _LONG)
     while True:
-        async with session.post(url + PATH, json=body, headers=_headers("loud")) as response:
+        async with session.post(url + _PATH, json=body, headers=_headers("loud")) as response:
             if response.status != 429:
                 response.raise_for_status()
                 return
@@ -110,8 +113,8 @@ async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
     for number in range(times):
         await asyncio.sleep(_APART_SECONDS)
         begun = time.monotonic()
-        body = request_body(number, _SHORT, stream=True)
-        async with session.post(url + PATH, json=body, headers=_headers("quiet")) as response:
+        body = _request_body(number, _SHORT, stream=True)
+        async with session.post(url + _PATH, json=body, headers=_headers("quiet")) as response:
             if response.status == 429:
                 refused += 1
                 continue
@@ -123,6 +126,29 @@ async def _ask_often(url: str, session: ClientSession, times: int) -> Waits:
     return Waits(first or [float("inf")], whole or [float("inf")], refused)
 
 
+def _request_body(number: int, max_tokens: int, **fields: object) -> Mapping[str, object]:
+    """Return a request that ends at `max_tokens` and not before: token 0, which would end the text, can't come."""
+    return {"prompt": f"Client {number}:", "max_tokens": max_tokens, "logit_bias": {"0": -1000}, **fields}
+
+
+async def _wait_for(session: ClientSession, url: str, reached: Callable[[Mapping[str, int]], bool]) -> float:
+    """Ask /health until it says what is waited for; return after how many seconds. Raises TimeoutError."""
+    begun = time.monotonic()
+    async with asyncio.timeout(_WAIT_SECONDS):
+        while True:
+            async with session.get(f"{url}/health") as response:
+                if reached(await response.json()):
+                    return time.monotonic() - begun
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _measure_in_session(url: str) -> Outcome:
+    async with ClientSession(
+        connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None), headers=_headers("quiet")
+    ) as session:
+        return await measure(url, session)
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @record_option
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
@@ -132,7 +158,10 @@ def main(save: bool, serve_options: tuple[str, ...]) -> None:
         path = Path(folder) / "keys"
         path.write_text("".join(f"{ApiKey.of(key, name, Scope.USE).line}\n" for name, key in _KEYS.items()))
         options = ("--slots", str(_SLOTS), "--max-queued", str(_QUEUED), "--api-key-file", str(path))
-        outcome = with_server((*options, *serve_options), measure, _headers("quiet"))
+        with ServerProcess(Path(folder) / "log", (*options, *serve_options)) as server:
+            outcome = asyncio.run(_measure_in_session(server.url))
+            if server.stop() != 0:
+                raise RuntimeError("the server did not end with 0 at SIGTERM")
     alone, beside, ratios = outcome.alone.median(), outcome.beside.median(), outcome.ratios
     row = Row(
         f"short answers to one key beside {_LOUD} requests of {_LONG:,} tokens of another",

@@ -12,10 +12,8 @@ import click
 
 from tools.bench.fleet.asking import Answered, Question
 from tools.bench.fleet.fleets import ask, fleet, one_engine
-from tools.bench.fleet.traces import compare
 from tools.bench.host.modes import count_tokens
-from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.trace import VOCAB, Trace
+from tools.bench.modelled import VOCAB, Hardware
 
 _BODY = {"prompt": [1], "max_tokens": 64, "stream": True}
 _PREFIX = 1000  # tokens
@@ -112,18 +110,6 @@ def _saved(answers: Sequence[Answered]) -> str:
         f"the shared tokens run {whole} times, {saved:.1%} of all tokens of prompts saved, "
         f"first token {middle:.0f} ms, 99 % {late:.0f}"
     )
-
-
-@main.command()
-@click.option("--replicas", default="2,4,8", show_default=True)
-@click.option("--seconds", default=60.0, show_default=True)
-@click.option("--rate", default=0.15, show_default=True, help="Conversations a second and replica.")
-@click.option("--step", default=0.2, show_default=True, help="Seconds of a step; each of its tokens adds a hundredth.")
-def trace(replicas: str, seconds: float, rate: float, step: float) -> None:
-    """Run conversations on the fleet and in the simulator, and tell the simulator's error."""
-    hardware = Hardware(slots=8, step=step, token=step / 100, cached_states=32)
-    load = Trace(rate=rate, prefixes=20, turns=3, answer_tokens=20, think=10 * step)
-    compare([int(number) for number in replicas.split(",")], seconds, hardware, load)
 
 
 def _milliseconds(seconds: Sequence[float]) -> tuple[float, float]:

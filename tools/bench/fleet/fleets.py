@@ -10,13 +10,18 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 
-from rnn_engine.fleet.remote import RemoteEngine
+from rnn_engine.chat_template import WorldTemplate
+from rnn_engine.engine import Engine
+from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
+from rnn_engine.fleet.settings import ReplicaPlace
+from rnn_engine.loading.settings import make_registry
+from states.named.store import LocalStateStore
 from tools.bench.fleet import asking
 from tools.bench.fleet.asking import Answered, Question
-from tools.bench.fleet.modelled import load_replica, make_engine, make_front
+from tools.bench.host.modes import WordTokenizer
+from tools.bench.modelled import MODEL, SHAPE, Hardware, make_engine
 from tools.bench.served import served
-from tools.fleet_simulator.hardware import Hardware
 
 _APPLICATION = "bench"
 _CLIENTS = 1000  # at a time
@@ -46,16 +51,27 @@ async def fleet(hardware: Hardware, replicas: int, *, routed: bool = True) -> As
     from rnn_engine.fleet.settings import Resources
 
     await asyncio.to_thread(start_ray, None, _MOST_REPLICAS, Resources(_CPUS))
-    load = partial(load_replica, hardware)
+    load = partial(_load_replica, hardware)
     application = make_application(load, replicas=replicas, slots=hardware.slots, resources=Resources(_CPUS))
     await asyncio.to_thread(deploy, _APPLICATION, application)
     links = RayLinks(_APPLICATION, owned=True)
     router = PrefixRouter() if routed else LeastBusyRouter()
-    engine = await RemoteEngine.open(links, make_front(), max_queued=_CLIENTS, router=router)
+    engine = await RemoteEngine.open(links, _make_front(), max_queued=_CLIENTS, router=router)
     while engine.info.num_slots < replicas * hardware.slots:
         await asyncio.sleep(0.1)
     async with served(engine, _CLIENTS) as port:
         yield port
+
+
+async def _load_replica(hardware: Hardware, _place: ReplicaPlace) -> Engine:
+    """Return the engine of a replica, in its process."""
+    return make_engine(hardware)
+
+
+def _make_front() -> Front:
+    """Return what the server's process has of a fleet of such engines."""
+    registry = make_registry(SHAPE, MODEL)
+    return Front(WordTokenizer(SHAPE.vocab_size), WorldTemplate(), LocalStateStore(registry), registry.files)
 
 
 async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answered]:

@@ -11,11 +11,9 @@ import zlib
 
 import click
 
-from tools.bench.fleet.modelled import make_engine
 from tools.bench.host.modes import WordTokenizer
+from tools.bench.modelled import VOCAB, Hardware, make_engine
 from tools.bench.served import served
-from tools.fleet_simulator.hardware import Hardware
-from tools.fleet_simulator.trace import VOCAB
 
 _CLIENTS = 1000
 

@@ -1,46 +1,61 @@
-"""What is modelled: how long a step takes, and how long a state is on its way over the network."""
+"""An engine whose steps take a modelled time: what the host does around them is real.
+
+It shows what scheduler, cache, server and fleet cost and save, with any number of slots, on any machine.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
+from rnn_engine.engine import Engine
+from rnn_engine.loading.parts import assemble
+from rnn_engine.tokenizer import Tokenizer
 from rnn_engine.types import F32, Batch, ModelShape, PendingState, Readout, ReadyState, State, Ticket
-from tools.fleet_simulator.trace import ANSWER_TOKEN
+from states.cache.config import CacheConfig
+from states.cache.upkeep import make_cache
+from tests.support.models import tiny_shape
+from tools.bench.host.modes import WordTokenizer
 
+MODEL = "modelled"
+VOCAB = 256
+ANSWER_TOKEN = 1
+"""What every answer says."""
+
+SHAPE = tiny_shape(layers=1, width=8, head_size=4, ffn=8, vocab=VOCAB)
+_COPY_BYTES = SHAPE.state_bytes + 4 * VOCAB
+_INDEX_BYTES = 1 << 24
+_QUEUE = 1000
 _UNLIKELY = -100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine, the network, and the size of the states that travel."""
+    """A machine, as far as it is modelled."""
 
     slots: int = 16
     step: float = 0.008  # seconds of a step whatever it runs
     token: float = 0.0001  # seconds that each of its tokens adds
-    state_bytes: int = 13_400_000  # 24 layers, width 2048
-    cached_states: int = 64  # that a machine's memory keeps
-    front: float = 0.01  # seconds of a request's way through HTTP, front and Ray, and of its first token's back
-    latency: float = 0.0005  # seconds to the store and back
-    bandwidth: float = 25e9 / 8  # bytes a second of each machine's link, and of the store's
+    cached_states: int = 64  # that its memory keeps
 
 
-class Link:
-    """A line over which states go one after the other."""
+def make_engine(hardware: Hardware, tokenizer: Tokenizer | None = None) -> Engine:
+    """Return an engine of one machine, of words unless a tokenizer is given. Needs an event loop that runs."""
+    tokenizer = tokenizer or WordTokenizer(SHAPE.vocab_size)
+    runner = ModelledRunner(SHAPE, hardware, time.perf_counter, _sleep_until)
+    capacity = hardware.cached_states * _COPY_BYTES
+    config = CacheConfig(host_capacity=capacity, device_capacity=0, index_capacity=_INDEX_BYTES)
+    cache = make_cache(SHAPE, MODEL, runner, config)
+    parts = assemble(runner, tokenizer, model=MODEL, device="none", weights="f32", cache=cache)
+    return Engine(parts, max_queued=_QUEUE)
 
-    def __init__(self, bandwidth: float) -> None:
-        self.moved = 0  # bytes
-        self._bandwidth = bandwidth
-        self._free_at = 0.0
 
-    def carry(self, num_bytes: int, now: float) -> float:
-        """Return when so many bytes have arrived that are sent now."""
-        self.moved += num_bytes
-        self._free_at = max(now, self._free_at) + num_bytes / self._bandwidth
-        return self._free_at
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.perf_counter(), 0.0))
 
 
 class ModelledRunner:

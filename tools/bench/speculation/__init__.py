@@ -1,1 +1,0 @@
-"""What drafts gain and cost, see `__main__`."""

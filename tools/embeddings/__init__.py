@@ -1,1 +1,0 @@
-"""Measures which part of a state tells topics apart best: `python -m tools.embeddings`."""

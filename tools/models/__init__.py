@@ -1,1 +1,0 @@
-"""Measures what weight formats cost in accuracy, and writes docs/models.md."""
