@@ -143,8 +143,8 @@ class Engine:
         self._closing = False
         self._ended = asyncio.Event()
         self._cache = parts.cache
-        self._states = parts.named
-        self._state_files = parts.states.files
+        self._states = parts.states
+        self._state_files = parts.own_states.files
         self._scheduler = Scheduler(
             parts.runner,
             self._tokenizer.decode_bytes,
@@ -170,7 +170,7 @@ class Engine:
         )
         self._questions = Questions(self._worker, self._loop)
         self._upkeep = None if self._cache is None else CacheUpkeep(self._cache, self._worker.call, self._loop)
-        parts.states.on_forgotten(_weakly(self.forget_root))
+        parts.own_states.on_forgotten(_weakly(self.forget_root))
         self._worker.start()
         self._watchdog = Watchdog(self._worker, self._loop, _weakly(self._note_stall))
         self._watchdog.start()

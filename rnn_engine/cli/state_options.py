@@ -14,7 +14,7 @@ from rnn_engine.loading.settings import StateFile, StateSettings
 from states.cache.config import CacheConfig, DiskConfig
 from states.frozen import Precision
 from states.named.entry import DEFAULT_TTL, MAX_TTL, Quota, check_new_name
-from states.named.registry import DEFAULT_CAPACITY
+from states.named.store import DEFAULT_CAPACITY
 from states.shared.client import StoreUrl
 from states.shared.config import MOST_TTL, ObjectsConfig, StoreConfig
 

@@ -33,7 +33,7 @@ from rnn_engine.interface import EngineInfo, EngineStats
 from rnn_engine.loading.chat_template import load_chat_template
 from rnn_engine.loading.parts import own_folders
 from rnn_engine.loading.runner import open_merged
-from rnn_engine.loading.settings import LoadSettings, StateSettings, open_registry, share_names
+from rnn_engine.loading.settings import LoadSettings, StateSettings, open_states, share_names
 from rnn_engine.requests import ANONYMOUS, Client, Event, Finished, GenerateRequest, Started
 from rnn_engine.scheduler.inboxes import Admission
 from rnn_engine.telemetry import EngineCounters, Health, Outcome, RequestAccount, SlotUse
@@ -292,15 +292,15 @@ def open_front(
             undo.callback(opened.close)
         with open_merged(path, tuple(loading.loras), v5_group_norm_epsilon=loading.v5_group_norm_epsilon) as model:
             chosen = load_tokenizer(loading.tokenizer, path, model.shape.vocab_size)
-            registry = open_registry(model, settings)
-            named = share_names(opened, registry, model.fingerprint, settings)
+            own_states = open_states(model, settings)
+            named = share_names(opened, own_states, model.fingerprint, settings)
         return Front(
             tokenizer=chosen,
             chat_template=load_chat_template(loading.chat_template, path),
             states=named,
-            state_files=registry.files,
+            state_files=own_states.files,
             folders=folders,
-            on_forgotten=registry.on_forgotten,
+            on_forgotten=own_states.on_forgotten,
             store_counters=lambda: None if opened is None else opened.client.counters(),
             close=undo.pop_all().close,
         )

@@ -25,7 +25,7 @@ from rnn_engine.loading.device_choice import choose_device
 from rnn_engine.loading.kernel_choices import TuneOrder
 from rnn_engine.loading.memory import MemoryPlan, cpu_has, plan_memory
 from rnn_engine.loading.runner import RunnerSize, load_runner, open_merged, spare_slot_bytes
-from rnn_engine.loading.settings import LoadSettings, StateSettings, make_registry, open_registry, share_names
+from rnn_engine.loading.settings import LoadSettings, StateSettings, make_state_store, open_states, share_names
 from rnn_engine.model import LoraChoice, OpenModel
 from rnn_engine.scheduler.drafts import NO_DRAFTS, DraftSettings
 from rnn_engine.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
@@ -35,7 +35,6 @@ from states.cache.config import CacheConfig
 from states.cache.tiers.tier import SlotPool
 from states.cache.upkeep import make_cache
 from states.files.exchange import CACHE_LOCK, STATES_LOCK, OwnedFolder
-from states.named.registry import StateRegistry
 from states.named.store import LocalStateStore, StateStore
 from states.shared.opening import OpenStore, open_store
 
@@ -65,11 +64,11 @@ class EngineParts:
     info: EngineInfo
     runner: Runner  # another one after `reopen`
     tokenizer: Tokenizer
-    states: StateRegistry
+    own_states: LocalStateStore  # with the files that the operator brings
     cache: StateCache | None
     folders: Mapping[str, OwnedFolder]  # `cache` and `states`, those that there are
     load_runner: LoadRunner | None  # None = the runner can't be made anew
-    named: StateStore  # what is kept of `states`, or in the store
+    states: StateStore  # the named states that clients see: `own_states`, or those of the store
     store: OpenStore | None = None  # that other servers use, too
     drafts: DraftSettings = NO_DRAFTS
 
@@ -134,7 +133,7 @@ def open_parts(
         chosen = load_tokenizer(settings.tokenizer, path, model.shape.vocab_size)
         if isinstance(chosen, NoTokenizer) and settings.tokenizer == "auto":
             _log.warning("%s has no tokenizer, so it takes token ids and no text: %s", path.name, chosen.reason)
-        registry = open_registry(model, states)
+        own_states = open_states(model, states)
         num_drafting = min(num_slots, MOST_DRAFTING) if settings.speculate else 0
         spare_bytes = config.device_capacity + num_drafting * spare_slot_bytes(model.shape)
         size = RunnerSize(num_slots=num_slots, spare_bytes=spare_bytes)
@@ -158,7 +157,7 @@ def open_parts(
         num_drafting = min(num_drafting, runner.num_slots - num_slots)
         drafts = DraftSettings(settings.speculate, range(num_slots, num_slots + num_drafting))
         kept = _open_cache(runner, num_slots + num_drafting, f"{fingerprint} {plan.weights}", config, store)
-        named = share_names(store, registry, fingerprint, states)
+        named_states = share_names(store, own_states, fingerprint, states)
         undo.pop_all()
     on_gpu = runner if isinstance(runner, GpuRunner) else None
     same_device = on_gpu.device.info.name if on_gpu is not None and device == "auto" else device
@@ -177,11 +176,11 @@ def open_parts(
         weights=plan.weights,
         device_bytes=None if on_gpu is None else on_gpu.allocated_bytes,
         num_slots=num_slots,
-        states=registry,
+        own_states=own_states,
         cache=kept,
         folders=folders,
         load_runner=load_again,
-        named=named,
+        states=named_states,
         store=store,
         drafts=drafts,
         loras=loras,
@@ -213,18 +212,21 @@ def assemble(
     weights: str,
     device_bytes: int | None = None,
     num_slots: int | None = None,
-    states: StateRegistry | None = None,
+    own_states: LocalStateStore | None = None,
     cache: StateCache | None = None,
     folders: Mapping[str, OwnedFolder] | None = None,
     load_runner: LoadRunner | None = None,
-    named: StateStore | None = None,
+    states: StateStore | None = None,
     store: OpenStore | None = None,
     loras: Sequence[LoraChoice] = (),
     chat_template: ChatTemplate | None = None,
     drafts: DraftSettings = NO_DRAFTS,
 ) -> EngineParts:
-    """The parts and what clients may know of them. `num_slots` None is all of the runner's; `states` None is none,
-    `named` None keeps names in it alone, `chat_template` None is World's."""
+    """Return the parts and what clients may know of them.
+
+    `num_slots` None is all of the runner's, `own_states` None is none, `states` None is `own_states`, and
+    `chat_template` None is World's.
+    """
     info = EngineInfo(
         model=model,
         shape=runner.shape,
@@ -241,9 +243,9 @@ def assemble(
         special_tokens=tokenizer.special_tokens,
         max_draft=drafts.max_tokens if drafts.spare_slots else 0,
     )
-    registry = states or make_registry(runner.shape, model)
-    named = named or LocalStateStore(registry)
-    return EngineParts(info, runner, tokenizer, registry, cache, folders or {}, load_runner, named, store, drafts)
+    own_states = own_states or make_state_store(runner.shape, model)
+    states = states or own_states
+    return EngineParts(info, runner, tokenizer, own_states, cache, folders or {}, load_runner, states, store, drafts)
 
 
 def own_folders(config: CacheConfig, states: StateSettings) -> Iterator[tuple[str, OwnedFolder]]:

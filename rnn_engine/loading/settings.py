@@ -15,8 +15,8 @@ from states.files.exchange import StateFiles
 from states.files.reading import LoadedState, is_time_state, state_from_tuned
 from states.frozen import NO_INITIAL_STATE
 from states.named.entry import Quota
-from states.named.registry import DEFAULT_CAPACITY, SavedStates, StateRegistry
-from states.named.store import LocalStateStore, StateStore
+from states.named.persistence import SavedStates
+from states.named.store import DEFAULT_CAPACITY, LocalStateStore, StateStore
 from states.shared.opening import OpenStore
 
 
@@ -44,7 +44,7 @@ class LoadSettings:
         check_finite("tune_seconds", self.tune_seconds)
 
 
-# The registry of a model's states as an engine begins with it: the operator's files, the model's own tensors, and the
+# A model's named states as an engine begins with them: the operator's files, the model's own tensors, and the
 # persistent states of earlier runs.
 
 OWN_STATE = "model"
@@ -72,9 +72,9 @@ class StateSettings:
     quota: Quota = field(default_factory=Quota)  # of one client, where a server tells its clients apart
 
 
-def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
-    """A registry for an open model. Raises StateError where a file can't be read or does not fit the model."""
-    registry = make_registry(
+def open_states(model: OpenModel, settings: StateSettings) -> LocalStateStore:
+    """Return the states of an open model. Raises StateError where a file can't be read or does not fit the model."""
+    states = make_state_store(
         model.shape,
         model.fingerprint,
         settings.folder,
@@ -85,27 +85,27 @@ def open_registry(model: OpenModel, settings: StateSettings) -> StateRegistry:
     own = {name: model.tensor(name) for name in model.names if is_time_state(name)}
     if own:
         state = state_from_tuned(own, model.shape, "value_key", model.path.name)
-        registry.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
-        registry.set_default(OWN_STATE)
+        states.add(LoadedState("tuned", state), OWN_STATE, model.path.name)
+        states.set_default(OWN_STATE)
     for file in settings.files:
-        registry.add_file(file.path, file.name, file.id)
-    registry.load_saved()
+        states.add_file(file.path, file.name, file.id)
+    states.load_saved()
     if settings.default is not None:
-        registry.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
-    return registry
+        states.set_default(None if settings.default == NO_INITIAL_STATE else settings.default)
+    return states
 
 
-def share_names(store: OpenStore | None, own: StateRegistry, fingerprint: str, settings: StateSettings) -> StateStore:
+def share_names(store: OpenStore | None, own: LocalStateStore, fingerprint: str, settings: StateSettings) -> StateStore:
     """Return where the states are kept that clients name: in the store, unless a folder is to keep them here."""
     if store is None or settings.folder is not None:
-        return LocalStateStore(own)
+        return own
     from states.shared.state_store import SharedStateStore  # of an extra, as an open store has shown to be there
 
     capacity, quota = settings.capacity, settings.quota
-    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.tell_forgotten)
+    return SharedStateStore(own, store.client, fingerprint, capacity=capacity, quota=quota, forget=own.report_forgotten)
 
 
-def make_registry(
+def make_state_store(
     shape: ModelShape,
     fingerprint: str,
     folder: Path | None = None,
@@ -113,11 +113,14 @@ def make_registry(
     quota: Quota | None = None,
     *,
     file_folder: Path | None = None,
-) -> StateRegistry:
-    """An empty registry. Makes `folder` where it is missing; requests read files from `file_folder`, or else there."""
+) -> LocalStateStore:
+    """Return a store without states.
+
+    Makes `folder` if it is missing. Requests read files from `file_folder`, or else from `folder`.
+    """
     files = StateFiles(shape, fingerprint, file_folder or folder)
     try:
         saved = None if folder is None else SavedStates(files, folder)
     except OSError as error:
         raise StateError(f"the folder of states, {folder}, can't be made: {error.strerror}") from error
-    return StateRegistry(files, capacity=capacity, saved=saved, quota=quota or Quota())
+    return LocalStateStore(files, capacity=capacity, saved=saved, quota=quota or Quota())

@@ -34,9 +34,8 @@ from states.named.entry import (
     full_name,
     split_name,
 )
-from states.named.registry import RegistryUsage
-from states.named.store import StateListing, StateStore
-from states.named.table import name_taken
+from states.named.store import StateStore
+from states.named.table import StateListing, StateUsage, name_taken
 
 
 class OwnEngine:
@@ -230,7 +229,7 @@ class OwnStates:
             listing = replace(listing, entries=(*shared.entries, *listing.entries))
         return replace(listing, entries=tuple(self._shown(held) for held in listing.entries if self._sees(held)))
 
-    def usage(self) -> RegistryUsage:
+    def usage(self) -> StateUsage:
         return self._store.usage()
 
     async def default(self) -> NamedState | None:

@@ -31,7 +31,7 @@ from server.core.kept import KeptUsage
 from server.models.registry import ModelRegistry
 from server.telemetry.records import HttpCounters
 from states.cache.config import CacheStats
-from states.named.registry import RegistryUsage
+from states.named.table import StateUsage
 from states.shared.client import StoreCounters
 
 PREFIX = "rnn_engine_"  # of all names
@@ -90,7 +90,7 @@ class EngineReadings:
     stats: EngineStats
     counters: EngineCounters
     cache: CacheStats
-    states: RegistryUsage
+    states: StateUsage
 
     @classmethod
     def of(cls, engine: EngineLike) -> Self:
@@ -326,7 +326,7 @@ def _store(store: StoreCounters | None) -> Iterator[Metric]:
     yield counter("store_unreadable", text, {} if store is None else store.unreadable)
 
 
-def _states(usage: RegistryUsage) -> Iterator[Metric]:
+def _states(usage: StateUsage) -> Iterator[Metric]:
     by_retention = {"persistent": usage.persistent, "lease": usage.names - usage.persistent}
     yield gauge("named_states", "States under names, by how they are kept.", by_retention, "retention")
     yield gauge("state_leases", "Owners whose states stay until their lease ends.", usage.leases)

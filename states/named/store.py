@@ -1,29 +1,36 @@
-"""Named states as clients of an engine reach them, wherever they are kept."""
+"""Named states as clients of an engine reach them: the interface, and states in memory and a folder.
+
+A state belongs to its owner's lease, which ends when nobody uses what the owner has, or is persistent: then it stays
+until it is deleted, and is kept in a folder. One that the operator brings at every start is read-only, since that file
+would undo every change.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
+import time
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
-from rnn_engine.errors import NotFoundError
-from states.files.reading import StateForm
+from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError, StorageError
+from states.files.exchange import StateFiles
+from states.files.reading import LoadedState, StateForm
 from states.frozen import FrozenState
-from states.named.entry import NamedState, OwnerLease, Retention
-from states.named.registry import KeyedLocks, RegistryUsage, StateRegistry
+from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable, check_new_name
+from states.named.persistence import SavedStates
+from states.named.table import NamedStateTable, StateListing, StateUsage
 
-
-@dataclass(frozen=True, slots=True)
-class StateListing:
-    """All named states at one moment."""
-
-    entries: tuple[NamedState, ...]  # in the order in which the names were entered
-    default: str | None  # the name of the default state
-    num_bytes: int  # of all states, or of those in the namespace that was asked for; copies share theirs
-    capacity: int  # bytes that they may take
+DEFAULT_CAPACITY = 512 << 20
+DEFAULT_MAX_NAMES = 10_000
+_QUOTA = Quota()
+_log = logging.getLogger(__name__)
 
 
 class StateStore(Protocol):
@@ -52,7 +59,7 @@ class StateStore(Protocol):
         """Return all states, or those of a namespace. To look at them is not to use them."""
         ...
 
-    def usage(self) -> RegistryUsage:
+    def usage(self) -> StateUsage:
         """Return how many states there are, and how much room they take."""
         ...
 
@@ -124,39 +131,147 @@ class StateStore(Protocol):
         ...
 
 
-class LocalStateStore:
-    """A `StateStore` over a registry in this process. Writes to the disk on other threads."""
+class KeyedLocks:
+    """A lock for each key that is in use. Tasks get a lock in the order in which they asked for it."""
 
-    def __init__(self, registry: StateRegistry) -> None:
-        self._registry = registry
-        self._locks = KeyedLocks()
+    def __init__(self) -> None:
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._users: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        """Hold the lock of `key` while the block runs."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._users[key] = self._users.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._users[key] -= 1
+            if self._users[key] == 0:
+                del self._users[key], self._locks[key]
+
+    def __len__(self) -> int:
+        return len(self._users)
+
+
+class LocalStateStore:
+    """A `StateStore` in this process: a table in memory, and a folder for persistent states.
+
+    The disk is written on other threads. A change that the disk does not take is undone. `add`, `add_file`,
+    `load_saved` and `set_default` are for the start; they wait for the disk.
+    """
+
+    def __init__(
+        self,
+        files: StateFiles,
+        *,
+        capacity: int = DEFAULT_CAPACITY,
+        max_names: int = DEFAULT_MAX_NAMES,
+        saved: SavedStates | None = None,
+        quota: Quota = _QUOTA,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`capacity` bounds the bytes of all states together, `max_names` their number, `quota` those of a namespace.
+
+        `saved` keeps persistent ones; None can't keep any.
+        """
+        self.files = files
+        self._saved = saved
+        self._failed_writes = 0
+        self._listeners: list[Callable[[str], None]] = []
+        self._table = NamedStateTable(
+            capacity, max_names, clock, partial(_report, self._listeners), quota, keeps_persistent=saved is not None
+        )
+        self._lock = threading.RLock()
+        self._disk_lock = threading.Lock()  # taken before the other one
+        self._key_locks = KeyedLocks()
+
+    def on_forgotten(self, forget: Callable[[str], None]) -> None:
+        """Have `forget` called with a digest when no name stands for a state of these values any more.
+
+        It is called on any thread, and must not block.
+        """
+        self._listeners.append(forget)
+
+    def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
+        """Read a file that the operator brings. `name` defaults to the file's own, then to the path's stem, and `key`,
+        the state's id, to the file's own.
+
+        One that calls itself the default becomes it.
+        """
+        if name is not None:
+            check_new_name(name, "state name")
+        with self.locked() as table:
+            if key is not None and table.find(str(key)) is not None:
+                raise InvalidRequestError("state id", str(key), "an id that no other state has")
+        loaded = self.files.read(path)
+        loaded = replace(loaded, id=key or loaded.id)
+        entry = self.add(loaded, name or loaded.name or path.stem, path.name)
+        if loaded.default:
+            self.set_default(entry.name)
+        return entry
+
+    def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
+        """Enter a state that the operator brings at every start: it is not kept in the folder, and is read-only."""
+        frozen = self.files.freeze(loaded, source)
+        with self.locked() as table:
+            table.check_free(name, "state name")
+            named = table.make(name, None, frozen, loaded.form, source, loaded.id)
+            entry = replace(named, read_only=True)
+            table.enter(entry)
+        return entry
+
+    def load_saved(self) -> None:
+        """Enter the persistent states of earlier runs. One that has no place any more is told in the log."""
+        for found in () if self._saved is None else self._saved.load():
+            try:
+                with self.locked() as table:
+                    version = table.next_version()
+                    entry = NamedState(
+                        found.id, version, found.name, "full", found.file, found.created, None, found.frozen
+                    )
+                    table.check_free(found.name, "state name")
+                    table.enter(entry)
+            except (InvalidRequestError, OverloadedError) as error:
+                _log.warning("a persistent state is skipped: %s: %s", found.file, error)
+
+    def set_default(self, name: str | None) -> None:
+        """Make a persistent state the default. Raises NotFoundError, or InvalidRequestError for a leased one."""
+        with self.locked() as table:
+            entry = None if name is None else table.get(name)
+            if entry is not None and not entry.persistent:
+                raise InvalidRequestError("default state", name, "a persistent state")
+            table.default = None if entry is None else entry.name
 
     async def get(self, name_or_id: str) -> NamedState:
-        return self._shown(self._registry.get(name_or_id))
+        with self.locked() as table:
+            return table.shown(table.use(name_or_id))
 
     async def find(self, name_or_id: str) -> NamedState | None:
-        found = self._registry.find(name_or_id)
-        return None if found is None else self._shown(found)
+        with self.locked() as table:
+            found = table.find(name_or_id)
+            return None if found is None else table.shown(found)
 
     async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
-        return self._registry.missing(name_or_id, namespace)
+        with self.locked() as table:
+            return table.missing(name_or_id, namespace)
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        registry = self._registry
-        usage, default = registry.usage(), registry.default
-        used, capacity = registry.room_of(namespace) if namespace else (usage.num_bytes, usage.capacity)
-        entries = tuple(map(self._shown, registry.entries(namespace)))
-        return StateListing(entries, None if default is None else default.name, used, capacity)
+        with self.locked() as table:
+            return table.listing(namespace)
 
-    def usage(self) -> RegistryUsage:
-        return self._registry.usage()
+    def usage(self) -> StateUsage:
+        with self.locked() as table:
+            return table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:
-        default = self._registry.default
-        return None if default is None else self._shown(default)
+        with self.locked() as table:
+            return None if table.default is None else table.named(table.default)
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        self._registry.check_place(name, retention, num_bytes)
+        with self.locked() as table:
+            table.check_place(name, retention, num_bytes)
 
     async def put(
         self,
@@ -168,29 +283,125 @@ class LocalStateStore:
         form: StateForm = "full",
         key: uuid.UUID | None = None,
     ) -> NamedState:
-        put = self._registry.put
-        return self._shown(await asyncio.to_thread(put, name, frozen, retention, source=source, form=form, key=key))
+        with self.locked() as table:
+            entry = table.put(name, frozen, retention, source=source, form=form, key=key)
+        if entry.persistent:
+            await asyncio.to_thread(self._write, [entry], partial(self._drop_unwritten, [entry]))
+        return self._shown(entry)
 
     async def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
-        return self._shown(await asyncio.to_thread(self._registry.compare_and_set, old, frozen, source=source))
+        with self.locked() as table:
+            held, new = table.compare_and_set(old, frozen, source)
+        if new.persistent:
+            await asyncio.to_thread(self._write, [new], partial(table.swap, new, held))
+        return self._shown(new)
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        return tuple(map(self._shown, await asyncio.to_thread(self._registry.fork, name_or_id, names, retention)))
+        with self.locked() as table:
+            entries = table.fork(name_or_id, names, retention)
+        if retention.persistent:
+            await asyncio.to_thread(self._write, entries, partial(self._drop_unwritten, entries))
+        return tuple(map(self._shown, entries))
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        return self._shown(await asyncio.to_thread(self._registry.move, name_or_id, name, retention))
+        with self.locked() as table:
+            old, new = table.move(name_or_id, name, retention)
+        if old.persistent or new.persistent:
+            await asyncio.to_thread(self._write, [new], partial(table.swap, new, old))
+        return self._shown(new)
 
     async def delete(self, name_or_id: str) -> NamedState:
-        return await asyncio.to_thread(self._registry.delete, name_or_id)
+        while True:
+            with self.locked() as table:
+                entry = table.get(name_or_id)
+                check_changeable(entry, "state")
+                if not entry.persistent:
+                    return table.delete(name_or_id)
+            if await asyncio.to_thread(self._delete_saved, entry):
+                return entry
+            # it was changed meanwhile, and whoever did that writes its file again
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
-        return self._registry.leases(namespace)
+        with self.locked() as table:
+            return tuple(table.leases_of(namespace))
 
     async def end_lease(self, owner: str) -> OwnerLease:
-        return self._registry.end_lease(owner)
+        with self.locked() as table:
+            return table.end_lease(owner)
 
     def lock(self, key: uuid.UUID) -> AbstractAsyncContextManager[None]:
-        return self._locks.hold(str(key))
+        return self._key_locks.hold(str(key))
 
-    def _shown(self, named: NamedState) -> NamedState:
-        return replace(named, expires_in=self._registry.seconds_left(named))
+    @contextmanager
+    def locked(self) -> Iterator[NamedStateTable]:
+        """Lock the table and drop what has expired, on any thread. Not to be held while anything is awaited."""
+        with self._lock:
+            self._table.end_expired()
+            yield self._table
+
+    def report_forgotten(self, digest: str) -> None:
+        """Call those who asked by `on_forgotten`: no name stands for a state of these values any more."""
+        _report(self._listeners, digest)
+
+    def _shown(self, entry: NamedState) -> NamedState:
+        with self.locked() as table:
+            return table.shown(entry)
+
+    def _write(self, entries: Sequence[NamedState], undo: Callable[[], object]) -> None:
+        """Persist the change; roll it back if writing fails, unless another has come after it."""
+        try:
+            for entry in entries:
+                self._sync(entry.id)
+        except Exception as error:
+            self._note_failure(error)
+            with self._lock:
+                if all(self._table.holds(entry) for entry in entries):
+                    undo()
+            for entry in entries:
+                with suppress(Exception):
+                    self._sync(entry.id)
+            raise
+
+    def _drop_unwritten(self, entries: Sequence[NamedState]) -> None:
+        for entry in entries:
+            self._table.drop(entry, "it could not be written")
+
+    def _delete_saved(self, entry: NamedState) -> bool:
+        """Delete a persistent state, its file first so that a name that is gone does not come back.
+
+        Returns False if the state was changed meanwhile.
+        """
+        with self._disk_lock:
+            if self._saved is not None:
+                try:
+                    self._saved.delete(entry.id)
+                except StorageError as error:
+                    self._note_failure(error)
+                    raise
+            with self.locked() as table:
+                if not table.holds(entry):
+                    return False
+                table.delete(str(entry.id))
+                return True
+
+    def _note_failure(self, error: Exception) -> None:
+        _log.warning("%s", error)
+        with self._lock:
+            self._failed_writes += 1
+
+    def _sync(self, key: uuid.UUID) -> None:
+        """Write the file of the state of this id, or delete it where there is no such persistent state."""
+        if self._saved is None:
+            return
+        with self._disk_lock:
+            with self._lock:
+                entry = self._table.of_id(key)
+            if entry is not None and entry.persistent:
+                self._saved.save(key, entry.name, entry.frozen)
+            else:
+                self._saved.delete(key)
+
+
+def _report(listeners: Sequence[Callable[[str], None]], digest: str) -> None:
+    for forget in listeners:
+        forget(digest)

@@ -1,4 +1,5 @@
-"""The table of named states: who owns them, how many bytes they take, and who gives way if room is short.
+"""The table of named states: what is done to it, who owns them, how many bytes they take, and who gives way if room is
+short.
 
 A lease lasts from an owner's first state to its last, unless it ends before for want of use. Where a newcomer does not
 fit, the newest leases end, each with all its states, but only leases of its own namespace that are newer than the one
@@ -7,10 +8,13 @@ in whose name room is asked for. If even that would not do, nothing ends and the
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
+from states.files.reading import StateForm
 from states.frozen import FrozenState
 from states.named.entry import (
     DEFAULT_TTL,
@@ -23,7 +27,9 @@ from states.named.entry import (
     ReferenceCounts,
     Retention,
     Tombstones,
+    check_changeable,
     check_full_name,
+    check_new_name,
     full_name,
     parse_id,
     split_name,
@@ -83,6 +89,28 @@ def _discard(groups: dict[str, dict[str, NamedState]], group: str, name: str) ->
     del groups[group][name]
     if not groups[group]:
         del groups[group]
+
+
+@dataclass(frozen=True, slots=True)
+class StateListing:
+    """All named states at one moment."""
+
+    entries: tuple[NamedState, ...]  # in the order in which the names were entered
+    default: str | None  # the name of the default state
+    num_bytes: int  # of all states, or of those in the namespace that was asked for; copies share theirs
+    capacity: int  # bytes that they may take
+
+
+@dataclass(frozen=True, slots=True)
+class StateUsage:
+    """How full a table is."""
+
+    num_bytes: int  # of all states; copies share theirs
+    capacity: int
+    names: int
+    persistent: int  # of the names
+    leases: int
+    failed_writes: int = 0  # changes that the disk, or the shared store, did not take since the start
 
 
 _NAMES_TOLD = 20
@@ -158,6 +186,127 @@ class NamedStateTable:
         names, num_bytes = tuple(entry.name for entry in owned), sum(entry.frozen.num_bytes for entry in owned)
         return OwnerLease(lease.owner, lease.ttl, self.leases.seconds_left(lease), names, num_bytes)
 
+    def listing(self, namespace: str | None) -> StateListing:
+        """Return all states, or those of a namespace, each with how long it stays."""
+        used, capacity = self.num_bytes, self.capacity
+        if namespace:
+            used, capacity = self.quotas.used(namespace), self.quotas.num_bytes
+        return StateListing(tuple(map(self.shown, self.entries(namespace))), self.default, used, capacity)
+
+    def usage(self, failed_writes: int) -> StateUsage:
+        """Return how full the table is."""
+        entries = self.entries()
+        persistent = sum(entry.persistent for entry in entries)
+        return StateUsage(self.num_bytes, self.capacity, len(entries), persistent, len(self.leases), failed_writes)
+
+    def shown(self, entry: NamedState) -> NamedState:
+        """Return a state with `expires_in`: how long it stays if its owner uses nothing."""
+        lease = None if entry.owner is None else self.leases.find(entry.owner)
+        return replace(entry, expires_in=None if lease is None else self.leases.seconds_left(lease))
+
+    def use(self, name_or_id: str) -> NamedState:
+        """Return the state of this id or, else, of this name, and renew its owner's lease."""
+        entry = self.get(name_or_id)
+        if entry.owner is not None:
+            self.leases.renew(entry.owner)
+        return entry
+
+    def check_place(self, name: str, retention: Retention, num_bytes: int, num_names: int = 1) -> None:
+        """Raise what `put` would raise for a state of this size."""
+        self._check_retention(name, retention)
+        self.check_free(name, "name")
+        check_new_name(split_name(name)[1], "name")
+        self._check_quota(name, num_bytes, num_names)
+        self._check_room(num_bytes, retention.owner_of(name), num_names)
+
+    def put(
+        self,
+        name: str,
+        frozen: FrozenState,
+        retention: Retention,
+        *,
+        source: str,
+        form: StateForm,
+        key: uuid.UUID | None,
+    ) -> NamedState:
+        """Enter a state under a free name. See `StateStore.put`."""
+        self.check_place(name, retention, frozen.num_bytes)
+        entry = self.make(name, self._renew(retention, name), frozen, form, source, key)
+        self.enter(entry)
+        return entry
+
+    def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        """Enter a state under more names. See `StateStore.fork`. The copies share the arrays of the state."""
+        check_names(names)
+        return self.copy(self.use(name_or_id), names, retention)
+
+    def copy(self, origin: NamedState, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        """Enter the values of a state, of this table or not, under more names."""
+        self._check_room(0, None, len(names))
+        grown = self.quotas.growth(split_name(names[0])[0], [origin.frozen])
+        self._check_quota(names[0], grown, len(names))
+        for name in names:
+            self.check_place(name, retention, 0)
+        owners = [self._renew(retention, name) for name in names]
+        entries = tuple(
+            self.make(name, owner, origin.frozen, origin.form, f"copy of {origin.plain_name}")
+            for name, owner in zip(names, owners, strict=True)
+        )
+        for entry in entries:
+            self.enter(entry)
+        return entries
+
+    def move(self, name_or_id: str, name: str, retention: Retention) -> tuple[NamedState, NamedState]:
+        """Give a state another name or owner; return it as it was and as it is. See `StateStore.move`."""
+        old = self.use(name_or_id)
+        check_changeable(old, "state")
+        if name == old.name:
+            self._check_retention(name, retention)
+        else:
+            self.check_place(name, retention, 0, num_names=0)
+        new = replace(old, version=self.next_version(), name=name, owner=self._renew(retention, name))
+        self.swap(old, new)
+        return old, new
+
+    def compare_and_set(self, old: NamedState, frozen: FrozenState, source: str) -> tuple[NamedState, NamedState]:
+        """Replace the values of a state of this version; return it as it was and as it is. See `StateStore`."""
+        held = self.of_id(old.id)
+        if held is None or held != old:
+            raise NotFoundError(f"state {old.plain_name!r} was removed or replaced meanwhile")
+        check_changeable(held, "state")
+        self._check_quota(held.name, self.quotas.growth(held.namespace, [frozen], [held.frozen]), 0)
+        if held.owner is not None:
+            self.leases.renew(held.owner)
+        version, now = self.next_version(), time.time()
+        new = replace(held, version=version, frozen=frozen, source=source, form="full", created=now)
+        self.swap(held, new)
+        return held, new
+
+    def delete(self, name_or_id: str) -> NamedState:
+        """Remove a state, and return it. See `StateStore.delete`."""
+        entry = self.get(name_or_id)
+        check_changeable(entry, "state")
+        self.drop(entry, "it was removed")
+        return entry
+
+    def make(
+        self,
+        name: str,
+        owner: str | None,
+        frozen: FrozenState,
+        form: StateForm,
+        source: str,
+        key: uuid.UUID | None = None,
+    ) -> NamedState:
+        """Return a new state, which is not entered yet, with the id `key` if that is free.
+
+        Without `key` its id follows from name and values, so that it is the same at every start.
+        """
+        key = key or uuid.uuid5(uuid.NAMESPACE_OID, f"{name}\n{frozen.digest}")
+        if self.of_id(key) is not None or self.named(str(key)) is not None:
+            key = uuid.uuid4()
+        return NamedState(key, self.next_version(), name, form, source, time.time(), owner, frozen)
+
     def find(self, name_or_id: str) -> NamedState | None:
         """Return the state of this id or, else, of this name, if there is one."""
         key = parse_id(name_or_id)
@@ -195,17 +344,17 @@ class NamedStateTable:
         if (taken := self._index.named(name)) is not None:
             raise name_taken(taken, field)
 
-    def check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
+    def _check_room(self, num_bytes: int, owner: str | None, num_names: int = 1) -> None:
         """Raise OverloadedError where so many more names and bytes have no room."""
         if len(self._index) + num_names > self._max_names:
             raise self._too_many(num_names)
         self._find_victims(owner, num_bytes, lambda going: num_bytes + self._counts.growth([], going))
 
-    def check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
+    def _check_quota(self, name: str, num_bytes: int, num_names: int = 1) -> None:
         """Raise OverloadedError where the namespace of a name may not have so much more."""
         self.quotas.check_room(split_name(name)[0], num_bytes, num_names, self._seconds_to_wait())
 
-    def renew(self, retention: Retention, name: str) -> str | None:
+    def _renew(self, retention: Retention, name: str) -> str | None:
         """Renew the lease of the owner of a state of this name; return the owner, None for a persistent state."""
         owner = retention.owner_of(name)
         if owner is not None:
@@ -256,6 +405,13 @@ class NamedStateTable:
         if self.default == entry.name:
             self.default = None
         self._release(entry)
+
+    def _check_retention(self, name: str, retention: Retention) -> None:
+        """Raise InvalidRequestError for a retention that a state of this name can't have."""
+        retention.check()
+        self.quotas.check_ttl(name, retention.ttl)
+        if retention.persistent and not self.keeps_persistent:
+            raise InvalidRequestError("persistent", True, "false: the server has no folder of states")
 
     def _known_names(self, namespace: str) -> str:
         known = {*self._index.in_namespace(namespace), *self._index.in_namespace("")}
@@ -332,3 +488,9 @@ def name_taken(taken: NamedState, field: str) -> InvalidRequestError:
     """Return the error for a new name that is that of a state."""
     name = taken.plain_name
     return InvalidRequestError(field, name, f"a name that is free; {name!r} ({taken.id}) is there already")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise InvalidRequestError if these are not the names of new states."""
+    if not names or len(set(names)) < len(names):
+        raise InvalidRequestError("names", list(names), "one or more names, all different")

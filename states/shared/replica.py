@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rnn_engine.errors import StorageError
 from states.named.entry import Lease, Leases, NamedState, Quota
-from states.named.registry import StateRegistry
+from states.named.store import LocalStateStore
 from states.named.table import NamedStateTable
 from states.shared.entries import (
     Change,
@@ -44,7 +44,7 @@ class StoreReplica:
 
     def __init__(
         self,
-        own: StateRegistry,
+        own: LocalStateStore,
         capacity: int,
         max_names: int,
         quota: Quota,
@@ -132,11 +132,11 @@ class StoreReplica:
     def _make_table(self) -> _RecordingTable:
         capacity, max_names, quota = self._settings
         table = _RecordingTable(capacity, max_names, quota, self._forget)
-        for entry in self._own.entries():
-            table.last_version = max(table.last_version, entry.version)
-            table.restore(entry)
-        default = self._own.default
-        table.default = None if default is None else default.name
+        with self._own.locked() as own:
+            for entry in own.entries():
+                table.last_version = max(table.last_version, entry.version)
+                table.restore(entry)
+            table.default = own.default
         return table
 
     def _replay(self, change: Change, noted: Set[str]) -> None:
@@ -188,8 +188,8 @@ class StoreReplica:
 
     def _is_hidden(self, entry: NamedState) -> bool:
         """Whether the operator of this server brings a state of this name or id."""
-        held = (self._own.find(str(entry.id)), self._own.find(entry.name))
-        return any(one is not None for one in held)
+        with self._own.locked() as own:
+            return own.find(str(entry.id)) is not None or own.find(entry.name) is not None
 
     def _prune(self) -> None:
         frozen = (entry.frozen for entry in self.table.entries())

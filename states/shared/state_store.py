@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 from rnn_engine.errors import NotFoundError, RnnEngineError, StorageError, UnavailableError
 from states.files.reading import StateForm
 from states.frozen import FrozenState
-from states.named import changes
 from states.named.entry import NamedState, OwnerLease, Quota, Retention, check_changeable
-from states.named.registry import DEFAULT_MAX_NAMES, KeyedLocks, RegistryUsage, StateRegistry
-from states.named.store import StateListing
-from states.named.table import NamedStateTable
+from states.named.store import DEFAULT_MAX_NAMES, KeyedLocks, LocalStateStore
+from states.named.table import NamedStateTable, StateListing, StateUsage, check_names
 from states.shared.checkpoints import SharedValues
 from states.shared.client import StoreClient
 from states.shared.entries import UnreadState
@@ -39,7 +37,7 @@ class SharedStateStore:
 
     def __init__(
         self,
-        own: StateRegistry,
+        own: LocalStateStore,
         client: StoreClient,
         model: str,
         *,
@@ -65,8 +63,8 @@ class SharedStateStore:
         self._failed_writes = 0
 
     async def get(self, name_or_id: str) -> NamedState:
-        if self._own.find(name_or_id) is not None:
-            return self._own.get(name_or_id)
+        if await self._own.find(name_or_id) is not None:
+            return await self._own.get(name_or_id)
         without: NamedState | None = None
         for _ in range(MOST_TRIES):
             entry = await self._use(name_or_id)
@@ -80,28 +78,24 @@ class SharedStateStore:
         raise _busy()
 
     async def find(self, name_or_id: str) -> NamedState | None:
-        own = self._own.find(name_or_id)
+        own = await self._own.find(name_or_id)
         return own if own is not None else await self._ask(partial(_found, name_or_id=name_or_id))
 
     async def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
         return await self._ask(lambda table: table.missing(name_or_id, namespace))
 
     async def list(self, namespace: str | None = None) -> StateListing:
-        return await self._ask(partial(_listing, namespace=namespace))
+        return await self._ask(lambda table: table.listing(namespace))
 
-    def usage(self) -> RegistryUsage:
+    def usage(self) -> StateUsage:
         """Return how many states there were, and how much room they took, when the names were read last."""
-        table = self._replica.table
-        entries = table.entries()
-        persistent = sum(entry.persistent for entry in entries)
-        leases = len(table.leases)
-        return RegistryUsage(table.num_bytes, table.capacity, len(entries), persistent, leases, self._failed_writes)
+        return self._replica.table.usage(self._failed_writes)
 
     async def default(self) -> NamedState | None:
-        return self._own.default
+        return await self._own.default()
 
     async def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
-        await self._ask(lambda table: changes.check_place(table, name, retention, num_bytes))
+        await self._ask(lambda table: table.check_place(name, retention, num_bytes))
 
     async def put(
         self,
@@ -116,7 +110,7 @@ class SharedStateStore:
         await self.check_place(name, retention, frozen.num_bytes)  # before its values are sent
 
         def enter(table: NamedStateTable, unread: UnreadState) -> NamedState:
-            return _shown(table, changes.put(table, name, unread, retention, source=source, form=form, key=key))
+            return table.shown(table.put(name, unread, retention, source=source, form=form, key=key))
 
         return replace(await self._change_with(frozen, enter), frozen=frozen)
 
@@ -124,34 +118,26 @@ class SharedStateStore:
         check_changeable(old, "state")
 
         def swap(table: NamedStateTable, unread: UnreadState) -> NamedState:
-            return _shown(table, changes.compare_and_set(table, old, unread, source=source)[1])
+            return table.shown(table.compare_and_set(old, unread, source)[1])
 
         return replace(await self._change_with(frozen, swap), frozen=frozen)
 
     async def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
-        changes.check_names(names)
-        own = self._own.find(name_or_id)
+        check_names(names)
+        own = await self._own.find(name_or_id)
         if own is None:
-            return await self._change(
-                lambda table: _all_shown(table, changes.fork(table, name_or_id, names, retention))
-            )
+            return await self._change(lambda table: tuple(map(table.shown, table.fork(name_or_id, names, retention))))
 
         def copy(table: NamedStateTable, unread: UnreadState) -> tuple[NamedState, ...]:
-            return _all_shown(table, changes.copy(table, replace(own, frozen=unread), names, retention))
+            return tuple(map(table.shown, table.copy(replace(own, frozen=unread), names, retention)))
 
         return await self._change_with(own.frozen, copy)
 
     async def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
-        return await self._change(lambda table: _shown(table, changes.move(table, name_or_id, name, retention)[1]))
+        return await self._change(lambda table: table.shown(table.move(name_or_id, name, retention)[1]))
 
     async def delete(self, name_or_id: str) -> NamedState:
-        def drop(table: NamedStateTable) -> NamedState:
-            entry = table.get(name_or_id)
-            check_changeable(entry, "state")
-            table.drop(entry, changes.REMOVED)
-            return entry
-
-        return await self._change(drop)
+        return await self._change(lambda table: table.delete(name_or_id))
 
     async def leases(self, namespace: str | None = None) -> tuple[OwnerLease, ...]:
         return await self._ask(lambda table: tuple(table.leases_of(namespace)))
@@ -268,25 +254,9 @@ class SharedStateStore:
         return await asyncio.wrap_future(self._client.submit(coroutine))
 
 
-def _shown(table: NamedStateTable, entry: NamedState) -> NamedState:
-    lease = None if entry.owner is None else table.leases.find(entry.owner)
-    return replace(entry, expires_in=None if lease is None else table.leases.seconds_left(lease))
-
-
 def _found(table: NamedStateTable, name_or_id: str) -> NamedState | None:
     entry = table.find(name_or_id)
-    return None if entry is None else _shown(table, entry)
-
-
-def _all_shown(table: NamedStateTable, entries: Sequence[NamedState]) -> tuple[NamedState, ...]:
-    return tuple(_shown(table, entry) for entry in entries)
-
-
-def _listing(table: NamedStateTable, namespace: str | None) -> StateListing:
-    used, capacity = table.num_bytes, table.capacity
-    if namespace:
-        used, capacity = table.quotas.used(namespace), table.quotas.num_bytes
-    return StateListing(_all_shown(table, table.entries(namespace)), table.default, used, capacity)
+    return None if entry is None else table.shown(entry)
 
 
 def _busy() -> UnavailableError:

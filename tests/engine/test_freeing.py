@@ -42,7 +42,12 @@ def parts_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ReferenceTyp
 
     def open_watched(*args: Any, **kwargs: Any) -> EngineParts:  # noqa: ANN401
         parts = open_parts(*args, **kwargs)
-        watched = {"runner": parts.runner, "tokenizer": parts.tokenizer, "states": parts.states, "cache": parts.cache}
+        watched = {
+            "runner": parts.runner,
+            "tokenizer": parts.tokenizer,
+            "states": parts.own_states,
+            "cache": parts.cache,
+        }
         if isinstance(parts.runner, GpuRunner):
             watched["forward pass"] = parts.runner._forward
         assert parts.cache is not None

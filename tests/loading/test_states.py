@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError, StateError
 from rnn_engine.loading.runner import open_model
-from rnn_engine.loading.settings import StateFile, StateSettings, open_registry
+from rnn_engine.loading.settings import StateFile, StateSettings, open_states
 from rnn_engine.types import F32
 from states.files.prefab import Prefab, encode_prefab
 from states.named.entry import Retention
-from states.named.registry import StateRegistry
 from tests.support.models import Convention, TensorModel, random_model, save_safetensors, tiny_shape
-from tests.support.named_states import save_tuned_state, some_state
+from tests.support.named_states import BlockingStates, save_tuned_state, some_state
 from tests.support.pth import save_pth
 
 SHAPE = tiny_shape()
@@ -37,26 +36,26 @@ def plain(model: TensorModel, tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path, **settings: object) -> StateRegistry:
+def opened(path: Path, **settings: object) -> BlockingStates:
     with open_model(path) as model:
-        return open_registry(model, StateSettings(**settings))  # type: ignore[arg-type]
+        return BlockingStates(open_states(model, StateSettings(**settings)))  # type: ignore[arg-type]
 
 
 def tuned(wkv: F32) -> dict[str, NDArray[Any]]:
     return {f"blocks.{layer}.att.time_state": array for layer, array in enumerate(wkv)}
 
 
-def names(registry: StateRegistry) -> list[str]:
-    return [entry.name for entry in registry.entries()]
+def names(states: BlockingStates) -> list[str]:
+    return [entry.name for entry in states.entries()]
 
 
 @pytest.mark.parametrize("convention", ["blinkdl", "ai00"])
 def test_a_models_own_state_is_the_default(model: TensorModel, tmp_path: Path, convention: Convention) -> None:
     path = tmp_path / "tuned.safetensors"
     save_safetensors(TensorModel(SHAPE, model.tensors | tuned(WKV)), path, "f32", convention)
-    registry = opened(path)
-    assert registry.default is registry.get("model")
-    assert np.array_equal(registry.get("model").frozen.state["wkv"], WKV)
+    states = opened(path)
+    assert states.default == states.get("model")
+    assert np.array_equal(states.get("model").frozen.state["wkv"], WKV)
     assert opened(path, default="none").default is None
 
 
@@ -66,10 +65,10 @@ def test_the_operators_files_come_under_their_names(plain: Path, tmp_path: Path)
     (tmp_path / "c.cbor").write_bytes(encode_prefab(Prefab("its own", uuid.uuid4(), True, some_state(2, SHAPE)), SHAPE))
     named = {"a.safetensors": "first", "b.pth": None, "c.cbor": None}
     files = [StateFile(tmp_path / path, name) for path, name in named.items()]
-    registry = opened(plain, files=files)
-    assert names(registry) == ["first", "b", "its own"]
-    assert np.array_equal(registry.get("b").frozen.state["wkv"], WKV)
-    assert registry.default is registry.get("its own")
+    states = opened(plain, files=files)
+    assert names(states) == ["first", "b", "its own"]
+    assert np.array_equal(states.get("b").frozen.state["wkv"], WKV)
+    assert states.default == states.get("its own")
     assert opened(plain, files=files, default="first").default is not None
     assert opened(plain).default is None
 
@@ -87,11 +86,11 @@ def test_requests_read_files_from_a_folder_of_their_own(plain: Path, tmp_path: P
 def test_persistent_states_come_back_and_files_go_before_them(plain: Path, tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "a.safetensors", some_state(1, SHAPE), SHAPE)
     folder = tmp_path / "states"
-    registry = opened(plain, folder=folder)
+    states = opened(plain, folder=folder)
     file = StateFile(tmp_path / "a.safetensors", "mine")
-    registry.add_file(file.path, "brought")
+    states.add_file(file.path, "brought")
     for name in ("mine", "kept"):
-        registry.put(name, registry.get("brought").frozen, Retention(persistent=True), source="test")
+        states.put(name, states.get("brought").frozen, Retention(persistent=True), source="test")
     again = opened(plain, folder=folder, files=[file], default="kept")
     assert names(again) == ["mine", "kept"]
     assert (again.get("mine").form, again.default) == ("tuned", again.get("kept"))

@@ -29,14 +29,14 @@ async def with_states(serve: Serve, engine: FakeEngine) -> Client:
 
 def digests(engine: FakeEngine, request: GenerateRequest) -> list[str | None]:
     """The names of the states of a request's members; None for an empty one."""
-    names = {engine.registry.get(name).frozen.digest: name for name in ("a", "b")}
+    names = {engine.named.get(name).frozen.digest: name for name in ("a", "b")}
     return [None if one.initial_state is None else names[one.initial_state.root] for one in request.members]
 
 
 async def test_a_completion_mixes_the_states_that_it_lists(serve: Serve) -> None:
     engine = FakeEngine(num_slots=3)
     client = await with_states(serve, engine)
-    ident = str(engine.registry.get("b").id)
+    ident = str(engine.named.get("b").id)
     state = [
         {"name": "a", "weight": 1.5},
         {"id": ident, "weight": -0.5},
@@ -87,7 +87,7 @@ async def test_a_stream_of_a_mix_saves_the_end_of_its_first_state(serve: Serve) 
     state = [{"name": "a", "weight": 1.5}, {"name": "b", "weight": -0.5}]
     fields = {"prompt": "x", "state": state, "max_tokens": 2, "save_as": "end"}
     await post_stream(client, COMPLETIONS, Completion, fields)
-    end = engine.registry.get("end").frozen
+    end = engine.named.get("end").frozen
     assert end.last_tokens == tuple(encode("state ax")[-len(end.last_tokens) + 2 :] + encode(" H"))
 
 

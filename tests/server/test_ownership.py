@@ -18,7 +18,7 @@ from states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine
 from tests.support.http import Body, Client, Serve, error_of
 from tests.support.models import tiny_shape
-from tests.support.named_states import make_registry, some_state
+from tests.support.named_states import make_states, some_state
 
 SHAPE = tiny_shape(vocab=VOCAB_SIZE)
 SCOPES = {"ann": Scope.MANAGE, "bob": Scope.MANAGE, "eve": Scope.USE, "op": Scope.ADMIN}
@@ -98,7 +98,7 @@ async def clients(serve: Serve) -> Clients:
     """Ann has a state; `poet` is the operator's."""
     engine = FakeEngine()
     clients = Clients(await serve(engine, SETTINGS), engine)
-    engine.registry.add(LoadedState("tuned", some_state(1, SHAPE)), "poet", "test")
+    engine.named.add(LoadedState("tuned", some_state(1, SHAPE)), "poet", "test")
     await clients.ask("ann", "POST", "/v1/states", {"name": SECRET, "prompt": "Dear diary", "owner": "lease"})
     return clients
 
@@ -115,7 +115,7 @@ def call_of(route: Route, name: str) -> tuple[str, str, Body | None]:
 @pytest.mark.parametrize("route", [route for route in NAMED if route.method != "PUT"], ids=lambda route: route.path)
 async def test_another_keys_state_looks_like_one_that_is_missing(clients: Clients, route: Route, key: str) -> None:
     status = 404 if SCOPES[key].includes(route.scope) else 403
-    before = clients.engine.registry.entries()
+    before = clients.engine.named.entries()
     for name in (SECRET, await secret_id(clients)):
         told = []
         missing = "nothing" if name == SECRET else str(uuid.uuid4())
@@ -125,7 +125,7 @@ async def test_another_keys_state_looks_like_one_that_is_missing(clients: Client
             told.append({**error, "message": error["message"].replace(asked, "NAME")})
         assert told[0] == told[1]
         assert SECRET not in told[0]["message"]
-    assert clients.engine.registry.entries() == before
+    assert clients.engine.named.entries() == before
 
 
 @pytest.mark.parametrize(("path", "body"), STARTING)
@@ -181,7 +181,7 @@ async def test_two_keys_may_use_one_name(clients: Clients) -> None:
 
 async def test_an_upload_under_another_keys_name_is_ones_own(clients: Clients) -> None:
     before = await clients.ask("ann", "GET", f"/v1/states/{SECRET}")
-    [named] = [entry for entry in clients.engine.registry.entries() if entry.name == f"ann/{SECRET}"]
+    [named] = [entry for entry in clients.engine.named.entries() if entry.name == f"ann/{SECRET}"]
     data = b"".join(clients.engine.state_files.export("full", SECRET, named.id, named.frozen))
     mine = await clients.upload("bob", SECRET, data)
     assert (mine["name"], mine["id"] != before["id"]) == (SECRET, True)
@@ -206,8 +206,8 @@ async def test_ones_own_states_are_as_without_keys(clients: Clients) -> None:
 @pytest.mark.parametrize("key", ["ann", "op"])
 async def test_shared_states_are_read_by_all_and_changed_by_the_operator(clients: Clients, key: str) -> None:
     """`poet` is a file, which nobody changes; `house` is of a time without keys."""
-    poet = clients.engine.registry.get("poet")
-    clients.engine.registry.put("house", poet.frozen, Retention(), source="test")
+    poet = clients.engine.named.get("poet")
+    clients.engine.named.put("house", poet.frozen, Retention(), source="test")
     shown = await clients.ask(key, "GET", "/v1/states/house")
     assert shown["read_only"] is (key == "ann")
     await clients.ask(key, "POST", "/v1/chat/completions", {**HI, "state": "house", "save_as": "talk"})
@@ -294,28 +294,28 @@ async def test_without_keys_everything_belongs_to_everybody(serve: Serve) -> Non
     clients = Clients(await serve(engine), engine)
     await clients.ask("", "POST", "/v1/states", {"name": "a", "prompt": "x"})
     await clients.ask("", "POST", "/v1/states/a/advance", {"input": "x"})
-    engine.registry.put("ann/b", engine.registry.get("a").frozen, Retention(), source="test")  # of a time with keys
+    engine.named.put("ann/b", engine.named.get("a").frozen, Retention(), source="test")  # of a time with keys
     assert await clients.names("") == ["a", "ann/b"]
     await clients.ask("", "DELETE", "/v1/states/ann%2Fb")
 
 
 async def test_the_default_state_is_changed_by_the_operator_alone(serve: Serve, tmp_path: Path) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     clients = Clients(await serve(engine, SETTINGS), engine)
-    house = engine.registry.put("house", some_frozen(), Retention(persistent=True), source="test")
-    engine.registry.set_default("house")
+    house = engine.named.put("house", some_frozen(), Retention(persistent=True), source="test")
+    engine.named.set_default("house")
     await clients.ask("ann", "POST", "/v1/states/house/advance", {"input": "x"}, status=400)
-    assert engine.registry.default == house
+    assert engine.named.default == house
     await clients.ask("ann", "POST", "/v1/chat/completions", HI)
     used = engine.requests[-1].initial_state
     assert (used is not None, used and used.root) == (True, house.frozen.digest)
     await clients.ask("op", "POST", "/v1/states/house/advance", {"input": "x"})
-    assert engine.registry.default != house
+    assert engine.named.default != house
 
 
 @pytest.mark.parametrize(("path", "body"), STARTING)
 async def test_the_file_of_another_keys_state_is_not_read(serve: Serve, tmp_path: Path, path: str, body: Body) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     clients = Clients(await serve(engine, SETTINGS), engine)
     await clients.ask("ann", "POST", "/v1/states", {"name": SECRET, "prompt": "x", "persistent": True})
     ran = len(engine.requests)
@@ -326,10 +326,10 @@ async def test_the_file_of_another_keys_state_is_not_read(serve: Serve, tmp_path
 
 
 async def test_ownership_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     clients = Clients(await serve(engine, SETTINGS), engine)
     await clients.ask("ann", "POST", "/v1/states", {"name": SECRET, "prompt": "x", "persistent": True})
-    again = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    again = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     clients = Clients(await serve(again, SETTINGS), again)
     assert (await clients.names("ann"), await clients.names("bob")) == ([SECRET], [])
 

@@ -12,9 +12,7 @@ from rnn_engine.errors import ForbiddenError, InvalidRequestError, NotFoundError
 from server.auth.engine import OwnStates
 from server.auth.keys import Principal, Scope
 from states.named.entry import NamedState, Retention
-from states.named.registry import StateRegistry
-from states.named.store import LocalStateStore
-from tests.support.named_states import make_registry, some_initial
+from tests.support.named_states import BlockingStates, make_states, some_initial
 
 PRINCIPALS = {
     "ann": Principal("ann", Scope.MANAGE),
@@ -45,18 +43,18 @@ async def change(states: OwnStates, chance: random.Random, name: str, new: str) 
     return [await states.get(name)]
 
 
-def names_to_try(registry: StateRegistry) -> list[str]:
+def names_to_try(states: BlockingStates) -> list[str]:
     """Names and ids of everybody's, as clients say them and as they are kept."""
-    entries = registry.entries()
+    entries = states.entries()
     return ["a", "b", *OWN_NAMES.values(), *(entry.name for entry in entries), *(str(entry.id) for entry in entries)]
 
 
 class Before:
     """What there was before an operation of a key."""
 
-    def __init__(self, registry: StateRegistry, key: str) -> None:
-        self.registry = registry
-        self.entries = registry.entries()
+    def __init__(self, states: BlockingStates, key: str) -> None:
+        self.states = states
+        self.entries = states.entries()
         self.foreign = [entry for entry in self.entries if entry.namespace not in ("", key)]
         self.shared = [entry for entry in self.entries if not entry.namespace]
         known = {entry.plain_name for entry in self.entries if entry not in self.foreign}
@@ -65,7 +63,7 @@ class Before:
 
     def check(self, shown: Sequence[NamedState], told: str) -> None:
         """Compare with what there is now, and with what the key was shown and told."""
-        now = self.registry.entries()
+        now = self.states.entries()
         assert set(self.foreign + self.shared) <= set(now)
         assert {entry for entry in now if not entry.namespace} == set(self.shared)
         assert not {entry.id for entry in shown} & {entry.id for entry in self.foreign}
@@ -76,18 +74,18 @@ class Before:
 async def test_nobody_meets_what_is_anothers(tmp_path: Path, seed: int) -> None:
     chance, done, refused = random.Random(seed), 0, 0
     for _ in range(4):
-        registry = make_registry(tmp_path)  # a start, which finds the persistent states
-        clients = {key: OwnStates(LocalStateStore(registry), who) for key, who in PRINCIPALS.items()}
+        states = make_states(tmp_path)  # a start, which finds the persistent states
+        clients = {key: OwnStates(states.store, who) for key, who in PRINCIPALS.items()}
         for _ in range(150):
             key = chance.choice(list(PRINCIPALS))
-            name, new = chance.choice(names_to_try(registry)), chance.choice(["a", "b", OWN_NAMES[key]])
-            before, seen, told = Before(registry, key), [], ""
+            name, new = chance.choice(names_to_try(states)), chance.choice(["a", "b", OWN_NAMES[key]])
+            before, seen, told = Before(states, key), [], ""
             try:
                 seen = await change(clients[key], chance, name, new)
                 done += 1
             except (ForbiddenError, InvalidRequestError, NotFoundError) as error:
                 told = str(error).replace(name, "NAME")
-                assert registry.entries() == before.entries
+                assert states.entries() == before.entries
                 refused += 1
             if PRINCIPALS[key].scope is not Scope.ADMIN:
                 before.check([*seen, *(await clients[key].list()).entries], told)

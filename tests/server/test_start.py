@@ -18,7 +18,7 @@ from states.named.entry import Retention
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, error_of, post, post_stream
 from tests.support.models import tiny_shape
-from tests.support.named_states import make_registry, save_tuned_state, some_state
+from tests.support.named_states import make_states, save_tuned_state, some_state
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -34,7 +34,7 @@ def put(engine: FakeEngine, name: str, text: str, *, logits: bool = True) -> Fro
     tokens = encode(text)
     row = np.zeros(VOCAB_SIZE, np.float32) if logits else None
     initial = freeze_state(state_after(tokens), SHAPE, "test", logits=row, num_tokens=len(tokens), last_tokens=tokens)
-    return engine.registry.put(name, initial, Retention(), source="test").frozen
+    return engine.named.put(name, initial, Retention(), source="test").frozen
 
 
 def root_of(request: GenerateRequest) -> str | None:
@@ -47,9 +47,9 @@ def inline(state: Any = POET, **changes: object) -> Body:  # noqa: ANN401
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     client = await serve(engine)
-    poet = engine.registry.add(LoadedState("tuned", POET), "poet", "test")
+    poet = engine.named.add(LoadedState("tuned", POET), "poet", "test")
     save_tuned_state(tmp_path / "poet.st", POET, SHAPE)
     tuned = freeze_state(TUNED, SHAPE, "test").digest
     encoded = base64.b64encode(rows_from_state(POET, SHAPE).tobytes()).decode()
@@ -67,7 +67,7 @@ async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) 
         body = {**(HI if path == CHAT else {"prompt": "Hi"}), "state": form}
         await post(client, path, ChatCompletion if path == CHAT else Completion, body)
         assert root_of(engine.requests[-1]) == root, form
-    engine.registry.set_default("poet")
+    engine.named.set_default("poet")
     for form, root in ((None, poet.frozen.digest), ("none", None)):
         await post(client, CHAT, ChatCompletion, {**HI, "state": form})
         assert root_of(engine.requests[-1]) == root
@@ -95,8 +95,8 @@ async def test_every_form_of_the_field(serve: Serve, tmp_path: Path, path: str) 
     ],
 )
 async def test_what_is_no_state_is_told(serve: Serve, tmp_path: Path, state: object, status: int, message: str) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
-    engine.registry.add(LoadedState("tuned", POET), "poet", "test")
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
+    engine.named.add(LoadedState("tuned", POET), "poet", "test")
     error = await error_of(await (await serve(engine)).post(CHAT, json={**HI, "state": state}), status)
     assert message in error["message"]
     assert engine.requests == []
@@ -135,7 +135,7 @@ async def test_a_chat_with_another_separator_goes_on_with_that(serve: Serve) -> 
 async def test_a_tuned_state_and_one_of_unknown_tokens(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
-    engine.registry.add(LoadedState("tuned", TUNED), "tuned", "test")
+    engine.named.add(LoadedState("tuned", TUNED), "tuned", "test")
     for state, opening in (("tuned", ""), (inline(), "\n\n")):
         await post(client, CHAT, ChatCompletion, {**HI, "state": state})
         assert engine.detokenize(engine.requests[-1].prompt).decode() == opening + "User: Hi\n\nAssistant:"
@@ -167,7 +167,7 @@ async def test_the_end_of_an_answer_is_kept(serve: Serve, stream: bool) -> None:
     taken_in = encode("\n\nUser: Hi\n\nAssistant: Yes.")
     assert (entry["name"], entry["owner"], entry["expires_in"] <= 60) == ("next", "bob", True)
     assert (entry["source"], entry["num_tokens"]) == ("answer", 3 + len(taken_in))
-    kept = engine.registry.get("next").frozen
+    kept = engine.named.get("next").frozen
     assert kept.last_tokens == tuple(encode("abc") + taken_in)[-32:]
     assert kept.digest == freeze_state(state_after(taken_in, start.digest), SHAPE, "test").digest
 
@@ -177,7 +177,7 @@ async def test_what_the_token_at_the_end_held_is_taken_in_too(serve: Serve) -> N
     engine = FakeEngine(reply=lambda _: "Yes!\n\n", unrun=1)
     client = await serve(engine)
     await post(client, TEXT, Completion, {"prompt": "a", "stop": "\n\n", "save_as": "end"})
-    kept = engine.registry.get("end").frozen
+    kept = engine.named.get("end").frozen
     assert kept.last_tokens == tuple(encode("aYes!"))
     assert [list(request.prompt) for request in engine.requests] == [encode("a"), encode("!")]
 
@@ -190,7 +190,7 @@ async def test_a_conversation_goes_on_under_its_name(serve: Serve) -> None:
     second = (await post(client, CHAT, ChatCompletion, again))["saved_state"]
     assert (second["id"], second["created"] >= first["created"]) == (first["id"], True)
     assert second["num_tokens"] == 2 * first["num_tokens"] + len("\n\n")
-    assert [entry.name for entry in engine.registry.entries()] == ["talk"]
+    assert [entry.name for entry in engine.named.entries()] == ["talk"]
     refused = await client.post(CHAT, json={**again, "save_as": {"name": "talk", "owner": "bob"}})
     assert "the name alone where it is that of `state`" in (await error_of(refused, 400))["message"]
 
@@ -237,7 +237,7 @@ async def test_a_name_that_was_taken_meanwhile_is_told_with_the_answer(serve: Se
 async def test_a_state_of_the_operator_stays_as_it_is(serve: Serve) -> None:
     engine = FakeEngine()
     client = await serve(engine)
-    poet = engine.registry.add(LoadedState("tuned", POET), "poet", "test")
+    poet = engine.named.add(LoadedState("tuned", POET), "poet", "test")
     refusal = "'poet' is not allowed; expected a state that may be changed; this one is the operator's"
     saved = await client.post(CHAT, json={**HI, "state": "poet", "save_as": "poet"})
     assert (await error_of(saved, 400))["message"].startswith(f"save_as: {refusal}")
@@ -247,7 +247,7 @@ async def test_a_state_of_the_operator_stays_as_it_is(serve: Serve) -> None:
         await client.delete("/v1/states/poet"),
     ):
         assert (await error_of(answer, 400))["message"].startswith(f"state: {refusal}")
-    assert (engine.requests, engine.registry.entries()) == ([], (poet,))
+    assert (engine.requests, engine.named.entries()) == ([], (poet,))
     entry = await (await client.get("/v1/states/poet")).json()
     assert (entry["read_only"], entry["digest"]) == (True, poet.frozen.digest)
 
@@ -261,7 +261,7 @@ def refuse_to_sync(_descriptor: int) -> None:
 async def test_an_answer_is_not_lost_where_its_state_can_not_be_written(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    engine = FakeEngine(reply=lambda _: " Yes.", registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(reply=lambda _: " Yes.", named=make_states(tmp_path, shape=SHAPE))
     client = await serve(engine)
     monkeypatch.setattr("os.fsync", refuse_to_sync)
     body = {**(HI if path == CHAT else {"prompt": "a"}), "save_as": {"name": "b", "persistent": True}}
@@ -277,13 +277,13 @@ async def test_an_answer_is_not_lost_where_its_state_can_not_be_written(
     error = answer["save_error"]
     assert (answer["saved_state"], error["type"], error["code"]) == (None, "server_error", "storage_failed")
     assert error["message"].endswith("can't be written to the folder of states: No space left on device")
-    assert engine.registry.entries() == ()
+    assert engine.named.entries() == ()
 
 
 async def test_a_full_disk_is_no_fault_of_the_clients(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = FakeEngine(registry=make_registry(tmp_path, shape=SHAPE))
+    engine = FakeEngine(named=make_states(tmp_path, shape=SHAPE))
     client = await serve(engine)
     put(engine, "a", "abc")
     monkeypatch.setattr("os.fsync", refuse_to_sync)
@@ -297,7 +297,7 @@ async def test_a_full_disk_is_no_fault_of_the_clients(
 )
 async def test_an_error_shows_nothing_of_a_file_that_is_no_state(serve: Serve, tmp_path: Path, head: bytes) -> None:
     (tmp_path / "notes").write_bytes(head + b"hunter2 is the password of the house")
-    client = await serve(FakeEngine(registry=make_registry(tmp_path, shape=SHAPE)))
+    client = await serve(FakeEngine(named=make_states(tmp_path, shape=SHAPE)))
     error = await error_of(await client.post(CHAT, json={**HI, "state": {"path": "notes"}}), 400)
     assert error["message"].startswith("notes")
     assert not any(word in error["message"] for word in ("hunter", "pass", "house", "ELF", str(tmp_path)))

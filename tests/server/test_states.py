@@ -18,7 +18,7 @@ from states.files.full import file_parts
 from tests.support.fake_engine import VOCAB_SIZE, FakeEngine, encode, state_after
 from tests.support.http import Body, Client, Serve, check_shape, error_of, post
 from tests.support.models import tiny_shape
-from tests.support.named_states import Clock, make_registry
+from tests.support.named_states import Clock, make_states
 from tests.support.toy_states import same
 
 PATH = "/v1/states"
@@ -47,14 +47,14 @@ async def test_a_state_is_made_listed_described_and_removed(serve: Serve) -> Non
         "data": [],
         "default": None,
         "bytes": 0,
-        "capacity": engine.registry.usage().capacity,
+        "capacity": engine.named.usage().capacity,
     }
     created = await create(client, "a", owner="bob", ttl=60)
     entry = created["state"]
     assert (entry["name"], entry["source"], entry["num_tokens"], entry["owner"]) == ("a", "prompt", 3, "bob")
     assert (entry["persistent"], entry["expires_in"], entry["has_logits"]) == (False, 60, True)
     assert created["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
-    assert same(engine.registry.get("a").frozen.state, state_after(encode("abc")))
+    assert same(engine.named.get("a").frozen.state, state_after(encode("abc")))
     for key in ("a", entry["id"]):
         one = await (await client.get(f"{PATH}/{key}")).json()
         check_shape(StateEntry, one)
@@ -74,9 +74,9 @@ async def test_a_state_is_made_from_tokens_after_another(serve: Serve) -> None:
     await create(client, "a")
     second = await post(client, PATH, CreatedState, {"name": "b", "prompt": encode("de"), "state": "a"})
     assert second["state"]["num_tokens"] == 5
-    first = engine.registry.get("a").frozen
-    assert engine.registry.get("b").frozen.last_tokens == tuple(encode("abcde"))
-    assert same(engine.registry.get("b").frozen.state, state_after(encode("de"), first.digest))
+    first = engine.named.get("a").frozen
+    assert engine.named.get("b").frozen.last_tokens == tuple(encode("abcde"))
+    assert same(engine.named.get("b").frozen.state, state_after(encode("de"), first.digest))
 
 
 async def test_a_name_with_any_letters_is_found_in_a_path(serve: Serve) -> None:
@@ -167,7 +167,7 @@ async def test_a_state_is_allocated_without_running_anything(serve: Serve) -> No
     client = await serve(engine)
     empty = await create(client, "empty", "")
     assert (empty["state"]["num_tokens"], empty["usage"]["prompt_tokens"], engine.requests) == (0, 0, [])
-    assert same(engine.registry.get("empty").frozen.state, SHAPE.initial_state())
+    assert same(engine.named.get("empty").frozen.state, SHAPE.initial_state())
     await create(client, "a")
     copy = await create(client, "copy", "", state="a")
     assert copy["state"]["num_tokens"] == 3
@@ -228,7 +228,7 @@ async def test_advances_of_one_state_go_one_after_the_other(serve: Serve) -> Non
         *(post(client, f"{PATH}/a/advance", AdvancedState, {"input": str(number)}) for number in range(1, 6))
     )
     assert sorted(answer["state"]["num_tokens"] for answer in answers) == [2, 3, 4, 5, 6]
-    text = engine.detokenize(engine.registry.get("a").frozen.last_tokens)
+    text = engine.detokenize(engine.named.get("a").frozen.last_tokens)
     assert sorted(text) == sorted(b"012345")
     assert engine.most_active == 1
 
@@ -263,7 +263,7 @@ async def test_a_state_goes_out_and_comes_back(serve: Serve, form: str) -> None:
     assert (uploaded["digest"] == entry["digest"]) == (form != "tuned")
     assert uploaded["num_tokens"] == {"full": 3, "tuned": 0, "prefab": None}[form]
     assert uploaded["has_logits"] == (form == "full")
-    assert np.array_equal(engine.registry.get("b").frozen.state["wkv"], engine.registry.get("a").frozen.state["wkv"])
+    assert np.array_equal(engine.named.get("b").frozen.state["wkv"], engine.named.get("a").frozen.state["wkv"])
 
 
 async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ async def test_exports_count_the_copies_that_they_make(serve: Serve, monkeypatch
     engine = FakeEngine()
     client = await serve(engine, ServerSettings(limits=Limits(max_held_bytes=1 << 20)))
     await create(client, "a")
-    num_bytes = engine.registry.get("a").frozen.num_bytes
+    num_bytes = engine.named.get("a").frozen.num_bytes
     held: list[int] = []
     export = StateFiles.export
 
@@ -352,7 +352,7 @@ async def test_what_is_wrong_is_told_and_nothing_is_lost(
 
 def damaged(engine: FakeEngine, kind: str) -> bytes:
     """An upload that does not serve."""
-    files, named = engine.registry.files, engine.registry.get("a")
+    files, named = engine.named.files, engine.named.get("a")
     whole = b"".join(files.export("full", "a", named.id, named.frozen))
     match kind:
         case "truncated":
@@ -392,7 +392,7 @@ async def test_a_file_that_does_not_serve_is_refused(serve: Serve, kind: str, me
 
 async def test_a_lease_that_ended_is_told(serve: Serve) -> None:
     clock = Clock()
-    client = await serve(FakeEngine(registry=make_registry(shape=SHAPE, clock=clock)))
+    client = await serve(FakeEngine(named=make_states(shape=SHAPE, clock=clock)))
     await create(client, "a", owner="bob", ttl=10)
     clock.now = 9.0
     assert (await (await client.get(f"{PATH}/a")).json())["expires_in"] == 10
@@ -403,7 +403,7 @@ async def test_a_lease_that_ended_is_told(serve: Serve) -> None:
 
 async def test_where_there_is_no_room_the_newest_gives_way_and_else_is_refused(serve: Serve) -> None:
     size = 4 * VOCAB_SIZE + sum(array.nbytes for array in SHAPE.initial_state().values())
-    engine = FakeEngine(registry=make_registry(shape=SHAPE, capacity=2 * size, clock=Clock()))
+    engine = FakeEngine(named=make_states(shape=SHAPE, capacity=2 * size, clock=Clock()))
     client = await serve(engine)
     await create(client, "a", owner="old")
     await create(client, "b", owner="new", ttl=30)

@@ -17,7 +17,7 @@ from rnn_engine.errors import StateError
 from states.files.full import Origin, SavedState, save_full_state
 from states.frozen import Payload
 from tests.support import pth
-from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, some_state
+from tests.support.named_states import FINGERPRINT, SHAPE, make_states, some_state
 
 MEGABYTE = 1 << 20
 NAMES = [f"blocks.{layer}.att.time_state" for layer in range(SHAPE.num_layers)]
@@ -44,7 +44,7 @@ def refusal(data: bytes, most: int = 8 * MEGABYTE) -> str:
 
 
 def refusal_of_file(path: Path, most: int = 8 * MEGABYTE) -> str:
-    files = make_registry().files
+    files = make_states().files
     tracemalloc.start()
     try:
         with pytest.raises(StateError) as caught:
@@ -132,7 +132,7 @@ def test_a_state_after_very_many_tokens_takes_little_more_than_its_file(tmp_path
     origin = Origin(FINGERPRINT, "none", num_tokens, "named", "long")
     path = tmp_path / "long.state"
     save_full_state(path, SavedState(origin, tokens, Payload(some_state(), None)), "v7")
-    files = make_registry().files
+    files = make_states().files
     tracemalloc.start()
     try:
         loaded = files.read(path)

@@ -14,16 +14,15 @@ from states.cache.cache import StateCache
 from states.cache.config import CacheConfig, DiskConfig
 from states.cache.upkeep import make_cache
 from states.named.entry import Retention
-from states.named.registry import StateRegistry
 from tests.support.faulty_disk import Crash, Fault, FaultyDisk
-from tests.support.named_states import advance, make_registry, some_initial
+from tests.support.named_states import BlockingStates, advance, make_states, some_initial
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
 
 LEASED = Retention()
 PERSISTENT = Retention(persistent=True)
 
 Kept: TypeAlias = dict[str, str]  # name -> digest of a persistent state
-Change: TypeAlias = Callable[[StateRegistry], object]
+Change: TypeAlias = Callable[[BlockingStates], object]
 
 CHANGES: tuple[Change, ...] = (
     lambda states: states.put("a", some_initial(0), PERSISTENT, source="test"),
@@ -38,7 +37,7 @@ CHANGES: tuple[Change, ...] = (
 )
 
 
-def kept(states: StateRegistry) -> Kept:
+def kept(states: BlockingStates) -> Kept:
     return {entry.name: entry.frozen.digest for entry in states.entries() if entry.persistent}
 
 
@@ -56,7 +55,7 @@ def faulty(fault: Fault, at: int | None) -> Iterator[FaultyDisk]:
 
 def count_operations(folder: Path) -> tuple[int, list[Kept]]:
     """How many operations all changes take, and what is kept after each."""
-    states, after = make_registry(folder), [Kept()]
+    states, after = make_states(folder), [Kept()]
     with faulty(Fault.ERROR, None) as disk:
         for change in CHANGES:
             change(states)
@@ -64,7 +63,7 @@ def count_operations(folder: Path) -> tuple[int, list[Kept]]:
     return disk.operations, after
 
 
-def change_until(states: StateRegistry, error: type[BaseException]) -> int:
+def change_until(states: BlockingStates, error: type[BaseException]) -> int:
     """Make the changes until one raises `error`; return how many were made before."""
     for number, change in enumerate(CHANGES):
         try:
@@ -80,10 +79,10 @@ def test_named_states_outlast_a_crash_at_any_operation(tmp_path: Path, fault: Fa
     assert operations > 30
     for at in range(operations):
         folder = tmp_path / f"{fault.name} {at}"
-        states = make_registry(folder)
+        states = make_states(folder)
         with faulty(fault, at):
             done = change_until(states, Crash)
-        again = make_registry(folder)
+        again = make_states(folder)
         assert is_one_of(kept(again), after[done], after[done + 1]), at
         assert len(list(folder.iterdir())) == len(again.entries())
 
@@ -93,7 +92,7 @@ def test_a_change_that_can_not_be_written_is_undone_in_memory_and_on_the_disk(tm
     operations, _ = count_operations(tmp_path / "counted")
     for at in range(operations):
         folder = tmp_path / f"{fault.name} {at}"
-        states, refused = make_registry(folder), 0
+        states, refused = make_states(folder), 0
         with faulty(fault, at):
             for change in CHANGES:
                 before = kept(states)
@@ -104,7 +103,7 @@ def test_a_change_that_can_not_be_written_is_undone_in_memory_and_on_the_disk(tm
                     assert kept(states) == before
                 except (NotFoundError, InvalidRequestError):
                     pass  # it follows from a change that was refused
-        assert kept(make_registry(folder)) == kept(states), at
+        assert kept(make_states(folder)) == kept(states), at
         assert states.usage().failed_writes == refused
 
 
@@ -112,11 +111,11 @@ def test_in_a_folder_that_turns_read_only_what_was_acknowledged_stays(tmp_path: 
     operations, after = count_operations(tmp_path / "counted")
     for at in range(operations):
         folder = tmp_path / str(at)
-        states = make_registry(folder)
+        states = make_states(folder)
         with faulty(Fault.READ_ONLY, at):
             done = change_until(states, StorageError)
         assert kept(states) == after[done]
-        assert is_one_of(kept(make_registry(folder)), after[done], after[done + 1])
+        assert is_one_of(kept(make_states(folder)), after[done], after[done + 1])
 
 
 SHAPE = toy_shape()

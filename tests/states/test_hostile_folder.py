@@ -17,7 +17,7 @@ from states.cache.config import CacheConfig, DiskConfig
 from states.cache.upkeep import make_cache
 from states.files.full import file_parts
 from states.named.entry import Retention
-from tests.support.named_states import make_registry, some_initial
+from tests.support.named_states import make_states, some_initial
 from tests.support.toy_states import ToyDevice, keep, look_up, toy_shape
 
 
@@ -60,12 +60,12 @@ HOSTILE: list[Make] = [
 
 @pytest.mark.parametrize("make", HOSTILE)
 def test_a_folder_of_named_states(tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Make) -> None:
-    make_registry(tmp_path).put("kept", some_initial(), Retention(persistent=True), source="test")
+    make_states(tmp_path).put("kept", some_initial(), Retention(persistent=True), source="test")
     hostile = tmp_path / f"{uuid.uuid4()}.state"
     make(hostile)
     make(tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial")
     with caplog.at_level(logging.WARNING):
-        again = make_registry(tmp_path)
+        again = make_states(tmp_path)
     assert [entry.name for entry in again.entries()] == ["kept"]
     assert f"a persistent state is skipped: {hostile.name}" in caplog.text
 
@@ -74,7 +74,7 @@ def test_a_folder_of_named_states(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_a_file_that_the_operator_names(tmp_path: Path, make: Make) -> None:
     make(tmp_path / "poet.st")
     with pytest.raises(RnnEngineError, match=r"poet\.st"):
-        make_registry().add_file(tmp_path / "poet.st")
+        make_states().add_file(tmp_path / "poet.st")
 
 
 @pytest.mark.parametrize("make", HOSTILE)

@@ -8,23 +8,22 @@ import pytest
 
 from rnn_engine.errors import NotFoundError, OverloadedError
 from states.named.entry import DEFAULT_TTL, Retention
-from states.named.registry import StateRegistry
-from tests.support.named_states import Clock, make_registry, some_initial
+from tests.support.named_states import BlockingStates, Clock, make_states, some_initial
 
 SIZE = some_initial().num_bytes
 
 
-def put(states: StateRegistry, name: str, owner: str | None = None, ttl: float | None = None) -> None:
+def put(states: BlockingStates, name: str, owner: str | None = None, ttl: float | None = None) -> None:
     states.put(name, some_initial(len(states.entries())), Retention(owner=owner, ttl=ttl), source="test")
 
 
-def names(states: StateRegistry) -> str:
+def names(states: BlockingStates) -> str:
     return " ".join(entry.name for entry in states.entries())
 
 
 def test_what_is_not_used_is_gone_after_its_time_and_says_so() -> None:
     clock = Clock()
-    states = make_registry(clock=clock)
+    states = make_states(clock=clock)
     put(states, "a", ttl=10)
     clock.now = 9.9
     assert names(states) == "a"
@@ -40,7 +39,7 @@ def test_what_is_not_used_is_gone_after_its_time_and_says_so() -> None:
 
 def test_every_use_renews_all_that_the_owner_has() -> None:
     clock = Clock()
-    states = make_registry(clock=clock)
+    states = make_states(clock=clock)
     put(states, "a", "bob", ttl=10)
     put(states, "b", "bob")
     put(states, "c", "ann", ttl=10)
@@ -58,13 +57,13 @@ def test_every_use_renews_all_that_the_owner_has() -> None:
 
 
 def test_a_lease_has_a_time_unless_told() -> None:
-    states = make_registry(clock=Clock())
+    states = make_states(clock=Clock())
     put(states, "a")
     assert states.seconds_left(states.get("a")) == DEFAULT_TTL
 
 
 def test_the_newest_leases_give_way_with_all_they_have() -> None:
-    states = make_registry(capacity=4 * SIZE)
+    states = make_states(capacity=4 * SIZE)
     for name, owner in (("a", "old"), ("b", "middle"), ("c", "new"), ("d", "new")):
         put(states, name, owner)
     put(states, "e", "middle")
@@ -79,7 +78,7 @@ def test_the_newest_leases_give_way_with_all_they_have() -> None:
 
 def test_one_for_whom_nobody_gives_way_is_refused_and_nothing_is_lost() -> None:
     clock = Clock()
-    states = make_registry(capacity=3 * SIZE, clock=clock)
+    states = make_states(capacity=3 * SIZE, clock=clock)
     for name, owner in (("a", "old"), ("b", "middle"), ("c", "new")):
         put(states, name, owner, ttl=60)
     clock.now = 20.0
@@ -96,7 +95,7 @@ def test_one_for_whom_nobody_gives_way_is_refused_and_nothing_is_lost() -> None:
 
 
 def test_a_lease_that_gave_way_begins_again_as_the_newest() -> None:
-    states = make_registry(capacity=2 * SIZE)
+    states = make_states(capacity=2 * SIZE)
     put(states, "a", "first")
     put(states, "b", "second")
     put(states, "c", "first")
@@ -109,7 +108,7 @@ def test_a_lease_that_gave_way_begins_again_as_the_newest() -> None:
 
 
 def test_persistent_states_do_not_give_way_and_come_as_newcomers(tmp_path: Path) -> None:
-    states = make_registry(tmp_path, capacity=2 * SIZE)
+    states = make_states(tmp_path, capacity=2 * SIZE)
     put(states, "leased", "bob")
     states.put("kept", some_initial(1), Retention(persistent=True), source="test")
     with pytest.raises(OverloadedError):
@@ -121,7 +120,7 @@ def test_persistent_states_do_not_give_way_and_come_as_newcomers(tmp_path: Path)
 
 
 def test_an_owner_who_has_nothing_left_begins_again_as_the_newest() -> None:
-    states = make_registry(capacity=2 * SIZE)
+    states = make_states(capacity=2 * SIZE)
     put(states, "a", "first", ttl=5)
     put(states, "b", "second")
     states.delete("a")
@@ -132,7 +131,7 @@ def test_an_owner_who_has_nothing_left_begins_again_as_the_newest() -> None:
 
 
 def test_the_number_of_names_is_bound_too() -> None:
-    states = make_registry(max_names=3)
+    states = make_states(max_names=3)
     put(states, "a")
     with pytest.raises(OverloadedError, match="states: no room for 3 more: there are 1 of the 3 allowed"):
         states.fork("a", ["b", "c", "d"], Retention())
@@ -143,7 +142,7 @@ def test_the_number_of_names_is_bound_too() -> None:
 
 
 def test_what_is_shared_is_freed_when_the_last_name_goes() -> None:
-    states = make_registry(capacity=2 * SIZE)
+    states = make_states(capacity=2 * SIZE)
     put(states, "a", "first")
     put(states, "b", "second")
     states.fork("b", ["b2"], Retention(owner="third"))

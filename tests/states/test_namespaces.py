@@ -8,11 +8,11 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, OverloadedError
 from states.named.entry import Quota, Retention
-from tests.support.named_states import STATE_BYTES, advance, make_registry, some_initial
+from tests.support.named_states import STATE_BYTES, advance, make_states, some_initial
 
 
 def test_leases_of_another_namespace_do_not_give_way() -> None:
-    states = make_registry(capacity=2 * STATE_BYTES, quota=Quota(num_bytes=3 * STATE_BYTES))
+    states = make_states(capacity=2 * STATE_BYTES, quota=Quota(num_bytes=3 * STATE_BYTES))
     states.put("ann/a", some_initial(1), Retention(), source="test")
     states.put("bob/b", some_initial(2), Retention(), source="test")
     with pytest.raises(OverloadedError):
@@ -25,7 +25,7 @@ def test_leases_of_another_namespace_do_not_give_way() -> None:
 
 
 def test_a_namespace_is_told_of_its_own_names_and_shared_ones() -> None:
-    states = make_registry()
+    states = make_states()
     for name in ("shared", "ann/a", "bob/b"):
         states.put(name, some_initial(), Retention(), source="test")
     states.delete("ann/a")
@@ -36,7 +36,7 @@ def test_a_namespace_is_told_of_its_own_names_and_shared_ones() -> None:
 
 class TestQuotas:
     def test_a_namespace_has_so_many_bytes(self) -> None:
-        states = make_registry(quota=Quota(num_bytes=2 * STATE_BYTES))
+        states = make_states(quota=Quota(num_bytes=2 * STATE_BYTES))
         states.put("ann/a", some_initial(1), Retention(), source="test")
         states.fork("ann/a", ["ann/copy"], Retention())  # shares the arrays
         states.put("ann/b", some_initial(2), Retention(), source="test")
@@ -57,7 +57,7 @@ class TestQuotas:
         assert states.room_of("ann")[0] == 2 * STATE_BYTES
 
     def test_a_namespace_has_so_many_names(self) -> None:
-        states = make_registry(quota=Quota(names=2))
+        states = make_states(quota=Quota(names=2))
         states.put("ann/a", some_initial(), Retention(), source="test")
         refused = "no room for 2 more names of 'ann': it has 1 of the 2 that a key may have"
         with pytest.raises(OverloadedError, match=refused):
@@ -72,7 +72,7 @@ class TestQuotas:
         states.put("ann/d", some_initial(), Retention(), source="test")
 
     def test_a_lease_in_a_namespace_lasts_so_long(self) -> None:
-        states = make_registry(quota=Quota(ttl=5000.0))
+        states = make_states(quota=Quota(ttl=5000.0))
         for name, ttl in (("ann/a", 5000.0), ("b", 6000.0), ("ann/c", None)):
             states.put(name, some_initial(), Retention(ttl=ttl), source="test")
         with pytest.raises(InvalidRequestError, match=r"ttl: 6000.0 is not allowed; expected at most 5000 seconds"):
@@ -81,10 +81,10 @@ class TestQuotas:
             states.move("ann/a", "ann/a", Retention(ttl=6000.0))
 
     def test_what_was_saved_is_loaded_even_where_it_is_too_much_now(self, tmp_path: Path) -> None:
-        states = make_registry(tmp_path)
+        states = make_states(tmp_path)
         for number in range(3):
             states.put(f"ann/{number}", some_initial(number), Retention(persistent=True), source="test")
-        again = make_registry(tmp_path, quota=Quota(num_bytes=1, names=1))
+        again = make_states(tmp_path, quota=Quota(num_bytes=1, names=1))
         assert {entry.name for entry in again.entries()} == {"ann/0", "ann/1", "ann/2"}
         with pytest.raises(OverloadedError):
             again.put("ann/3", some_initial(3), Retention(), source="test")

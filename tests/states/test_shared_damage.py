@@ -15,7 +15,7 @@ from states.named.entry import Quota, Retention
 from states.shared.client import StoreClient, StoreUrl
 from states.shared.config import ObjectsConfig
 from states.shared.state_store import SharedStateStore
-from tests.support.named_states import FINGERPRINT, make_registry, some_initial
+from tests.support.named_states import FINGERPRINT, make_states, some_initial
 from tests.support.shared_caches import SharingServer, serving
 from tests.support.store_server import StoreServer
 from tests.support.toy_states import same
@@ -130,7 +130,12 @@ def client(store: StoreServer) -> Iterator[StoreClient]:
 
 def named_states(client: StoreClient) -> SharedStateStore:
     return SharedStateStore(
-        make_registry(model=FINGERPRINT), client, FINGERPRINT, capacity=1 << 20, quota=Quota(), forget=lambda _: None
+        make_states(model=FINGERPRINT).store,
+        client,
+        FINGERPRINT,
+        capacity=1 << 20,
+        quota=Quota(),
+        forget=lambda _: None,
     )
 
 

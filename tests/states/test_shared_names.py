@@ -22,10 +22,10 @@ from rnn_engine.errors import (
 from states.files.reading import LoadedState
 from states.frozen import FrozenState
 from states.named.entry import NamedState, Quota, Retention
-from states.named.store import LocalStateStore, StateStore
+from states.named.store import StateStore
 from states.shared.client import StoreClient, StoreOutcome, StoreUrl
 from states.shared.state_store import SharedStateStore
-from tests.support.named_states import FINGERPRINT, Clock, make_registry, some_initial, some_state
+from tests.support.named_states import FINGERPRINT, Clock, make_states, some_initial, some_state
 from tests.support.store_server import SlowProxy, StoreServer
 from tests.support.toy_states import same
 
@@ -60,13 +60,13 @@ class Fleet:
         quota: Quota | None = None,
     ) -> SharedStateStore:
         """A server, which brings a state called `own` where that is given."""
-        registry = make_registry(model=model)
+        own_states = make_states(model=model)
         if own is not None:
-            registry.add(LoadedState("full", some_state(9)), own, "file")
+            own_states.add(LoadedState("full", some_state(9)), own, "file")
         client = StoreClient(StoreUrl.parse(url or self._url), timeout)
         self._clients.append(client)
         return SharedStateStore(
-            registry, client, model, capacity=capacity, quota=quota or Quota(), forget=self.forgotten.append
+            own_states.store, client, model, capacity=capacity, quota=quota or Quota(), forget=self.forgotten.append
         )
 
     def close(self) -> None:
@@ -444,7 +444,7 @@ async def test_random_calls_at_several_servers_end_as_at_one(fleet: Fleet, store
     chance = random.Random(seed)
     clock = Clock()
     capacity = 3 * SIZE
-    plain: StateStore = LocalStateStore(make_registry(capacity=capacity, clock=clock))
+    plain: StateStore = make_states(capacity=capacity, clock=clock).store
     servers = [fleet.server(capacity=capacity) for _ in range(3)]
     values: list[FrozenState] = [some_initial(number) for number in range(4)]
     for _ in range(150):

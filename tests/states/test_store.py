@@ -11,8 +11,8 @@ import pytest
 from rnn_engine.errors import NotFoundError
 from states.files.exchange import StateFiles
 from states.named.entry import Retention
-from states.named.store import LocalStateStore, StateStore
-from tests.support.named_states import Clock, make_registry, some_initial
+from states.named.store import StateStore
+from tests.support.named_states import Clock, make_states, some_initial
 
 KEPT = Retention()
 
@@ -22,7 +22,7 @@ async def put(store: StateStore, name: str, seed: int = 0, retention: Retention 
 
 
 async def test_a_change_by_another_is_found_by_its_version() -> None:
-    store: StateStore = LocalStateStore(make_registry())
+    store: StateStore = make_states().store
     await put(store, "a")
     mine, other = await store.get("a"), await store.get("a")
     assert mine == other
@@ -36,7 +36,7 @@ async def test_a_change_by_another_is_found_by_its_version() -> None:
 
 
 async def test_every_change_of_a_name_has_a_version_of_its_own() -> None:
-    store: StateStore = LocalStateStore(make_registry())
+    store: StateStore = make_states().store
     versions = []
     for name in ("b", "c"):
         await put(store, "a")
@@ -51,7 +51,7 @@ async def test_every_change_of_a_name_has_a_version_of_its_own() -> None:
 
 async def test_what_is_given_out_says_how_long_it_stays(tmp_path: Path) -> None:
     clock = Clock()
-    store: StateStore = LocalStateStore(make_registry(tmp_path, clock=clock))
+    store: StateStore = make_states(tmp_path, clock=clock).store
     await put(store, "a", 0, Retention(ttl=10))
     await put(store, "kept", 1, Retention(persistent=True))
     clock.now = 4.0
@@ -60,7 +60,7 @@ async def test_what_is_given_out_says_how_long_it_stays(tmp_path: Path) -> None:
 
 
 async def test_a_slow_disk_holds_up_no_other_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store: StateStore = LocalStateStore(make_registry(tmp_path))
+    store: StateStore = make_states(tmp_path).store
     entered, let_go, threads = threading.Event(), threading.Event(), set[int]()
     save = StateFiles.save
 
@@ -83,7 +83,7 @@ async def test_a_slow_disk_holds_up_no_other_call(tmp_path: Path, monkeypatch: p
 
 
 async def test_those_who_change_a_state_take_turns() -> None:
-    store: StateStore = LocalStateStore(make_registry())
+    store: StateStore = make_states().store
     await put(store, "a")
     key = (await store.get("a")).id
     order = []

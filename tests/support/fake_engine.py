@@ -40,11 +40,10 @@ from states.cache.cache import StateCache
 from states.cache.checkpoint import position_missing
 from states.cache.config import CacheStats
 from states.files.exchange import StateFiles
-from states.named.registry import StateRegistry
-from states.named.store import LocalStateStore, StateStore
+from states.named.store import StateStore
 from states.tokens import unpack
 from tests.support.models import tiny_shape
-from tests.support.named_states import make_registry
+from tests.support.named_states import BlockingStates, make_states
 
 VOCAB_SIZE = 257
 RANDOM_SEED = 4321
@@ -81,7 +80,7 @@ class FakeEngine:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     held: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)  # set when a request is abandoned
-    registry: StateRegistry = field(default_factory=lambda: make_registry(shape=tiny_shape(vocab=VOCAB_SIZE)))
+    named: BlockingStates = field(default_factory=lambda: make_states(shape=tiny_shape(vocab=VOCAB_SIZE)))
     requests: list[GenerateRequest] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)  # roots of states that have no name any more
     slots_held: Sequence[SlotUse] = ()  # as it tells of them
@@ -100,11 +99,11 @@ class FakeEngine:
     prefill_seconds: float = 0.5
 
     def __post_init__(self) -> None:
-        self.states: StateStore = LocalStateStore(self.registry)
+        self.states: StateStore = self.named.store
 
     @property
     def state_files(self) -> StateFiles:
-        return self.registry.files
+        return self.named.files
 
     @property
     def info(self) -> EngineInfo:

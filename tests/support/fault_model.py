@@ -32,7 +32,7 @@ from tests.support.clients import Heard, assert_heard, run_alone
 from tests.support.fake_runner import FakeRunner, Tokens, table_logits
 from tests.support.fault_runner import Fault, FaultRunner, Faults
 from tests.support.models import tiny_shape
-from tests.support.named_states import make_registry
+from tests.support.named_states import BlockingStates, make_states
 from tests.support.scheduler_model import TOKEN_BYTES, VOCAB_SIZE, random_request
 
 NUM_SLOTS = 3
@@ -83,7 +83,8 @@ class FaultModel:
         )
         self._delivered: list[Delivery] = []  # by the worker, and not looked at yet
         self.worker = Worker(self.scheduler, self._delivered.extend, lambda: None, self.parts.reopen)
-        self.parts.states.on_forgotten(self._drop_root)
+        self.named = BlockingStates(self.parts.own_states)
+        self.named.on_forgotten(self._drop_root)
 
     @property
     def open(self) -> list[int]:
@@ -95,7 +96,7 @@ class FaultModel:
         self.operations["send"] += 1
         before = () if name is None else self._names.get(name, ())
         if before and name is not None:
-            request = replace(request, initial_state=self.parts.states.get(name).frozen.for_request)
+            request = replace(request, initial_state=self.named.get(name).frozen.for_request)
         elif not request.prompt:
             request = replace(request, prompt=[1])
         key, self._num_sent = self._num_sent, self._num_sent + 1
@@ -126,7 +127,7 @@ class FaultModel:
         """Delete a name."""
         self.operations["remove"] += 1
         if self._names.pop(name, None) is not None:
-            self.parts.states.delete(name)
+            self.named.delete(name)
 
     def jump(self, seconds: float) -> None:
         """The clock goes on by `seconds` at once."""
@@ -157,9 +158,9 @@ class FaultModel:
         records = self.cache.checkpoints()
         assert sum(record.locks for record in records) <= scheduler.num_waiting  # those whose states are being read
         check_books(records, self.cache.stats())
-        assert {entry.name for entry in self.parts.states.entries()} == set(self._names)
+        assert {entry.name for entry in self.named.entries()} == set(self._names)
         for name, tokens in self._names.items():
-            assert self._fake.tokens_of(self.parts.states.get(name).frozen.state) == tokens
+            assert self._fake.tokens_of(self.named.get(name).frozen.state) == tokens
 
     def end(self) -> None:
         """Let no more faults strike and serve all that are left; nothing may be held then, and every slot serves."""
@@ -238,7 +239,7 @@ class FaultModel:
         tokens = (*before, *finished.end.tokens)
         assert self._fake.tokens_of(finished.end.state) == tokens
         frozen: FrozenState = freeze_state(finished.end.state, self._fake.shape, "end", logits=finished.end.logits)
-        states = self.parts.states
+        states = self.named
         if name in self._names:
             states.compare_and_set(states.get(name), frozen, source="end")
         else:
@@ -264,7 +265,7 @@ class FaultModel:
             device="none",
             weights="f32",
             num_slots=NUM_SLOTS,
-            states=make_registry(shape=shape),
+            own_states=make_states(shape=shape).store,
             cache=cache,
             load_runner=lambda _: self._reopen(),
         )

@@ -128,7 +128,7 @@ async def local_fleet(engines: Mapping[str, ReplicaEngine], max_queued: int = 64
     links, first = LocalLinks(engines), next(iter(engines.values()))
     front = front_of(first)
     if isinstance(first, FakeEngine):
-        front = replace(front, on_forgotten=first.registry.on_forgotten)
+        front = replace(front, on_forgotten=first.named.on_forgotten)
     return await RemoteEngine.open(links, front, max_queued=max_queued), links
 
 

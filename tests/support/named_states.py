@@ -1,19 +1,27 @@
-"""A registry of small states for tests: whose clock stands still until it is told, and whose states are random."""
+"""Named states for tests: small and random, with a clock that stands still, and calls that wait for their result."""
 
 from __future__ import annotations
 
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from rnn_engine.errors import NotFoundError
 from rnn_engine.types import F32, ModelShape, State
 from states.files.exchange import StateFiles
 from states.files.full import write_file
-from states.files.reading import LAYOUT_KEY, Layout, tuned_from_state
+from states.files.reading import LAYOUT_KEY, Layout, LoadedState, StateForm, tuned_from_state
 from states.frozen import FrozenState, freeze_state
-from states.named.entry import NamedState, Quota, Retention
-from states.named.registry import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, SavedStates, StateRegistry
+from states.named.entry import NamedState, OwnerLease, Quota, Retention
+from states.named.persistence import SavedStates
+from states.named.store import DEFAULT_CAPACITY, DEFAULT_MAX_NAMES, LocalStateStore
+from states.named.table import StateUsage
 from tests.support.models import tiny_shape
 
 SHAPE = tiny_shape(layers=2, width=8, head_size=4, ffn=8, vocab=10)
@@ -49,12 +57,100 @@ def some_initial(seed: int = 0) -> FrozenState:
     return freeze_state(some_state(seed), SHAPE, "test", num_tokens=3, last_tokens=(1, 2, 3))
 
 
-def advance(states: StateRegistry, old: NamedState, frozen: FrozenState, source: str = "advance") -> NamedState:
+class BlockingStates:
+    """A `LocalStateStore` whose calls wait for their result, on any thread, also beside an event loop that runs."""
+
+    def __init__(self, store: LocalStateStore) -> None:
+        self.store = store
+        self.files = store.files
+
+    @property
+    def default(self) -> NamedState | None:
+        return _wait_for(self.store.default())
+
+    def entries(self, namespace: str | None = None) -> tuple[NamedState, ...]:
+        with self.store.locked() as table:
+            return table.entries(namespace)
+
+    def room_of(self, namespace: str) -> tuple[int, int]:
+        with self.store.locked() as table:
+            listing = table.listing(namespace)
+        return listing.num_bytes, listing.capacity
+
+    def usage(self) -> StateUsage:
+        return self.store.usage()
+
+    def seconds_left(self, entry: NamedState) -> float | None:
+        with self.store.locked() as table:
+            return table.shown(entry).expires_in
+
+    def on_forgotten(self, forget: Callable[[str], None]) -> None:
+        self.store.on_forgotten(forget)
+
+    def add(self, loaded: LoadedState, name: str, source: str) -> NamedState:
+        return self.store.add(loaded, name, source)
+
+    def add_file(self, path: Path, name: str | None = None, key: uuid.UUID | None = None) -> NamedState:
+        return self.store.add_file(path, name, key)
+
+    def set_default(self, name: str | None) -> None:
+        self.store.set_default(name)
+
+    def get(self, name_or_id: str) -> NamedState:
+        return _wait_for(self.store.get(name_or_id))
+
+    def find(self, name_or_id: str) -> NamedState | None:
+        return _wait_for(self.store.find(name_or_id))
+
+    def missing(self, name_or_id: str, namespace: str) -> NotFoundError:
+        return _wait_for(self.store.missing(name_or_id, namespace))
+
+    def check_place(self, name: str, retention: Retention, num_bytes: int) -> None:
+        _wait_for(self.store.check_place(name, retention, num_bytes))
+
+    def put(
+        self,
+        name: str,
+        frozen: FrozenState,
+        retention: Retention,
+        *,
+        source: str,
+        form: StateForm = "full",
+        key: uuid.UUID | None = None,
+    ) -> NamedState:
+        return _wait_for(self.store.put(name, frozen, retention, source=source, form=form, key=key))
+
+    def compare_and_set(self, old: NamedState, frozen: FrozenState, *, source: str) -> NamedState:
+        return _wait_for(self.store.compare_and_set(old, frozen, source=source))
+
+    def fork(self, name_or_id: str, names: Sequence[str], retention: Retention) -> tuple[NamedState, ...]:
+        return _wait_for(self.store.fork(name_or_id, names, retention))
+
+    def move(self, name_or_id: str, name: str, retention: Retention) -> NamedState:
+        return _wait_for(self.store.move(name_or_id, name, retention))
+
+    def delete(self, name_or_id: str) -> NamedState:
+        return _wait_for(self.store.delete(name_or_id))
+
+    def end_lease(self, owner: str) -> OwnerLease:
+        return _wait_for(self.store.end_lease(owner))
+
+
+T = TypeVar("T")
+
+
+def _wait_for(call: Coroutine[Any, Any, T]) -> T:
+    """Run a call to its end, in an event loop on another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, call).result()
+
+
+def advance(states: BlockingStates, old: NamedState, frozen: FrozenState, source: str = "advance") -> NamedState:
     """Replace the values of a state that nobody has changed meanwhile."""
     return states.compare_and_set(old, frozen, source=source)
 
 
-def make_registry(
+def make_states(
     folder: Path | None = None,
     *,
     shape: ModelShape = SHAPE,
@@ -63,20 +159,20 @@ def make_registry(
     clock: Clock | None = None,
     model: str = FINGERPRINT,
     quota: Quota | None = None,
-) -> StateRegistry:
-    """A registry that keeps persistent states in `folder`, with those that are there already."""
+) -> BlockingStates:
+    """Return states whose store keeps persistent states in `folder`, with those that are there already."""
     files = StateFiles(shape, model, folder)
     saved = None if folder is None else SavedStates(files, folder)
-    registry = StateRegistry(
+    store = LocalStateStore(
         files, capacity=capacity, max_names=max_names, saved=saved, clock=clock or Clock(), quota=quota or Quota()
     )
-    registry.load_saved()
-    return registry
+    store.load_saved()
+    return BlockingStates(store)
 
 
-def put(states: StateRegistry, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:
+def put(states: BlockingStates, name: str, seed: int = 0, keeping: Retention = KEPT) -> NamedState:
     return states.put(name, some_initial(seed), keeping, source="test")
 
 
-def names(states: StateRegistry) -> list[str]:
+def names(states: BlockingStates) -> list[str]:
     return [entry.name for entry in states.entries()]

@@ -31,7 +31,7 @@ from tests.support.gguf import save_gguf
 from tests.support.hf import save_hf
 from tests.support.loras import draw_pair, save_ai00, save_peft
 from tests.support.models import TensorModel, random_model, save_safetensors, tiny_shape
-from tests.support.named_states import FINGERPRINT, SHAPE, make_registry, save_tuned_state, some_initial, some_state
+from tests.support.named_states import FINGERPRINT, SHAPE, make_states, save_tuned_state, some_initial, some_state
 from tests.support.older_models import tiny_v6
 from tests.support.pth import save_pth
 from tests.support.toy_states import ToyDevice, keep, look_up, same, toy_shape, toy_state
@@ -77,7 +77,7 @@ def _write_prefab(path: Path) -> None:
 
 
 def _read_state(path: Path) -> None:
-    files = make_registry().files
+    files = make_states().files
     files.freeze(files.read(path), "file")
 
 
@@ -149,13 +149,13 @@ def _read_keys(path: Path) -> None:
 
 
 def _write_persistent(path: Path) -> None:
-    make_registry().files.save(path, "name", some_initial())
+    make_states().files.save(path, "name", some_initial())
 
 
 def _read_persistent(path: Path) -> None:
     """A start skips a damaged file of the folder of states; what it takes is what was written."""
     folder = _alone_in_a_folder(path, f"{uuid.UUID(int=7)}.state")
-    found: list[FrozenState] = [entry.frozen for entry in make_registry(folder).entries()]
+    found: list[FrozenState] = [entry.frozen for entry in make_states(folder).entries()]
     assert all(frozen.digest == some_initial().digest for frozen in found), "another state"
 
 

@@ -16,7 +16,7 @@ from server.core.kept import KeptUsage
 from server.telemetry.metrics import EngineReadings, Readings, ServerCollector
 from server.telemetry.records import CLIENT_LEFT, HttpCounters, RequestRecord
 from states.cache.config import CacheStats, TierStats
-from states.named.registry import RegistryUsage
+from states.named.table import StateUsage
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN = "<!-- The rest is made from the code by `python -m tools.metrics`; a test holds the two together. -->\n"
@@ -70,7 +70,7 @@ def _readings() -> Readings:
     folders = dict.fromkeys(("cache", "states"), DOCUMENT.parent)
     info = EngineInfo("model", shape, "device", "f16", 1, 1, "world", created=0, device_bytes=1, folders=folders)
     cache = CacheStats((TierStats("host", 0),))
-    states = RegistryUsage(0, 0, 0, 0, 0)
+    states = StateUsage(0, 0, 0, 0, 0)
     stats, counters = EngineStats(0, 0), EngineCounters()
     engine = EngineReadings(info, Health(), stats, counters, cache, states)
     kept = dict.fromkeys(("responses", "conversations", "slot_prompts"), KeptUsage(0, 0, 0))

@@ -34,7 +34,7 @@ from server.core.routing import MODEL_QUERY, Route
 from server.core.schema import INTEGERS, RefusedError, RequestBody, Usage
 from server.core.settings import SETTINGS, Limits
 from states.named.entry import NamedState
-from states.named.store import StateListing
+from states.named.table import StateListing
 
 Priority: TypeAlias = Annotated[
     int,

@@ -29,7 +29,7 @@ from server.core.streams import send_repeatedly
 from server.models.registry import MODELS, ModelStatus, ServedModel
 from server.telemetry.metrics import METRICS
 from states.cache.config import CacheStats
-from states.named.registry import RegistryUsage
+from states.named.table import StateUsage
 
 SlotPhase: TypeAlias = Literal["prompt", "decode", "paused"]
 
@@ -217,7 +217,7 @@ def _steps(counters: EngineCounters) -> StepCounts:
     }
 
 
-def _memory(info: EngineInfo, cache: CacheStats | None, states: RegistryUsage) -> Iterator[MemoryPart]:
+def _memory(info: EngineInfo, cache: CacheStats | None, states: StateUsage) -> Iterator[MemoryPart]:
     """Yield the parts of memory. Slots and the cache's part of the device are set aside when the model is loaded."""
     tiers = () if cache is None else cache.tiers
     if info.device_bytes is not None:

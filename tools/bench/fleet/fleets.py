@@ -15,8 +15,7 @@ from rnn_engine.engine import Engine
 from rnn_engine.fleet.remote import Front, RemoteEngine
 from rnn_engine.fleet.routing import Candidate, PrefixRouter
 from rnn_engine.fleet.settings import ReplicaPlace
-from rnn_engine.loading.settings import make_registry
-from states.named.store import LocalStateStore
+from rnn_engine.loading.settings import make_state_store
 from tools.bench.fleet import asking
 from tools.bench.fleet.asking import Answered, Question
 from tools.bench.host.modes import WordTokenizer
@@ -70,8 +69,8 @@ async def _load_replica(hardware: Hardware, _place: ReplicaPlace) -> Engine:
 
 def _make_front() -> Front:
     """Return what the server's process has of a fleet of such engines."""
-    registry = make_registry(SHAPE, MODEL)
-    return Front(WordTokenizer(SHAPE.vocab_size), WorldTemplate(), LocalStateStore(registry), registry.files)
+    states = make_state_store(SHAPE, MODEL)
+    return Front(WordTokenizer(SHAPE.vocab_size), WorldTemplate(), states, states.files)
 
 
 async def ask(port: int, chains: Sequence[Sequence[Question]], seconds: float = float("inf")) -> list[Answered]:

@@ -11,11 +11,10 @@ import pytest
 
 from rnn_engine.errors import InvalidRequestError, NotFoundError
 from states.named.entry import Retention
-from states.named.registry import StateRegistry
-from tests.support.named_states import advance, make_registry, some_initial
+from tests.support.named_states import BlockingStates, advance, make_states, some_initial
 
 
-def change(states: StateRegistry, chance: random.Random) -> None:
+def change(states: BlockingStates, chance: random.Random) -> None:
     """One random change; it may turn out to be impossible."""
     name, other = chance.choice("abcd"), chance.choice("abcd")
     keeping = Retention(persistent=chance.random() < 0.5)
@@ -33,9 +32,9 @@ def change(states: StateRegistry, chance: random.Random) -> None:
                 advance(states, states.get(name), some_initial(chance.randrange(4)))
 
 
-def check(states: StateRegistry, folder: Path) -> StateRegistry:
-    """The registry of the next start, which has what stays and whose folder has nothing else."""
-    again = make_registry(folder)
+def check(states: BlockingStates, folder: Path) -> BlockingStates:
+    """Return the states of the next start, which are those that stay and whose folder has nothing else."""
+    again = make_states(folder)
     kept = {(entry.name, entry.id, entry.frozen.digest) for entry in states.entries() if entry.persistent}
     assert {(entry.name, entry.id, entry.frozen.digest) for entry in again.entries()} == kept
     assert len(list(folder.iterdir())) == len(kept)
@@ -44,7 +43,7 @@ def check(states: StateRegistry, folder: Path) -> StateRegistry:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_restart_finds_what_there_was(tmp_path: Path, seed: int) -> None:
-    chance, states = random.Random(seed), make_registry(tmp_path)
+    chance, states = random.Random(seed), make_states(tmp_path)
     for _ in range(8):
         for _ in range(8):
             change(states, chance)
@@ -52,7 +51,7 @@ def test_a_restart_finds_what_there_was(tmp_path: Path, seed: int) -> None:
 
 
 def test_changes_from_many_threads_leave_on_the_disk_what_is_in_memory(tmp_path: Path) -> None:
-    states = make_registry(tmp_path)
+    states = make_states(tmp_path)
 
     def work(seed: int) -> None:
         chance = random.Random(seed)

@@ -14,15 +14,15 @@ from states.files.prefab import Prefab, encode_prefab
 from states.files.reading import LoadedState
 from states.frozen import NO_INITIAL_STATE, freeze_state
 from states.named.entry import Retention
-from states.named.registry import StateRegistry
 from tests.support.models import TensorModel
 from tests.support.named_states import (
     KEPT,
     PERSISTENT,
     SHAPE,
     STATE_BYTES,
+    BlockingStates,
     advance,
-    make_registry,
+    make_states,
     names,
     put,
     save_tuned_state,
@@ -35,30 +35,30 @@ from tests.support.toy_states import same
 
 def test_a_file_is_added_listed_and_found_and_its_copy_removed(tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
-    states = make_registry()
+    states = make_states()
     added = states.add_file(tmp_path / "poet.st")
     assert (added.name, added.form, added.source, added.persistent) == ("poet", "tuned", "poet.st", True)
     assert (added.frozen.has_shifts, added.frozen.num_tokens) == (False, 0)
     assert states.entries() == (added,)
-    assert states.get("poet") is states.get(str(added.id)) is states.get(str(added.id).upper()) is added
+    assert states.get("poet") == states.get(str(added.id))  == states.get(str(added.id).upper())  == added
     assert states.usage().num_bytes == STATE_BYTES
     [copied] = states.fork("poet", ["copy"], KEPT)
-    assert states.delete("copy") is copied
+    assert states.delete("copy") == copied
     assert (states.entries(), states.usage().num_bytes) == ((added,), STATE_BYTES)
     assert np.array_equal(copied.frozen.state["wkv"], some_state()["wkv"])  # those who hold it go on
 
 
 def test_a_file_has_the_id_that_the_operator_gives_it(tmp_path: Path) -> None:
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
-    states, key = make_registry(), uuid.UUID(int=7)
-    assert states.add_file(tmp_path / "poet.st", "a", key) is states.get(str(key))
+    states, key = make_states(), uuid.UUID(int=7)
+    assert states.add_file(tmp_path / "poet.st", "a", key) == states.get(str(key))
     with pytest.raises(InvalidRequestError, match=r"state id: .* expected an id that no other state has"):
         states.add_file(tmp_path / "poet.st", "b", key)
     assert names(states) == ["a"]
 
 
 def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
-    states = make_registry()
+    states = make_states()
     with pytest.raises(NotFoundError, match="'poet' does not exist; there are: none"):
         states.get("poet")
     put(states, "b")
@@ -72,7 +72,7 @@ def test_an_unknown_name_is_an_error_that_tells_the_known_ones() -> None:
 
 
 def test_a_long_list_of_names_is_cut_short() -> None:
-    states = make_registry()
+    states = make_states()
     states.fork(put(states, "n").name, [f"n{number:02}" for number in range(30)], KEPT)
     with pytest.raises(NotFoundError, match=r"n18 and 11 more$"):
         states.get("poet")
@@ -80,7 +80,7 @@ def test_a_long_list_of_names_is_cut_short() -> None:
 
 @pytest.mark.parametrize("name", ["", NO_INITIAL_STATE, "a/", "/a", "a/b/c", "a\\b", "..", " a", "\0", "x" * 129])
 def test_what_can_be_no_name_is_refused(name: str) -> None:
-    states = make_registry()
+    states = make_states()
     with pytest.raises(InvalidRequestError, match=r"name: .* expected 1 to 128 printable characters"):
         put(states, name)
     with pytest.raises(InvalidRequestError, match="owner"):
@@ -89,7 +89,7 @@ def test_what_can_be_no_name_is_refused(name: str) -> None:
 
 
 def test_a_name_that_is_taken_is_refused_and_nothing_changes() -> None:
-    states = make_registry()
+    states = make_states()
     first = put(states, "a")
     for change in (
         lambda: put(states, "a", seed=1),
@@ -103,24 +103,24 @@ def test_a_name_that_is_taken_is_refused_and_nothing_changes() -> None:
 
 @pytest.mark.parametrize("wanted", [[], ["b", "b"]])
 def test_forks_have_names_that_differ(wanted: list[str]) -> None:
-    states = make_registry()
+    states = make_states()
     put(states, "a")
     with pytest.raises(InvalidRequestError, match=r"names: .* expected one or more names, all different"):
         states.fork("a", wanted, KEPT)
 
 
 def test_ids_are_the_files_own_where_they_are_free() -> None:
-    states, key = make_registry(), uuid.UUID(int=9)
+    states, key = make_states(), uuid.UUID(int=9)
     first = states.add(LoadedState("prefab", some_state(), id=key), "a", "test")
     second = states.add(LoadedState("prefab", some_state(1), id=key), "b", "test")
     assert (first.id, second.id != key) == (key, True)
-    again = make_registry().add(LoadedState("tuned", some_state(1)), "b", "test")
-    assert again.id == make_registry().add(LoadedState("tuned", some_state(1)), "b", "elsewhere").id
+    again = make_states().add(LoadedState("tuned", some_state(1)), "b", "test")
+    assert again.id == make_states().add(LoadedState("tuned", some_state(1)), "b", "elsewhere").id
 
 
 @pytest.mark.parametrize("spelled", ["{}", "{{{}}}", "urn:uuid:{}"])
 def test_a_name_that_spells_an_id_is_refused(spelled: str, tmp_path: Path) -> None:
-    states = make_registry(tmp_path)
+    states = make_states(tmp_path)
     first = put(states, "first")
     name = spelled.format(first.id)
     put(states, "second", 2)
@@ -138,9 +138,9 @@ def test_a_name_that_spells_an_id_is_refused(spelled: str, tmp_path: Path) -> No
 
 def test_an_id_means_its_state_whatever_an_older_state_is_called(tmp_path: Path) -> None:
     key = uuid.uuid4()
-    files = make_registry().files
+    files = make_states().files
     files.save(tmp_path / f"{uuid.uuid4()}.state", str(key), some_initial(1))
-    states = make_registry(tmp_path)  # as an earlier version left it
+    states = make_states(tmp_path)  # as an earlier version left it
     assert states.get(str(key)).frozen.digest == some_initial(1).digest
     states.set_default(str(key))
     assert put(states, "new", 2).id != key
@@ -152,7 +152,7 @@ def test_an_id_means_its_state_whatever_an_older_state_is_called(tmp_path: Path)
 
 
 def test_the_digest_follows_the_values_and_not_the_name() -> None:
-    states = make_registry()
+    states = make_states()
     digests = [put(states, name, seed).frozen.for_request.root for name, seed in (("a", 0), ("same", 0), ("other", 1))]
     assert digests[0] == digests[1] != digests[2]
 
@@ -177,7 +177,7 @@ def test_logits_that_do_not_fit_are_refused(array: np.ndarray) -> None:
 
 
 def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
-    files = make_registry().files
+    files = make_states().files
     save_tuned_state(tmp_path / "tuned", some_state(), SHAPE)
     tuned = files.read(tmp_path / "tuned")
     (tmp_path / "prefab").write_bytes(
@@ -196,13 +196,13 @@ def test_uploads_of_every_form_are_read(tmp_path: Path) -> None:
         files.read(tmp_path / "upload")
 
 
-def default_of(states: StateRegistry) -> str | None:
+def default_of(states: BlockingStates) -> str | None:
     return None if states.default is None else states.default.name
 
 
 def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(encode_prefab(Prefab("main", uuid.UUID(int=5), True, some_state()), SHAPE))
-    states = make_registry(tmp_path / "states")
+    states = make_states(tmp_path / "states")
     assert default_of(states) is None
     states.add_file(tmp_path / "file")
     put(states, "leased")
@@ -212,7 +212,7 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
     [kept] = states.fork("main", ["kept"], PERSISTENT)
     states.set_default("kept")
     advanced = advance(states, kept, some_initial(1))
-    assert states.default is advanced
+    assert states.default == advanced
     states.move("kept", "moved", PERSISTENT)
     assert default_of(states) == "moved"
     states.move("moved", "mine", KEPT)
@@ -224,7 +224,7 @@ def test_the_default_is_one_that_stays(tmp_path: Path) -> None:
 
 
 def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
-    states = make_registry()
+    states = make_states()
     origin = put(states, "a")
     forks = states.fork("a", ["b", "c"], Retention(owner="bob"))
     assert [fork.frozen for fork in forks] == [origin.frozen] * 2
@@ -238,7 +238,7 @@ def test_forks_share_their_arrays_and_live_on_by_themselves() -> None:
 
 
 def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
-    states = make_registry()
+    states = make_states()
     origin = put(states, "a")
     taken = states.move("a", "b", Retention(owner="bob"))
     assert (taken.name, taken.owner, taken.id, taken.frozen) == ("b", "bob", origin.id, origin.frozen)
@@ -249,7 +249,7 @@ def test_a_taken_state_has_a_new_name_and_owner_and_the_same_id() -> None:
 
 
 def test_a_name_stands_for_another_state_only_if_nobody_was_quicker() -> None:
-    states = make_registry()
+    states = make_states()
     old = put(states, "a")
     new = advance(states, old, some_initial(1))
     assert (states.get("a"), new.id, new.source) == (new, old.id, "advance")
@@ -259,7 +259,7 @@ def test_a_name_stands_for_another_state_only_if_nobody_was_quicker() -> None:
 
 
 def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
-    states, told = make_registry(), list[str]()
+    states, told = make_states(), list[str]()
     states.on_forgotten(told.append)
     first = put(states, "a")
     put(states, "equal")
@@ -284,7 +284,7 @@ def test_who_cares_hears_when_the_last_state_of_its_values_goes() -> None:
     ],
 )
 def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
-    states = make_registry()
+    states = make_states()
     put(states, "a")
     for change in (
         lambda: put(states, "b", keeping=keeping),
@@ -300,7 +300,7 @@ def test_how_a_state_is_kept_is_checked(keeping: Retention, field: str) -> None:
 def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
     """The next start brings the operator's file again, so that a change would be lost."""
     save_tuned_state(tmp_path / "poet.st", some_state(), SHAPE)
-    states = make_registry(tmp_path / "states")
+    states = make_states(tmp_path / "states")
     poet = states.add_file(tmp_path / "poet.st")
     changes: list[Callable[[], object]] = [
         lambda: advance(states, poet, some_initial(1)),
@@ -315,6 +315,6 @@ def test_what_the_operator_brings_can_not_be_changed(tmp_path: Path) -> None:
     [copied] = states.fork("poet", ["mine"], PERSISTENT)
     assert not copied.read_only
     advanced = advance(states, copied, some_initial(1))
-    again = make_registry(tmp_path / "states")
+    again = make_states(tmp_path / "states")
     again.add_file(tmp_path / "poet.st")
     assert again.get("mine").frozen.digest == advanced.frozen.digest

@@ -18,7 +18,7 @@ from tests.support.named_states import (
     SHAPE,
     STATE_BYTES,
     advance,
-    make_registry,
+    make_states,
     names,
     put,
     some_initial,
@@ -28,7 +28,7 @@ from tests.support.named_states import (
 
 def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "states"
-    states = make_registry(folder)
+    states = make_states(folder)
     kept = states.put(
         "kept",
         freeze_state(
@@ -44,7 +44,7 @@ def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
     states.move("leased", "taken", PERSISTENT)
     states.move("fork", "given up", KEPT)
     advanced = advance(states, put(states, "advanced", 3, PERSISTENT), some_initial(4))
-    again = make_registry(folder)
+    again = make_states(folder)
     assert sorted(names(again)) == ["advanced", "kept", "taken"]
     loaded = again.get("kept")
     assert (loaded.id, loaded.form, loaded.frozen.digest) == (kept.id, "full", kept.frozen.digest)
@@ -57,7 +57,7 @@ def test_persistent_states_are_there_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    states = make_registry(tmp_path)
+    states = make_states(tmp_path)
     for number, name in enumerate(("good", "damaged", "cut", "taken")):
         put(states, name, number, PERSISTENT)
     paths = {entry.name: tmp_path / f"{entry.id}.state" for entry in states.entries()}
@@ -68,23 +68,23 @@ def test_files_that_do_not_serve_are_told_and_left_alone(tmp_path: Path, caplog:
     partial = tmp_path / f"{uuid.uuid4()}.state.{uuid.uuid4().hex}.partial"
     for other in (partial, tmp_path / "notes.txt", tmp_path / "mine.state"):
         other.write_text("mine")
-    fresh = make_registry()
+    fresh = make_states()
     fresh.add(LoadedState("tuned", some_state(9)), "taken", "test")
     with caplog.at_level(logging.WARNING):
-        again = make_registry(tmp_path, capacity=2 * STATE_BYTES)
+        again = make_states(tmp_path, capacity=2 * STATE_BYTES)
     assert names(again) == ["good", "taken"]
     assert caplog.text.count("a persistent state is skipped") == 2
     with caplog.at_level(logging.WARNING):
-        assert names(make_registry(tmp_path, capacity=STATE_BYTES)) == ["good"]
+        assert names(make_states(tmp_path, capacity=STATE_BYTES)) == ["good"]
     assert f"{paths['taken'].name}: states: {STATE_BYTES} more bytes have no room" in caplog.text
-    assert names(make_registry(tmp_path, model="another")) == []
+    assert names(make_states(tmp_path, model="another")) == []
     assert "the state belongs to model model; this one is another" in caplog.text
     assert not partial.exists()
     assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = make_registry(tmp_path)
+    states = make_states(tmp_path)
     kept, leased = put(states, "kept", 0, PERSISTENT), put(states, "leased", 1)
 
     def no_space(descriptor: int) -> None:
@@ -101,12 +101,12 @@ def test_what_cannot_be_written_is_not_there(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(StorageError, match="can't be written to the folder of states: No space left on device"):
                 change()
     assert {entry.name: entry.frozen for entry in states.entries()} == {"kept": kept.frozen, "leased": leased.frozen}
-    assert names(make_registry(tmp_path)) == ["kept"]
-    assert make_registry(tmp_path).get("kept").frozen.digest == kept.frozen.digest
+    assert names(make_states(tmp_path)) == ["kept"]
+    assert make_states(tmp_path).get("kept").frozen.digest == kept.frozen.digest
 
 
 def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = make_registry(tmp_path)
+    states = make_states(tmp_path)
     kept = put(states, "kept", 0, PERSISTENT)
 
     def read_only(*_: object, **__: object) -> None:
@@ -116,6 +116,6 @@ def test_what_cannot_be_deleted_is_still_there(tmp_path: Path, monkeypatch: pyte
         patched.setattr("os.unlink", read_only)
         with pytest.raises(StorageError, match="can't be deleted from the folder of states: Read-only file system"):
             states.delete("kept")
-    assert states.get("kept") is kept
-    assert states.delete("kept") is kept
-    assert names(states) == names(make_registry(tmp_path)) == []
+    assert states.get("kept") == kept
+    assert states.delete("kept") == kept
+    assert names(states) == names(make_states(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""Names, leases and bytes of a registry against a plain model of them, under random operations."""
+"""Names, leases and bytes of a store against a plain model of them, under random operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rnn_engine.errors import InvalidRequestError, NotFoundError, OverloadedError
 from states.frozen import FrozenState
 from states.named.entry import DEFAULT_TTL, Retention
-from tests.support.named_states import Clock, advance, make_registry, some_initial
+from tests.support.named_states import Clock, advance, make_states, some_initial
 
 NAMES = st.sampled_from("abcdef")
 OWNERS = st.sampled_from(["ann", "bob", "cid", None])
@@ -77,10 +77,10 @@ class RegistryMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.registry = make_registry(capacity=CAPACITY, clock=self.clock)
+        self.states = make_states(capacity=CAPACITY, clock=self.clock)
         self.forgotten: list[str] = []  # since the last look
         self.held: set[str] = set()  # digests, at the last look
-        self.registry.on_forgotten(self.forgotten.append)
+        self.states.on_forgotten(self.forgotten.append)
         self.books = Books()
 
     @rule(seconds=st.sampled_from([1.0, 4.0, 30.0]))
@@ -94,7 +94,7 @@ class RegistryMachine(RuleBasedStateMachine):
         real, books = owner or name, self.books
         going = books.make_room({**books.states, name: (real, initial)}, real)
         try:
-            self.registry.put(name, initial, Retention(owner=owner, ttl=ttl), source="test")
+            self.states.put(name, initial, Retention(owner=owner, ttl=ttl), source="test")
         except InvalidRequestError:
             assert name in books.states
         except OverloadedError:
@@ -113,11 +113,11 @@ class RegistryMachine(RuleBasedStateMachine):
         if name in self.books.states:
             owner, _ = self.books.states[name]
             initial = some_initial(value)
-            old = self.registry.get(name)
+            old = self.states.get(name)
             self.books.use(owner)
             going = self.books.make_room({**self.books.states, name: (owner, initial)}, owner)
             try:
-                advance(self.registry, old, initial)
+                advance(self.states, old, initial)
             except OverloadedError:
                 assert going is None
             else:
@@ -130,7 +130,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def fork(self, name: str, new: list[str], owner: str | None, ttl: float | None) -> None:
         books = self.books
         try:
-            self.registry.fork(name, new, Retention(owner=owner, ttl=ttl))
+            self.states.fork(name, new, Retention(owner=owner, ttl=ttl))
         except InvalidRequestError:
             assert len(set(new)) < len(new) or any(one in books.states for one in new)
             if len(set(new)) == len(new) and name in books.states:
@@ -149,7 +149,7 @@ class RegistryMachine(RuleBasedStateMachine):
         if name in books.states:
             books.use(books.states[name][0])
         try:
-            self.registry.move(name, new, Retention(owner=owner))
+            self.states.move(name, new, Retention(owner=owner))
         except InvalidRequestError:
             assert name != new in books.states
         except NotFoundError:
@@ -162,7 +162,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
         try:
-            self.registry.delete(name)
+            self.states.delete(name)
         except NotFoundError:
             assert name not in self.books.states
         else:
@@ -171,7 +171,7 @@ class RegistryMachine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def get(self, name: str) -> None:
         try:
-            entry = self.registry.get(name)
+            entry = self.states.get(name)
         except NotFoundError:
             assert name not in self.books.states
         else:
@@ -181,10 +181,10 @@ class RegistryMachine(RuleBasedStateMachine):
     @invariant()
     def all_agrees(self) -> None:
         self.books.settle()
-        entries = {entry.name: (entry.owner, entry.frozen) for entry in self.registry.entries()}
+        entries = {entry.name: (entry.owner, entry.frozen) for entry in self.states.entries()}
         assert entries == self.books.states
-        assert self.registry.usage().num_bytes == self.books.num_bytes(self.books.states) <= CAPACITY
-        assert len({entry.id for entry in self.registry.entries()}) == len(entries)
+        assert self.states.usage().num_bytes == self.books.num_bytes(self.books.states) <= CAPACITY
+        assert len({entry.id for entry in self.states.entries()}) == len(entries)
         held = {initial.digest for _, initial in entries.values()}
         assert self.held - held <= set(self.forgotten) <= self.held
         self.held = held
