@@ -92,7 +92,7 @@ class TestAnswers:
 
     def test_a_health_that_is_bad_is_no_error(self) -> None:
         content = operation("get", "/health")["responses"]["503"]["content"]
-        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/Health"}
+        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/HealthBody"}
 
 
 class Body(RequestBody):
