@@ -107,7 +107,7 @@ _ROWS: Final = 1024  # of a matrix, changed at a time
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """A LoRA to merge: ai00's or BlinkDL's file, or PEFT's folder, and its alpha; None is the one that PEFT's says."""
+    """A LoRA to merge: a file of ai00 or BlinkDL, or a folder of PEFT, and its alpha; None is that of PEFT's config."""
 
     path: Path
     alpha: float | None = None
