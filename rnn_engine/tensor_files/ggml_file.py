@@ -151,9 +151,9 @@ class GgmlFile(ABC):
         self._file.close()
 
     def _add(self, name: str, dimensions: tuple[int, ...], element: ElementType, start: int) -> int:
-        """Take in a tensor that begins at byte `start`, its fastest dimension first; return the byte where it ends.
+        """Record a tensor that begins at byte `start`, its fastest dimension first; return the byte after it.
 
-        Raises ModelError where it can't be there.
+        Raises ModelError if its rows are no whole blocks, if it would not end within the file, or if it is too large.
         """
         if dimensions[0] % element.block_size:
             raise self._damaged(
