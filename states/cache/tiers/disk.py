@@ -221,7 +221,7 @@ _LEFTOVER = re.compile(rf"[0-9a-f]{{40}}{re.escape(SUFFIX)}\..*{re.escape(TEMPOR
 
 
 class DiskTier(Tier):
-    """Copies in files. The writer's thread runs `_write`, the reader's `_read`, the cache's all other methods."""
+    """Copies in files. `_write` runs on the writer's thread, `_read` and `_end_read` on the reader's thread."""
 
     name = "disk"
     slow = True

@@ -274,4 +274,4 @@ class Tier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Wait until every `put` is written, and free all resources. No method may be called afterwards."""
+        """Wait for the copies that are being written, and free all resources. No method may be called afterwards."""

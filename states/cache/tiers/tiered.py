@@ -357,7 +357,7 @@ class TieredStore:
         return any(not keeper.is_idle for keeper in self._keepers) or any(tier.is_busy for tier in self.tiers)
 
     def close(self) -> None:
-        """Close every tier. Every copy that was put is then written."""
+        """Close every tier, which waits for the copies that are being written."""
         for tier in self.tiers:
             tier.close()
 
