@@ -214,7 +214,7 @@ class CheckpointStore:
         return Listed(lengths[-number], logits == b"1", CheckpointKind(kind.decode()), int(size))
 
     async def get(self, path: PathKeys) -> bytes | None:
-        """Return the state file of the checkpoint at a path's end, and restart the file's time; None if it is missing."""
+        """Return the checkpoint's state file at a path's end and restart the file's time; None if it is missing."""
         data = await self._bodies.get(_file_of(path))
         self._client.count_bytes(read=0 if data is None else len(data))
         return data
