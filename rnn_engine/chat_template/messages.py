@@ -95,7 +95,7 @@ class Conversation:
     tools: Sequence[Tool] = ()
     continues: bool = False  # the answer continues the last message, the assistant's
     answers: bool = True  # the prompt ends at the beginning of an answer; ignored if it `continues`
-    variables: Mapping[str, object] = field(default_factory=dict)  # for templates that know them: enable_thinking
+    variables: Mapping[str, object] = field(default_factory=dict)  # for templates, such as enable_thinking
 
     @property
     def num_leading_system(self) -> int:

@@ -38,7 +38,7 @@ class WorldTemplate:
     record: str = "{role}: {content}"
     prefix: str = "{assistant}:"
     sep: str = "\n\n"
-    names: Mapping[Role, str] = field(default_factory=dict)  # of roles that are not called by their own name
+    names: Mapping[Role, str] = field(default_factory=dict)  # a role without an entry has its own name
     tool_format: ToolFormat = ToolFormats.TAGGED.value
     thinks: bool = False  # `reasoning_effort` has a meaning, as for RWKV-7 G1
 

@@ -20,7 +20,7 @@ from rnn_engine.versions.v7.layout import ShapeV7
 _BLOCK: Final = re.compile(r"blocks\.([0-9]+)\.(att|ffn|ln1|ln2|ln0)\.(.*)")
 _FIELDS: Final = {name: field for field, name in MATRICES.items()}
 _NORM_FIELDS: Final = {"weight": "w", "bias": "b"}
-_RESCALE: Final = 6  # layers after which versions before RWKV-7 have the layers' results halved
+_RESCALE: Final = 6  # layers after which the results of layers are halved, in versions before RWKV-7
 _NEVER: Final = 1024
 _PADDING: Final = 8
 
@@ -97,7 +97,7 @@ class _Tree:
                 specs = [mixes[f"blocks.{number}.att.time_maa_{kind}"] for kind in V6_MIXES]
                 layer["att"]["time_mix"] = self._stacked(specs)
         if self._is_v7:
-            layers[0]["att"] |= {f"v{number}": layers[0]["att"][f"a{number}"] for number in "012"}  # stand-ins
+            layers[0]["att"] |= {f"v{number}": layers[0]["att"][f"a{number}"] for number in "012"}  # unused
         return {"embed": embed, "head": head, "layers": layers}
 
     def _add(self, fields: dict[str, Any], layer: int, part: str, rest: str, spec: TensorSpec) -> None:

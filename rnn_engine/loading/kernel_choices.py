@@ -21,7 +21,7 @@ from rnn_engine.forward.variants import KernelLimits, from_record, to_record
 from rnn_engine.gpu import Device, measure_subgroup_size
 
 DEFAULT_SECONDS: Final = 10.0
-_LEAST_BYTES: Final = 64 << 20  # of weights; with fewer, the choice of kernels makes no difference
+_LEAST_BYTES: Final = 64 << 20  # of weights, from which on the choice of kernels matters
 _RECIPE: Final = 2  # increased whenever the form of a record changes
 
 _KERNEL_FILES: Final = (

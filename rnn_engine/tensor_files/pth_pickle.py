@@ -163,7 +163,7 @@ def read_tensor_refs(data: bytes) -> dict[str, TensorRef]:
         content = _Machine().run(data)
     except ModelError:
         raise
-    except Exception as error:  # a damaged pickle takes from an empty stack, an unknown opcode, broken text
+    except Exception as error:  # a damaged pickle: an empty stack, an unknown opcode, broken text
         raise ModelError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
     return _state_dict(content)
 

@@ -337,7 +337,10 @@ class Divider:
         return np.flatnonzero(self._is_cut[kinds[:-1], kinds[1:]]) + 1
 
     def _find_cut(self, text: str, start: int, end: int) -> int:
-        """Return the last exact cut between `start` and `end`; else `end`, but none in a special token."""
+        """Return the last exact cut between `start` and `end`, or else `end`.
+
+        If `end` lies in a special token, its beginning is returned instead.
+        """
         exact = self.exact_cuts(text[start:end])
         if exact.size:
             return start + int(exact[-1])
