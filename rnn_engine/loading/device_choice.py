@@ -46,8 +46,8 @@ class Speed:
 def choose_device(model: OpenModel, device: str, weights: str, num_slots: int) -> str:
     """Return `device`, or "cpu" if it is "auto", all devices are software, and numpy is more than twice as fast.
 
-    Both run the first layers of `model` to find out, which takes a second or so; the result is logged. `weights` are
-    the software device's.
+    Both run the first layers of `model` to find out, which takes a second or so; the result is logged. If there is no
+    room for the weights in f32, numpy is not tried. `weights` are the software device's.
     """
     if device != "auto":
         return device

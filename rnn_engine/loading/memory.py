@@ -50,8 +50,9 @@ def plan_memory(
 
     None selects `usual_weights`.
 
-    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` is the number of bytes of the device,
-    if that can't be found out; the bytes of this process's other models there are subtracted.
+    `device` is as `load_runner` has it; on "cpu" weights are f32. `device_memory` is the device's number of bytes, for
+    devices whose memory can't be found out; if given, it is always used. The bytes of this process's other models there
+    are subtracted from it.
 
     Raises DeviceMemoryError if the model does not fit; the message says what would. Raises InvalidRequestError for
     `AUTO` on a device of unknown memory, and for weights other than f32 on "cpu". Raises DeviceError as `load_runner`
@@ -203,7 +204,7 @@ def inspect_model(
     """Return the facts of an open model, and its needs on each device of this computer, the usual weights first.
 
     Without a device, the needs are those on one with the least limits that WebGPU allows. `device_memory` is the number
-    of bytes of a device, if that can't be found out.
+    of bytes of a device whose memory can't be found out; if given, it is used for all devices.
     """
     own = [name for name in model.tensors if not is_time_state(name)]
     return Inspection(
